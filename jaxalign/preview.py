@@ -1,4 +1,5 @@
-"""The entry point `python -m jaxalign.preview`: the tokens that a model sees, marked by whether it learns from them.
+"""The entry point `python -m jaxalign.preview`: the tokens that a model or a judge sees, marked by whether the model learns
+from them.
 
 Exit codes: 0 done, 2 a mistake that the user can correct (one sentence on stderr, no traceback).
 """
@@ -30,7 +31,8 @@ _USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--c
 Prints the tokens that the model sees, as the stage's own code encodes them.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
-  --stage=STAGE         revise, sft, compare, preference, dpo or ppo; default: the first of them in config.stages
+  --stage=STAGE         revise, sft, compare, preference, dpo or ppo; default: the first of them in config.stages.
+                        revise and compare also show the requests to the judge, and rate those of reward.source=ai_feedback
   --workdir=DIR         the run whose stages wrote the tokenizer and the data; default runs/<name of FILE>
   --model=DIR           a folder with a tokenizer and a chat template
   --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), or one of these per line

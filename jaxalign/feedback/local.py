@@ -12,6 +12,7 @@ import numpy as np
 from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
 from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers.files import THINKING, thinking_variables
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.judge import (
@@ -174,6 +175,23 @@ class LocalJudge:
         return [found.get(i) for i in range(len(written))]
 
 
+def make_writer(
+    tokenizer: Tokenizer, settings: Feedback, max_length: int, exemplars: Sequence[Exemplar] = ()
+) -> RequestWriter:
+    """The writer of the requests to a local judge. The arguments are those of `make_local_judge`.
+
+    Raises:
+      UserError: feedback.thinking is set, but the judge's chat template does not read it or is not used.
+    """
+    templates, thinking = choose_set(settings.templates, tokenizer), settings.thinking
+    if thinking != "auto" and (templates.layout != "chat" or THINKING not in (tokenizer.files.chat_template or "")):
+        reason = (f"the template set {templates.name!r} does not use the judge's chat template" if templates.layout != "chat"
+                  else f"the judge in {tokenizer.files.folder} has no chat template that reads {THINKING}")
+        raise UserError(f"feedback.thinking is {thinking!r}, but {reason}; leave it at 'auto'")
+    tokenizer = tokenizer.with_variables(thinking_variables(thinking))
+    return RequestWriter(templates, tokenizer, max_length, tuple(exemplars or templates.own_exemplars)[: templates.exemplars])
+
+
 def make_local_judge(
     model: Model, params: Params | None, tokenizer: Tokenizer, settings: Feedback, max_length: int, batch: int,
     exemplars: Sequence[Exemplar] = (), writing: Sampling | None = None, counted: Counted | None = None,
@@ -193,9 +211,7 @@ def make_local_judge(
       counted: receives the model's work.
       role: see `LocalJudge`.
     """
-    templates = choose_set(settings.templates, tokenizer)
-    shown = tuple(exemplars or templates.own_exemplars)[: templates.exemplars]
-    writer = RequestWriter(templates, tokenizer, max_length, shown)
+    writer = make_writer(tokenizer, settings, max_length, exemplars)
     stops, reasoning = writer.stop_ids, None
     if settings.reasoning:
         reasoning = Sampling(settings.max_reasoning_tokens, stops, settings.reasoning_temperature)

@@ -12,6 +12,7 @@ from jaxalign.data.chat.dialogues import cut_front
 from jaxalign.data.chat.formats import ASSISTANT, render_request
 from jaxalign.data.chat.requests import KINDS, TemplateSet, load_set
 from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers.files import THINKING
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.contract import Contract, read_contract
@@ -20,10 +21,16 @@ from jaxalign.records import Exemplar, Message, Principle
 
 
 class Written(NamedTuple):
-    """A request as token ids. notes: what had to be left out (names in `reasons.NOTES`)."""
+    """A request as token ids.
+
+    notes: names in `reasons.NOTES`, if something had to be left out. exemplars: the number of examples in the request.
+    lost_turns: the number of turns of the dialogue that are missing.
+    """
 
     ids: list[int]
     notes: tuple[str, ...] = ()
+    exemplars: int = 0
+    lost_turns: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,14 +42,12 @@ class RequestWriter:
       tokenizer: the judge's tokenizer.
       max_length: the maximum length of a request with the judge's text, in tokens.
       exemplars: the examples that precede a request, at most.
-      variables: further variables of the judge's chat template, such as enable_thinking.
     """
 
     templates: TemplateSet
     tokenizer: Tokenizer
     max_length: int
     exemplars: tuple[Exemplar, ...] = ()
-    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def contract(self) -> Contract:
@@ -75,16 +80,20 @@ class RequestWriter:
           DialogueRefused: the template set or the chat template refuses the dialogue.
         """
         room = self.max_length - new_tokens
-        exemplars = self.exemplars if "exemplars" in self.templates.variables(kind) else ()
+        exemplars = self.exemplars_of(kind)
         for count in range(len(exemplars), -1, -1):
             ids = self._ids(kind, dialogue, principle, exemplars[:count], values)
             if len(ids) <= room:
-                return Written(ids, ("fewer_exemplars",) if count < len(exemplars) else ())
+                return Written(ids, ("fewer_exemplars",) if count < len(exemplars) else (), count)
         shorter = cut_front(tuple(dialogue), lambda part: len(self._ids(kind, part, principle, (), values)) <= room)
         if shorter is None:
             return None
         notes = ("fewer_exemplars", "shortened") if exemplars else ("shortened",)
-        return Written(self._ids(kind, shorter, principle, (), values), notes)
+        return Written(self._ids(kind, shorter, principle, (), values), notes, 0, len(dialogue) - len(shorter))
+
+    def exemplars_of(self, kind: str) -> tuple[Exemplar, ...]:
+        """The examples that a request of this kind shows if there is space for them."""
+        return self.exemplars if "exemplars" in self.templates.variables(kind) else ()
 
     def options(self, kind: str) -> Options:
         """The options of a comparison or a rating, as the judge would write them.
@@ -154,15 +163,15 @@ class RequestWriter:
             if role != "assistant":
                 raise UserError(f"the answer of {kind}.jinja in the template set {self.templates.name} has the role {role!r}; "
                                 "in the layout chat it must be 'assistant'")
-            variables = self.variables | self._thinking(kind, values)
-            return chat.encode_prompt(self.tokenizer, messages, variables) + self.tokenizer.encode_continuation(begin)
+            ids = chat.encode_prompt(self.tokenizer, messages, self._thinking(kind, values))
+            return ids + self.tokenizer.encode_continuation(begin)
         style = "hh" if self.templates.layout == "transcript" else "compact"
         return list(self.tokenizer.begin_ids) + self.tokenizer.encode_segments(render_request(messages, role, begin, style))
 
     @staticmethod
     def _thinking(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """A verdict without reasoning is read right after the request, so a reasoning model must not think before it."""
-        return {"enable_thinking": False} if kind in ("comparison", "rating") and not values.get("reasoning") else {}
+        return {THINKING: False} if kind in ("comparison", "rating") and not values.get("reasoning") else {}
 
 
 def choose_set(name: str, tokenizer: Tokenizer) -> TemplateSet:

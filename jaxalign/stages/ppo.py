@@ -37,8 +37,8 @@ CHECKS = "checks.json"
 class PPO(Stage):
     name = "ppo"
     config_fields = (
-        *reads.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", "feedback.constitution",
-        "feedback.judge", "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature",
+        *reads.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", *reads.JUDGE_FIELDS,
+        "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature", "feedback.max_outside_mass",
         "sampler",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 WIDTH = 100
 GIVEN, LEARNT, SCORED = " ", "^", "*"
@@ -17,12 +18,23 @@ _VISIBLE = {" ": "\u00b7", "\n": "\u21b5", "\t": "\u2192"}
 
 @dataclasses.dataclass(frozen=True)
 class TokenRow:
-    """One sequence: its ids, a mark (GIVEN, LEARNT, SCORED) for each id, and notes for its heading."""
+    """One sequence of tokens, or text without tokens.
+
+    Attributes:
+      title: the beginning of the heading.
+      ids: the token ids; empty for text without tokens.
+      marks: a mark (GIVEN, LEARNT, SCORED) for each id.
+      notes: the other parts of the heading.
+      lines: lines of text below the tokens.
+      tokenizer: the tokenizer of the ids; None: that of the policy.
+    """
 
     title: str
     ids: Sequence[int]
     marks: str
     notes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    tokenizer: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +70,30 @@ def cells(row: TokenRow, tokenizer) -> list[Cell]:
 
 
 def visible(text: str) -> str:
-    """The text without control characters, which could affect the terminal. Spaces become dots; others are escaped."""
-    shown = (_VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
-    return "".join(shown)
+    """The text of a token as printable characters. Spaces become dots."""
+    return printable(text).replace(" ", _VISIBLE[" "])
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which could affect the terminal. They become symbols or are escaped."""
+    return "".join(c if c.isprintable() else _VISIBLE.get(c) or c.encode("unicode_escape").decode() for c in text)
 
 
 def show(row: TokenRow, tokenizer, color: bool, ids: bool = False) -> str:
-    """The row as text: a heading with counts, then the tokens. With `ids`, one token per line with its position and id."""
-    shown = cells(row, tokenizer)
+    """The row as text: a heading with counts, the tokens and the row's lines.
+
+    tokenizer: used if the row has none of its own. ids: show one token per line, with its position and id.
+    """
+    shown = cells(row, row.tokenizer or tokenizer)
     learnt, scored = row.marks.count(LEARNT), row.marks.count(SCORED)
-    counts = [f"{len(row.ids)} tokens", *([f"{learnt} trained on"] if learnt else []), *(["score at 1"] if scored else [])]
+    counts = {f"{len(row.ids)} tokens": row.ids, f"{learnt} trained on": learnt, "score at 1": scored}
+    counts = [text for text, number in counts.items() if number]
     heading = f"{row.title}: {', '.join([*counts, *row.notes])}"
     if ids:
         lines = [f"{i:6}{cell.token:9}  {cell.mark}  {_colored(cell) if color else cell.text}" for i, cell in enumerate(shown)]
     else:
         lines = [line for part in _lines(shown) for line in (_color_line(part) if color else _plain_line(part))]
-    return "\n".join([f"{_BOLD}{heading}{_PLAIN}" if color else heading, *lines])
+    return "\n".join([f"{_BOLD}{heading}{_PLAIN}" if color else heading, *lines, *row.lines])
 
 
 def _lines(shown: Sequence[Cell]) -> Iterator[list[Cell]]:

@@ -102,8 +102,8 @@ def revision_rows():
         yield {"prompt_id": f"h-{i}", **common, "round": 0, "response": f"h{i}", "revision": None, "complete": i > 0}
 
 
-@pytest.mark.parametrize(("used", "revised"), [("all", 50), ("last", 20)])
-def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, revised):
+@pytest.mark.parametrize(("used", "revised", "held"), [("all", 50, 8), ("last", 20, 5)])
+def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, revised, held):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, list(revision_rows()))
     config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=Sft(rounds_used=used))
@@ -113,7 +113,7 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
     assert sum(text.startswith("h") for text in texts) == 9
     assert all(text.endswith(".2") or used == "all" for text in texts if text.startswith("r"))
     assert not {"r0.2", "r3.2", "h0"} & set(texts)
-    assert len(held_out) == -(-len(texts) // 20)
+    assert len(held_out) == held  # data.min_held_out, but at most a fifth
     assert train[0][0] == (Message("user", "q"),)
     assert (report.total, report.usable) == (len(list(revision_rows())) - (30 if used == "last" else 0), len(texts))
 

@@ -38,6 +38,9 @@ class Data(Section):
     weights: tuple[float, ...] = field((), "Relative shares of train and of each extra_train file in an epoch; empty: "
                                        "proportional to their sizes.", None, _SOURCE)
     held_out_share: float = field(0.05, "Fraction of the rows held out for evaluation.", between(0.0, 0.9), _SOURCE)
+    min_held_out: int = field(8, "Minimum number of dialogues that a split of the rows of files, the pairs of stage compare or "
+                              "the answers of stage revise holds out; at most a fifth is held out to reach it, and nothing if "
+                              "the split's held-out share is 0.", at_least(0))
     max_bad_share: float = field(0.01, "Stop with an error if a larger fraction of lines is malformed.", between(0.0, 1.0),
                                  _SOURCE)
     empty_answers: str = field("drop", "Drop or keep rows with an empty answer.", one_of("drop", "keep"),
@@ -49,6 +52,9 @@ class Data(Section):
                        "HH-RLHF), chat (the model's own chat template) or auto: compact for model.source=scratch; for a "
                        "pretrained model chat if it has a chat template, else hh; for a stage of a run the style of that run.",
                        one_of("auto", "compact", "hh", "chat"))
+    thinking: str = field("auto", "Whether the policy, if it is a reasoning model such as Qwen3, thinks before it answers: on "
+                          "or off sets the variable enable_thinking of the chat template for every prompt; auto: the "
+                          "template's default, or for a stage of a run the setting of that run.", one_of("auto", "on", "off"))
 
     def check(self, config: WholeConfig, name: str) -> None:
         source = data_source(config)

@@ -30,6 +30,9 @@ class Feedback(Section):
     templates: str = field("", "Templates of the requests to a local judge: chat (for instruction-tuned models), transcript "
                            "(for base models), world (for models that pretrain trains), or a folder of your own; empty: world "
                            "if the tokenizer has jaxalign's markers, else chat. See docs/cai.md.")
+    thinking: str = field("auto", "Whether a local judge, if it is a reasoning model such as Qwen3, thinks before its "
+                          "critiques, its revisions and its reasoning (on, off); auto: the default of its chat template. A "
+                          "verdict without reasoning is read without thoughts.", one_of("auto", "on", "off"))
     max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to text other than the options, "
                                     "its verdict or rating does not count.", between(0.0, 1.0))
     invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
@@ -79,6 +82,11 @@ class Feedback(Section):
         if config.judge.path and not outside:
             raise UserError(f"config.judge.path is {', '.join(config.judge.path)}, but no stage asks this judge; set "
                             "feedback.judge to 'model', or leave judge.path empty")
+        local_methods = {method for stage, methods in asked.items() if judge_name(config, stage) in ("local", "model")
+                         for method in methods}
+        if self.thinking != "auto" and not (local_methods & {"critique", "revise"} or (local_methods and self.reasons(config))):
+            raise UserError(f"config.feedback.thinking is {self.thinking!r}, but no stage asks a local judge for a critique or "
+                            "for reasoning; leave it at 'auto', or set feedback.reasoning to True")
 
     def judging_stage(self, config: WholeConfig, stage: str) -> str:
         """The stage whose policy is the local judge of `stage`: judge_stage if it is trained before; "" for the base."""

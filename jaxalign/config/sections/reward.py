@@ -115,9 +115,10 @@ def _check_answers(config: WholeConfig) -> None:
 
 
 def _made(config: WholeConfig, need: str) -> bool:
-    """Whether the run meets a requirement without its data source: with its own comparisons, or a judge of the user's own."""
+    """Whether the run meets a requirement without its data source: with its own comparisons, or a judge other than a base
+    that the run pretrains."""
     if need == "feedback":
-        return not judge_record(config.feedback.judge, "config.feedback.judge").runs_base
+        return config.model.source != "scratch" or not judge_record(config.feedback.judge, "config.feedback.judge").runs_base
     return need in made_before(config.stages, "ppo")
 
 

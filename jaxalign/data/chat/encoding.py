@@ -41,7 +41,7 @@ def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], variables: 
     Args:
         tokenizer: a tokenizer with a chat template.
         messages: the dialogue.
-        variables: further variables of the template, such as enable_thinking.
+        variables: further variables of the template; they take precedence over `tokenizer.files.variables`.
 
     Raises:
         UserError: the last turn is the assistant's, or the template fails.
@@ -146,7 +146,7 @@ def _write(
 ) -> str:
     files = tokenizer.files
     variables = tokenizer.names | ({"additional_special_tokens": list(files.other_special)} if files.other_special else {})
-    variables |= more or {}
+    variables |= files.variables | (more or {})
     return chat_template.render(_source(tokenizer), files.folder, messages, variables, begin_answer)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxalign.config import Config, check
 from jaxalign.config.finished import base_stage, tokenizer_path
-from jaxalign.data.tokenizers.files import read_tokenizer_files
+from jaxalign.data.tokenizers.files import THINKING, read_tokenizer_files
 from jaxalign.errors import UserError
 
 _MARKER = b"<critique_request>"
@@ -19,23 +19,24 @@ _MARKER = b"<critique_request>"
 
 
 def resolve_auto(config: Config, recorded: str | None = None) -> Config:
-    """The config with the values that the model determines: "compact", "hh" or "chat" as data.style, and whether the judge
-    reasons as feedback.reasoning.
+    """The config with the values that the model determines: "compact", "hh" or "chat" as data.style, data.thinking of the run
+    that a stage belongs to, and whether the judge reasons as feedback.reasoning.
 
     Args:
         config: the whole config.
         recorded: the style of an earlier run with this model, which replaces "auto" if the model's folder no longer exists.
 
     Raises:
-        UserError: the model does not support the style, a file of it is damaged, or config.model.path is the folder of a
-            stage that has not finished or did not train a language model.
+        UserError: the model does not support the style or data.thinking, a file of it is damaged, or config.model.path is the
+            folder of a stage that has not finished or did not train a language model.
     """
     if config.model.source == "huggingface" and not Path(config.model.path).expanduser().exists():
         style = (recorded or "hh") if config.data.style == "auto" else config.data.style
     else:
         style = model_style(config)
         _check_style(config, style)
-    resolved = dataclasses.replace(config, data=dataclasses.replace(config.data, style=style))
+    thinking = _thinking(config, style)
+    resolved = dataclasses.replace(config, data=dataclasses.replace(config.data, style=style, thinking=thinking))
     feedback = dataclasses.replace(config.feedback, reasoning=config.feedback.reasons(resolved))
     resolved = dataclasses.replace(resolved, feedback=feedback)
     if resolved != config:
@@ -62,6 +63,27 @@ def model_style(config: Config) -> str:
     path = tokenizer_path(config, Path())
     files = [path / name for name in ("tokenizer.json", "tokenizer.model")] if path.is_dir() else [path]
     return "compact" if any(_MARKER in file.read_bytes() for file in files if file.is_file()) else "hh"
+
+
+def _thinking(config: Config, style: str) -> str:
+    """data.thinking, or for a stage of a run the setting of that run if both use the chat template.
+
+    Raises:
+        UserError: it is not "auto", but the style or the chat template does not read it.
+    """
+    thinking = config.data.thinking
+    if thinking == "auto":
+        exists = style == "chat" and Path(config.model.path).expanduser().exists()
+        stage = base_stage(config) if exists else None
+        return stage.config.data.thinking if stage is not None and model_style(stage.config) == "chat" else "auto"
+    if style != "chat":
+        raise UserError(f"config.data.thinking is {thinking!r}, but config.data.style is {style!r}, which uses no chat "
+                        "template; leave it at 'auto'")
+    path = tokenizer_path(config, Path())
+    if path.exists() and THINKING not in (read_tokenizer_files(path).chat_template or ""):
+        raise UserError(f"config.data.thinking is {thinking!r}, but the chat template of {config.model.path} does not read "
+                        f"{THINKING}; leave it at 'auto'")
+    return thinking
 
 
 def _check_style(config: Config, style: str) -> None:

@@ -51,12 +51,14 @@ class Split(Generic[RowT]):
       held_out: the rows held out for evaluation.
       report: the report on the rows that were read, or None.
       fitted: whether all rows fit the model's maximum length. If not, the stage cuts dialogues at a turn.
+      few: a sentence if fewer dialogues than `data.min_held_out` are held out, else "".
     """
 
     train: DataSource[RowT]
     held_out: DataSource[RowT]
     report: SourceReport | None = None
     fitted: bool = False
+    few: str = ""
 
 
 PURPOSES = ("red_team", "helpful", "compare", "rl", "evaluate")
@@ -75,7 +77,7 @@ class PromptSets:
       helpful: prompts that stage revise answers without a critique; None: the source has none.
       compare: prompts of stage compare; None: those of `rl`.
       reports: the reports on the files that were read.
-      fitted: as in `Split`.
+      fitted, few: as in `Split`.
     """
 
     rl: DataSource[Prompt]
@@ -85,6 +87,7 @@ class PromptSets:
     compare: DataSource[Prompt] | None = None
     reports: tuple[SourceReport, ...] = ()
     fitted: bool = False
+    few: str = ""
 
     def of(self, purpose: str) -> DataSource[Prompt] | None:
         """The prompts of one of `PURPOSES`."""

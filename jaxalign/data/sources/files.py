@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxalign.config import Config, Data
-from jaxalign.data.sources.base import PromptSets, SourceInputs, Split
+from jaxalign.data.sources.base import PromptSets, SourceInputs, SourceReport, Split
 from jaxalign.data.sources.jsonl import file_stem
 from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.prompts import PromptFile, read_prompts, without
 from jaxalign.data.sources.reports import MixtureReport
-from jaxalign.data.sources.splits import split_by_prompt
+from jaxalign.data.sources.splits import Prompted, few_dialogues, split_by_prompt
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
 from jaxalign.registry.data_sources import PROMPT_FILES
@@ -55,8 +55,8 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
         )
         pairs += found
         reports.append(report)
-    train, held_out = split_by_prompt(pairs, data.held_out_share, inputs.config.seed)
-    return Split(train, held_out, reports[0] if len(reports) == 1 else MixtureReport(tuple(reports)), fitted=True)
+    report = reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
+    return split_rows(inputs.config, pairs, report, fitted=True)
 
 
 def judgements(inputs: SourceInputs) -> Split[Judgement]:
@@ -70,7 +70,14 @@ def judgements(inputs: SourceInputs) -> Split[Judgement]:
         count_tokens=inputs.count_tokens,
         max_tokens=inputs.max_tokens,
     )
-    return Split(*split_by_prompt(found, data.held_out_share, inputs.config.seed), report, fitted=True)
+    return split_rows(inputs.config, found, report, fitted=True)
+
+
+def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | None = None, fitted: bool = False) -> Split:
+    """The rows of files, split by `config.data`. The other arguments are fields of `Split`."""
+    data = config.data
+    parts = split_by_prompt(rows, data.held_out_share, config.seed, data.min_held_out)
+    return Split(*parts, report, fitted, few_dialogues(*parts, data.min_held_out))
 
 
 def prompts(inputs: SourceInputs) -> PromptSets:
@@ -82,7 +89,7 @@ def prompts(inputs: SourceInputs) -> PromptSets:
     Raises:
       UserError: a file cannot be read, or all of its prompts are evaluated and none is left to train on.
     """
-    data, seed = inputs.config.data, inputs.config.seed
+    data, few = inputs.config.data, ""
     read = {name: _prompt_file(data, name) for name in PROMPT_FILES if prompt_path(data, name)}
     evaluated = read.pop("eval", None)
     if "red_team" in read and "helpful" in read:
@@ -92,7 +99,8 @@ def prompts(inputs: SourceInputs) -> PromptSets:
         held_out = evaluated.prompts
     else:
         pool = interleaved([read[name].prompts for name in own])
-        held_out = split_by_prompt(pool, data.held_out_share, seed)[1]
+        split = split_rows(inputs.config, pool)
+        held_out, few = split.held_out, split.few
     read = {name: without(file, held_out, "evaluated") for name, file in read.items()}
     train = {name: file.prompts for name, file in read.items()}
     for name, file in read.items():
@@ -105,6 +113,7 @@ def prompts(inputs: SourceInputs) -> PromptSets:
         red_team=train.get("red_team"),
         helpful=train.get("helpful"),
         reports=tuple(file.report for file in (*read.values(), *((evaluated,) if evaluated else ()))),
+        few=few,
     )
 
 

@@ -85,13 +85,34 @@ def unique_prompts(rows: Sequence[Answered]) -> list[Prompt]:
     return list(seen.values())
 
 
-def split_by_prompt(rows: Sequence[Prompted], held_out_share: float, seed: int = 0) -> tuple[list[Prompted], list[Prompted]]:
+_MOST = 5
+"""To reach a minimum number, at most one of so many dialogues is held out."""
+
+
+def held_out_count(total: int, count: int, minimum: int) -> int:
+    """The number of `total` rows to hold out: `count`, or more to reach `minimum`, as long as that is at most a fifth."""
+    return max(count, min(minimum, total // _MOST))
+
+
+def few_held_out(total: int, held_out: int, minimum: int, rows: str = "dialogues") -> str:
+    """A sentence if fewer rows than `minimum` are held out, else "". rows: the name of the rows."""
+    if not 0 < held_out < minimum:
+        return ""
+    held = f"1 {rows[:-1]} is" if held_out == 1 else f"{held_out} {rows} are"
+    return (f"{held} held out of {total}: fewer than data.min_held_out ({minimum}), since at most a fifth is held out to reach "
+            "it")
+
+
+def split_by_prompt(
+    rows: Sequence[Prompted], held_out_share: float, seed: int = 0, minimum: int = 0
+) -> tuple[list[Prompted], list[Prompted]]:
     """Splits rows into (train, held out) so that no dialogue is in both; independent of the order of the rows.
 
     Args:
       rows: prompts, comparisons or judgements.
       held_out_share: the fraction of distinct dialogues to hold out, in [0, 1); at least one dialogue if it is above 0.
       seed: selects the split.
+      minimum: the minimum number of dialogues to hold out if the share is above 0; see `held_out_count`.
 
     Raises:
       UserError: nothing would be left to train on.
@@ -100,12 +121,18 @@ def split_by_prompt(rows: Sequence[Prompted], held_out_share: float, seed: int =
     for messages in digests:
         text = repr((seed, [(message.role, message.content) for message in messages]))
         digests[messages] = hashlib.sha256(text.encode("utf-8")).digest()
-    count = max(1, round(held_out_share * len(digests))) if held_out_share > 0 else 0
+    count = held_out_count(len(digests), max(1, round(held_out_share * len(digests))), minimum) if held_out_share > 0 else 0
     if count >= len(digests):
         raise UserError(f"a held-out share of {held_out_share:g} leaves none of {len(digests)} distinct dialogues to train on; "
                         "lower held_out_share or give more rows")
     held = set(sorted(digests, key=digests.get)[:count])
     return [row for row in rows if _dialogue(row) not in held], [row for row in rows if _dialogue(row) in held]
+
+
+def few_dialogues(train: Sequence[Prompted], held_out: Sequence[Prompted], minimum: int) -> str:
+    """`few_held_out` for the distinct dialogues of a split."""
+    held = len({_dialogue(row) for row in held_out})
+    return few_held_out(held + len({_dialogue(row) for row in train}), held, minimum)
 
 
 def _dialogue(row: Prompted) -> Dialogue:

@@ -7,9 +7,10 @@ becomes the token. Only `encode_template` turns characters into special tokens.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from jaxalign.data.chat.formats import END, MARKERS
 from jaxalign.data.tokenizers.files import TokenizerFiles
@@ -101,6 +102,12 @@ class Tokenizer(abc.ABC):
             found = self._token_id(marker)
             if found is not None:
                 self._markers[marker] = found
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Self:
+        """This tokenizer with further variables of its chat template, in place of those that it has."""
+        found = copy.copy(self)
+        found.files = dataclasses.replace(self.files, variables=dict(variables))
+        return found
 
     @property
     def names(self) -> dict[str, str]:

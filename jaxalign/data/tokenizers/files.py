@@ -40,6 +40,7 @@ class TokenizerFiles:
         add_bos: whether texts start with bos; None if no file says.
         legacy: whether SentencePiece adds a space after every special token, not only at the beginning of the text.
         chat_template: the Jinja source, or None.
+        variables: further variables of the chat template, such as enable_thinking; no file sets them.
     """
 
     folder: str
@@ -52,12 +53,22 @@ class TokenizerFiles:
     add_bos: bool | None = None
     legacy: bool = True
     chat_template: str | None = None
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def special(self) -> tuple[str, ...]:
         """Every token that these files declare special."""
         added = (token.content for token in self.added.values() if token.special)
         return tuple(dict.fromkeys((*self.named.values(), *self.other_special, *added)))
+
+
+THINKING = "enable_thinking"
+"""The variable with which the chat template of a reasoning model, such as Qwen3, turns its thoughts on or off."""
+
+
+def thinking_variables(thinking: str) -> dict[str, Any]:
+    """The variables of a chat template for "auto" (none, so that its default applies), "on" or "off"."""
+    return {} if thinking == "auto" else {THINKING: thinking == "on"}
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jaxalign.config import Config
+from jaxalign.config.finished import tokenizer_path
 from jaxalign.data.tokenizers.base import Tokenizer
 from jaxalign.data.tokenizers.fast import JsonTokenizer
-from jaxalign.data.tokenizers.files import TokenizerFiles, read_tokenizer_files
+from jaxalign.data.tokenizers.files import TokenizerFiles, read_tokenizer_files, thinking_variables
 from jaxalign.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from jaxalign.errors import UserError
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Tokenizer", "load_run_tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -35,3 +37,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not path.is_file():
         raise UserError(f"tokenizer {path} does not exist; give a folder with tokenizer.json or tokenizer.model, or the file")
     return (JsonTokenizer if path.suffix == ".json" else SentencePieceTokenizer).load(path, files)
+
+
+def load_run_tokenizer(config: Config, workdir: Path) -> Tokenizer:
+    """The tokenizer of the run in `workdir`, whose chat template has the variables of `config.data.thinking`."""
+    return load_tokenizer(tokenizer_path(config, workdir)).with_variables(thinking_variables(config.data.thinking))

@@ -12,7 +12,7 @@ import jax
 from jaxalign.config import Config
 from jaxalign.config.finished import FinishedStage, base_stage, tokenizer_path
 from jaxalign.data.tokenizers.export import tokenizer_files
-from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer, load_run_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import is_quantised, join, merge
 from jaxalign.models.adapters.quantised import quantise
@@ -39,7 +39,7 @@ def base_of(config: Config, workdir: Path) -> Base:
     found, path = base_config(config, workdir), tokenizer_path(config, workdir)
     # A tokenizer that jaxalign trained is a file, and other programs need it in their format.
     folder, files = (path, {}) if path.is_dir() else (path.parent, tokenizer_files(path))
-    return Base(dict(found.raw), folder, files, load_tokenizer(path), found.decoder.vocab)
+    return Base(dict(found.raw), folder, files, load_run_tokenizer(config, workdir), found.decoder.vocab)
 
 
 def base_params(config: Config, workdir: Path, model: Model) -> Params:

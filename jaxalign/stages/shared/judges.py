@@ -14,10 +14,9 @@ from jaxalign.feedback.constitution import builtin_names, load_constitution, loa
 from jaxalign.feedback.judge import JudgeInputs
 from jaxalign.feedback.jury import Jury
 from jaxalign.feedback.labeller import Labeller
-from jaxalign.feedback.local import LocalJudge, make_local_judge
+from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Counted
-from jaxalign.feedback.writer import RequestWriter, choose_set
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.records import Principle
@@ -77,17 +76,17 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     return found if judge is None else found | {judge: judge_field(config, stage)}
 
 
-_KINDS = {"critique": "critique", "revise": "revision", "compare": "comparison", "rate": "rating"}
+REQUEST_KINDS = {"critique": "critique", "revise": "revision", "compare": "comparison", "rate": "rating"}
 """The kind of request of each method of a judge."""
 
 
 def _check_requests(config: Config, stage: str, tokenizer: Tokenizer, max_length: int) -> None:
     """Checks that a local judge with this tokenizer and context can be asked what a stage asks."""
     methods = STAGES.get(stage).asks_judge or (("rate",) if stage == "ppo" else ("compare",) if compares(config) else ())
-    writer = RequestWriter(choose_set(config.feedback.templates, tokenizer), tokenizer, max_length)
+    writer = make_writer(tokenizer, config.feedback, max_length)
     reasoning = config.feedback.reasons(config)
     new = config.revise.max_new_tokens if stage == "revise" else config.feedback.max_reasoning_tokens if reasoning else 1
-    writer.check([_KINDS[method] for method in methods], reasoning, new)
+    writer.check([REQUEST_KINDS[method] for method in methods], reasoning, new)
 
 
 def judge_stages(config: Config, stage: str) -> tuple[str, ...]:

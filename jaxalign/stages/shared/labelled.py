@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxalign.config import Config, Sft
 from jaxalign.data.sources.base import SourceReport
-from jaxalign.data.sources.splits import split_by_prompt
+from jaxalign.data.sources.splits import few_dialogues, few_held_out, held_out_count, split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
@@ -83,7 +83,10 @@ def labelled_split(
     if not sources.made_in(context.config, "compare"):
         return sources.human_comparisons(context, tokenizer, margins=margins)
     pairs = sources.fitting(context, tokenizer, labelled_pairs(context), max_length, "stage compare")
-    return *split_by_prompt(pairs, held_out_share, context.config.seed), None
+    minimum = context.config.data.min_held_out
+    train, held_out = split_by_prompt(pairs, held_out_share, context.config.seed, minimum)
+    sources.print_few(context, few_dialogues(train, held_out, minimum))
+    return train, held_out, None
 
 
 def preference_split(context: StageContext, tokenizer: Tokenizer):
@@ -152,7 +155,9 @@ def _is_selected(config: Config, row: Mapping[str, Any]) -> bool:
 
 
 def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], RevisionReport]:
-    """(train, held out, report): the usable revisions and helpful samples of stage revise. Every 20th answer is held out.
+    """(train, held out, report): the usable revisions and helpful samples of stage revise.
+
+    Every 20th answer is held out, or more of them, at equal distances, to reach `data.min_held_out`.
 
     Raises:
       UserError: fewer than `sft.required_rows` can be used.
@@ -168,7 +173,11 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     if len(found) < max(2, config.sft.required_rows):
         raise UserError(f"sft.required_rows is {config.sft.required_rows}, but {report.sentences()[0]}; "
                         f"{advice(report.reasons)}")
-    return [pair for i, pair in enumerate(found) if i % 20], found[::20], report
+    total, every, minimum = len(found), range(0, len(found), 20), config.data.min_held_out
+    count = held_out_count(total, len(every), minimum)
+    held = set(every if count == len(every) else (i * total // count for i in range(count)))
+    sources.print_few(context, few_held_out(total, count, minimum, "answers"))
+    return [pair for i, pair in enumerate(found) if i not in held], [found[i] for i in sorted(held)], report
 
 
 def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:

@@ -1,4 +1,4 @@
-"""The first training rows of a stage, for `jaxalign.preview`, encoded by the same functions that training uses."""
+"""The first rows of a stage, for `jaxalign.preview`, encoded by the same functions that the stage uses."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ from difflib import get_close_matches
 
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.records import Message
+from jaxalign.records import Message, Prompt
+from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, stages_in_order
-from jaxalign.stages.shared import engines, labelled, reads, run_models, sources
+from jaxalign.rl.prompts import PromptStream
+from jaxalign.stages.shared import engines, judge_preview, labelled, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
 from jaxalign.trainers import answers, scoring
 from jaxalign.trainers.sft import packed
 
+RATE = "rate"
+"""The name of the preview of the judge's ratings, which are a part of stage ppo."""
+
 
 def choose_stage(config: Config, asked: str) -> str:
-    """The stage `asked`, or if that is empty the config's first stage that has a preview.
+    """The stage `asked` or `RATE`, or if that is empty the config's first stage that has a preview.
 
     Raises:
       UserError: the stage has no preview, or none of the config's stages has one.
     """
     planned = [record.name for record in stages_in_order(config.stages) if record.preview is not None]
-    shown = tuple(dict.fromkeys((*(record.name for record in STAGES if record.preview is not None), *planned)))
+    shown = tuple(dict.fromkeys((*(record.name for record in STAGES if record.preview is not None), RATE, *planned)))
     if asked and asked not in shown:
         near = get_close_matches(asked, shown, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -41,7 +47,7 @@ def choose_stage(config: Config, asked: str) -> str:
 
 
 def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list[TokenRow]]:
-    """The first `count` training examples of a stage, or fewer if it has fewer (a pair makes two rows).
+    """The first `count` examples of a stage, or fewer if it has fewer. A pair makes two rows, and each request to a judge one.
 
     Raises:
       UserError: an earlier stage that makes its data has not been run in the work directory.
@@ -49,6 +55,8 @@ def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list
     _require(context, stage, *reads.base_stages(context.config))
     tokenizer = run_models.load_tokenizer(context)
     records = {record.name: record for record in (*STAGES, *stages_in_order(context.config.stages))}
+    if stage == RATE:
+        return tokenizer, rate_rows(context, tokenizer, count)
     return tokenizer, records[stage].load("preview")(context, tokenizer, count)
 
 
@@ -124,27 +132,59 @@ def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
 
 def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The first `count` prompts of stage ppo."""
-    return _prompt_rows(context, tokenizer, count, "ppo", "rl", "which are trained on, ")
+    prompts = _prompts(context, tokenizer, count, "ppo", "rl")
+    return _prompt_rows(context, tokenizer, prompts, "ppo", "which are trained on, ")
 
 
 def revise_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
-    """The first `count` red-team prompts of stage revise."""
-    return _prompt_rows(context, tokenizer, count, "revise", "red_team", "which the judge critiques and revises, ")
+    """The first `count` red-team prompts of stage revise, each followed by the judge's requests."""
+    prompts = _prompts(context, tokenizer, count, "revise", "red_team")
+    rows = _prompt_rows(context, tokenizer, prompts, "revise", "which the judge critiques and revises, ")
+    return _in_turn(rows, judge_preview.revise_requests(context, prompts))
 
 
 def compare_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
-    """The first `count` prompts of stage compare."""
-    return _prompt_rows(context, tokenizer, count, "compare", "compare", "twice, for the judge to compare, ")
+    """The first `count` prompts of stage compare, each followed by the judge's requests."""
+    prompts = _prompts(context, tokenizer, count, "compare", "compare")
+    rows = _prompt_rows(context, tokenizer, prompts, "compare", "twice, for the judge to compare, ")
+    return _in_turn(rows, judge_preview.compare_requests(context, prompts))
+
+
+def rate_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    """The first `count` prompts of the first iteration of stage ppo, each followed by the judge's requests.
+
+    Raises:
+      UserError: no part of the reward asks the judge.
+    """
+    source = context.config.reward.source
+    if not any(record.asks_judge for record in reward_records(source)):
+        raise UserError(f"--stage={RATE} shows the requests of the reward 'ai_feedback', but config.reward.source is "
+                        f"{source!r}; set it to 'ai_feedback', or give another --stage")
+    section, seed = context.config.ppo, context.config.seed
+    found = _prompts(context, tokenizer, section.prompts, "ppo", "rl")
+    batch = PromptStream(found, found, section.batch, section.group_size, seed, streams.LOADERS["ppo"]).at(0)
+    prompts, numbers = (list(part[:: section.group_size][:count]) for part in (batch.prompts, batch.rows))
+    rows = _prompt_rows(context, tokenizer, prompts, "ppo", "which the judge rates, ")
+    return _in_turn(rows, judge_preview.rate_requests(context, prompts, numbers))
+
+
+def _in_turn(rows: Sequence[TokenRow], requests: Sequence[Sequence[TokenRow]]) -> list[TokenRow]:
+    """Each prompt, followed by its requests."""
+    return [row for prompt, asked in zip(rows, requests, strict=True) for row in (prompt, *asked)]
+
+
+def _prompts(context: StageContext, tokenizer: Tokenizer, count: int, stage: str, purpose: str) -> list[Prompt]:
+    """The first `count` prompts of a stage for a purpose."""
+    context = dataclasses.replace(context, directory=context.workdir / stage)
+    return sources.prompts(context, tokenizer, purpose, count, getattr(context.config, stage).max_new_tokens)
 
 
 def _prompt_rows(
-    context: StageContext, tokenizer: Tokenizer, count: int, stage: str, purpose: str, use: str
+    context: StageContext, tokenizer: Tokenizer, prompts: Sequence[Prompt], stage: str, use: str
 ) -> list[TokenRow]:
-    """Prompts of a stage, each with a note on the answer that the policy samples. use: what happens with the answer."""
+    """Prompts of a stage, each with a note on the answer that the policy samples. use: the purpose of the answer."""
     config, section = context.config, getattr(context.config, stage)
-    context = dataclasses.replace(context, directory=context.workdir / stage)
-    found = sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens)
     stops = ", ".join(tokenizer.piece(token) for token in engines.sampling(section, tokenizer, config.data.style).stop_ids)
     note = f"then up to {section.max_new_tokens} sampled tokens, {use}up to the first of {stops}"
-    rows = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in found]
+    rows = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
     return [TokenRow(f"{stage} {number}", ids, GIVEN * len(ids), (note,)) for number, ids in enumerate(rows, start=1)]

@@ -18,7 +18,7 @@ MODEL_FIELDS = (*BASE_FIELDS, "lora")
 WORLD_FIELDS = ("data.source", "world", "arithmetic")
 PROMPT_FIELDS = ("data", "world", "arithmetic")
 JUDGE_FIELDS = (
-    *("feedback.constitution", "feedback.judge", "feedback.judge_stage", "feedback.templates"),
+    *("feedback.constitution", "feedback.judge", "feedback.judge_stage", "feedback.templates", "feedback.thinking"),
     *("judge.path", "judge.weights", "judge.compute_dtype", "judge.max_length"),
 )
 LABEL_FIELDS = JUDGE_FIELDS + tuple(

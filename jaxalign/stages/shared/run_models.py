@@ -8,9 +8,7 @@ import optax
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.config.finished import tokenizer_path
-from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.data.tokenizers.load import load_tokenizer as read_tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer, load_run_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters import peft_folder
 from jaxalign.models.adapters.lora import join, trained
@@ -37,8 +35,8 @@ def sharding(config: Config) -> Sharding | None:
 
 
 def load_tokenizer(context: StageContext) -> Tokenizer:
-    """The pretrained model's tokenizer, or the one that stage pretrain trained."""
-    return read_tokenizer(tokenizer_path(context.config, context.workdir))
+    """The pretrained model's tokenizer, or the one that stage pretrain trained, with `data.thinking`."""
+    return load_run_tokenizer(context.config, context.workdir)
 
 
 def make_model(config: Config, vocab: int, head: str = "lm") -> Model:

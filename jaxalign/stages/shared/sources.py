@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.sources.base import CountTokens, DataSource, PromptSets, SourceInputs, SourceReport, Split, read_rows
-from jaxalign.data.sources.files import in_turn, named_files
-from jaxalign.data.sources.splits import FittedPrompts, fit_answered, fit_prompts, split_by_prompt, unique_prompts
+from jaxalign.data.sources.files import in_turn, named_files, split_rows
+from jaxalign.data.sources.splits import FittedPrompts, fit_answered, fit_prompts, unique_prompts
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
@@ -129,9 +130,17 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
             print(f"[{context.directory.name}] {sentence}", flush=True)
+        print_few(context, given.few)
         return given
     split = _split(config, given, "prompts")
+    print_few(context, split.few)
     return PromptSets(split.train, split.held_out, fitted=split.fitted)
+
+
+def print_few(context: StageContext, few: str) -> None:
+    """Prints the sentence of `Split.few`, if there is one."""
+    if few:
+        print(f"[{context.directory.name}] {few}", flush=True)
 
 
 def data_summary(sets: PromptSets) -> dict[str, Any]:
@@ -178,6 +187,7 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
 
     most = min(config.preference.max_length, config.model.max_length)
     split = _checked(config, _made(SourceInputs(config, _counter(tokenizer, config), most, margins), kind), kind)
+    print_few(context, split.few)
     if split.fitted:
         return split
     train, held_out = fitting(context, tokenizer, split.train, most, _where(config)), split.held_out
@@ -237,7 +247,7 @@ def _checked(config: Config, given: Any, kind: str) -> Split:
     split = _split(config, given, kind)
     keep = config.data.empty_answers == "keep"
     train, held_out = (read_rows(part, kind, _where(config), keep_empty=keep) for part in (split.train, split.held_out))
-    return Split(train, held_out, split.report, split.fitted)
+    return dataclasses.replace(split, train=train, held_out=held_out)
 
 
 def _split(config: Config, given: Any, kind: str) -> Split:
@@ -254,7 +264,7 @@ def _split(config: Config, given: Any, kind: str) -> Split:
             number = min(len(rows) - 1, max(1, round(config.data.held_out_share * len(rows))))
             split = Split(rows[number:], rows[:number])
         else:
-            split = Split(*split_by_prompt(rows, config.data.held_out_share, config.seed)) if rows else Split([], [])
+            split = split_rows(config, rows) if rows else Split([], [])
     if isinstance(split.train, DataSource) and not len(split.train):
         raise UserError(f"{_where(config)} has no {kind} to learn from; give at least one row")
     return split
