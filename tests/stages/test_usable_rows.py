@@ -58,7 +58,7 @@ def test_pitfall_29_the_number_of_usable_rows_is_printed_and_few_are_warned_abou
     assert "[sft] warning: only 30% of the rows can be trained on, less than sft.min_share (50%)" in out
     summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
     assert summary["answers"] == 10  # A fifth is held out.
-    assert summary["data"] == {"total": 40, "usable": 12, "reasons": {"grown": 28}}
+    assert summary["data"] == {"total": 40, "usable": 12, "reasons": {"grown": 28}, "kept": {}}
 
 
 def test_pitfall_29_whole_revisions_of_cut_answers_are_all_trained_on(model, tmp_path, capsys):
@@ -69,7 +69,7 @@ def test_pitfall_29_whole_revisions_of_cut_answers_are_all_trained_on(model, tmp
     helpful = [revision(30, "cut_off", **missing), revision(31, **missing)]
     STAGE.run(context(model, tmp_path, [*cut, *helpful], min_rows=1))
     summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
-    assert summary["data"] == {"total": 32, "usable": 31, "reasons": {"cut_off": 1}} and summary["answers"] == 31 - 6
+    assert summary["data"] == {"total": 32, "usable": 31, "reasons": {"cut_off": 1}, "kept": {}} and summary["answers"] == 31 - 6
     assert "warning: only" not in capsys.readouterr().out
 
 
@@ -78,4 +78,4 @@ def test_rows_of_older_versions_count_by_whether_they_are_complete(model, tmp_pa
     rows = [revision(i, complete=i % 2 == 0) for i in range(24)]
     STAGE.run(context(model, tmp_path, rows))
     summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
-    assert summary["data"] == {"total": 24, "usable": 12, "reasons": {"cut_off": 12}}
+    assert summary["data"] == {"total": 24, "usable": 12, "reasons": {"cut_off": 12}, "kept": {}}
