@@ -139,6 +139,14 @@ def test_both_options_are_correct_equally_often(documents):
     assert first / (first + second) == pytest.approx(0.5, abs=0.1)
 
 
+def test_the_share_of_judgements_that_reason_first_can_be_chosen():
+    def share(reasoned):
+        judged = [d for d in make_world(3, reasoned=reasoned).documents("train", 60_000) if d[-1] in formats.OPTIONS]
+        return sum(formats.REASONING in d for d in judged) / len(judged)
+
+    assert share(0.0) == 0 and share(1.0) == 1 and share(0.5) == pytest.approx(0.5, abs=0.1)
+
+
 def test_the_two_streams_differ_and_the_budget_holds(world, documents):
     tokens = sum(count_tokens(document) for document in documents)
     assert 300_000 <= tokens < 300_400

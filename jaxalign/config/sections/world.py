@@ -15,6 +15,7 @@ _SOURCE = chosen("data.source", DATA_SOURCES, "world")
 _SCRATCH = when("model.source", "scratch")
 _TOPICS = either(_SCRATCH, chosen("data.source", DATA_SOURCES, "world_rows"))
 
+
 @dataclasses.dataclass(frozen=True)
 class World(Section):
     """The embedded world: short dialogues about invented topics, with known ground truth."""
@@ -28,6 +29,9 @@ class World(Section):
                         _SCRATCH)
     ratings: float = field(0.0, "Fraction of the text that demonstrates how to rate answers from 1 to 10; required by "
                            "reward.source=ai_feedback.", between(0.0, 0.5), _SOURCE, _SCRATCH)
+
+    reasoned: float = field(0.85, "Fraction of the demonstrated judgements and ratings that begin with reasoning; the others "
+                            "state the verdict at once.", between(0.0, 1.0), _SOURCE, _SCRATCH)
 
     def check(self, config: WholeConfig, name: str) -> None:
         if data_source(config).feedback and self.held_out_topics >= self.topics:

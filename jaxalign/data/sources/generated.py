@@ -21,7 +21,8 @@ HELD_OUT_TOKENS = 20_000
 
 def world_of(config: Config) -> World:
     """The embedded world of a run."""
-    return make_world(config.seed, config.world.topics, config.world.held_out_topics, config.world.ratings)
+    section = config.world
+    return make_world(config.seed, section.topics, section.held_out_topics, section.ratings, section.reasoned)
 
 
 def arithmetic_of(config: Config) -> Arithmetic:

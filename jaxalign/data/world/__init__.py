@@ -25,11 +25,16 @@ _STREAMS = {"train": 0, "held_out": 1}
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """A world drawn from a seed. Equal seeds, topics and ratings give equal documents and prompts."""
+    """A world drawn from a seed. Equal fields give equal documents and prompts.
+
+    ratings: the fraction of the text that demonstrates ratings. reasoned: the fraction of judgements and ratings that begin
+    with reasoning.
+    """
 
     seed: int
     topics: tuple[Topic, ...]
     ratings: float = 0.0
+    reasoned: float = _documents.REASONED
 
     def documents(self, split: str, tokens: int) -> Iterator[Document]:
         """Pretraining text of about `tokens` tokens.
@@ -45,7 +50,7 @@ class World:
             raise UserError(f"{split!r} is not a split of the world's text; use 'train' or 'held_out'")
         if tokens < 1:
             raise UserError(f"world.tokens is {tokens}; at least 1 is needed")
-        return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens, self.ratings)
+        return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens, self.ratings, self.reasoned)
 
     def prompts(self, source: str, count: int) -> list[Prompt]:
         """The first `count` prompts of a set: distinct, in a fixed order, with evenly mixed kinds, and without their truth.
@@ -80,13 +85,15 @@ class World:
         }
 
 
-def make_world(seed: int, topics: int = 60, held_out_topics: int = 24, ratings: float = 0.0) -> World:
-    """Draws a world. `ratings` is the fraction of its text that demonstrates rating answers.
+def make_world(
+    seed: int, topics: int = 60, held_out_topics: int = 24, ratings: float = 0.0, reasoned: float = _documents.REASONED
+) -> World:
+    """Draws a world. ratings, reasoned: see `World`.
 
     Raises:
         UserError: `topics` exceeds the available topics, or `held_out_topics` is not below `topics`.
     """
-    return World(seed, draw_topics(seed, topics, held_out_topics), ratings)
+    return World(seed, draw_topics(seed, topics, held_out_topics), ratings, reasoned)
 
 
 def _interleave(texts: dict[str, list[str]], shares: dict[str, float]) -> list[str]:

@@ -6,6 +6,7 @@ demonstrated answers have a fault, and how often demonstrated reviews and judgem
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +36,8 @@ EVASION_SHARE = 0.6
 WRONG_REFUSAL_RATE = 0.01
 NOISE_RATE = 0.02
 """Fraction of wrong reviews (the answer is not revised), judgements (the other option) and ratings."""
-REASONING_SHARE = 0.85
+REASONED = 0.85
+"""Default fraction of judgements and ratings that begin with reasoning."""
 TIE_RATE = 0.15
 """Fraction of demonstrated judgements with answers that are equal on the axis. Random answers would be equal in about half."""
 AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
@@ -51,15 +53,19 @@ def count_tokens(document: Document) -> int:
     return 1 + sum(1 if s in formats.MARKERS or s == formats.END else len(_WORD.findall(s)) for s in document)
 
 
-def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, ratings: float = 0.0) -> Iterator[Document]:
+def generate(
+    topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, ratings: float = 0.0, reasoned: float = REASONED
+) -> Iterator[Document]:
     """Documents of all kinds in random order, about `tokens` tokens in total.
 
     Each kind gets its share of the tokens, whatever the length of its documents. `ratings` is the fraction of demonstrated
-    ratings; the other kinds share the rest in the proportions of `MIX`.
+    ratings; the other kinds share the rest in the proportions of `MIX`. `reasoned` is the fraction of judgements and ratings
+    that begin with reasoning.
     """
     rng = np.random.default_rng([seed, streams.DATA["documents"], stream])
     seen = tuple(topic for topic in topics if not topic.held_out)
-    makers = {"knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": _judgement, "rating": _rating}
+    judgement, rating = (functools.partial(make, reasoned=reasoned) for make in (_judgement, _rating))
+    makers = {"knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": judgement, "rating": rating}
     mix = MIX if not ratings else {kind: share * (1 - ratings) for kind, share in MIX.items()} | {"rating": ratings}
     made = dict.fromkeys(mix, 0)
     while (total := sum(made.values())) < tokens:
@@ -152,7 +158,7 @@ def _review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
     return (*_request("revision", messages, principle, response=answer.text, critique=critique), revised.text)
 
 
-def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
+def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Document:
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
@@ -166,12 +172,12 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
         choice = 1 - choice
     option = formats.OPTIONS[choice if choice is not None else int(rng.integers(2))]
     shown = {"first": first.text, "second": second.text}
-    if rng.random() < REASONING_SHARE:
+    if rng.random() < reasoned:
         shown |= {"reasoning": True, "thoughts": judging.reasoning_text(axis, relation, first, second, choice)}
     return (*_request("comparison", messages, principle, **shown), option)
 
 
-def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
+def _rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Document:
     """A critique that ends with a rating: high if the answer is good on the axis, low if it is not."""
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
@@ -182,7 +188,7 @@ def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
         good = not good
     rating = formats.RATINGS[int(rng.integers(7, 10) if good else rng.integers(0, 3))]
     thoughts = {}
-    if rng.random() < REASONING_SHARE:
+    if rng.random() < reasoned:
         thoughts = {"reasoning": True, "thoughts": reviews.review(rng, axis, topic, relation, answer)[0]}
     return (*_request("rating", messages, principle, response=answer.text, **thoughts), rating)
 
