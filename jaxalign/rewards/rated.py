@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jaxalign.algorithms.labels import direct_reward
+from jaxalign.data.chat.styles import finish_answer
 from jaxalign.feedback.rater import Rater
 from jaxalign.rewards.base import BaseReward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
@@ -18,18 +19,20 @@ class RatedReward(BaseReward):
       rater: rates responses with any judge.
       key: the PRNG key of the judge's reasoning.
       max_dropped_share: see `DroppedRows`.
+      style: the style of the policy's dialogues; the judge reads the answer in a response (`styles.finish_answer`).
     """
 
     is_checked = True
 
-    def __init__(self, rater: Rater, key: jax.Array, max_dropped_share: float):
+    def __init__(self, rater: Rater, key: jax.Array, max_dropped_share: float, style: str = "plain"):
         super().__init__("ai_feedback")
-        self.rater, self.key = rater, key
+        self.rater, self.key, self.style = rater, key, style
         self._dropped = DroppedRows(self.name, max_dropped_share)
 
     def score(self, batch: RewardBatch) -> Scored:
         """Scores [B]; responses without a rating are dropped."""
-        ratings = self.rater.rate(batch.prompts, batch.responses, self.key, batch.first_row)
+        answers = [finish_answer(text, True, self.style)[0] for text in batch.responses]
+        ratings = self.rater.rate(batch.prompts, answers, self.key, batch.first_row)
         rated = np.isfinite(ratings)
         why = ("the judge gave no rating: its reasoning did not end, the dialogue is too long for it, or most of its "
                "probability lies outside of the ratings (feedback.max_outside_mass)")
