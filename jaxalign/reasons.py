@@ -139,6 +139,19 @@ def few_decided(summary: Mapping[str, Any]) -> str | None:
     return f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}"
 
 
+MOSTLY = 0.5
+"""A judge's verdicts say little if the mean probability outside of the options is larger."""
+
+
+def mostly_outside(summary: Mapping[str, Any]) -> str | None:
+    """A sentence if the judge gave most of its probability to text other than the options; else None."""
+    mass = summary.get("outside_mass")
+    if mass is None or mass <= MOSTLY:
+        return None
+    return (f"the judge gave {mass:.0%} of its probability to text other than the options, so its verdicts say little; choose "
+            "a better judge, or other templates (feedback.templates)")
+
+
 def pair_advice(summary: Mapping[str, Any]) -> str:
     """The remedy for the most frequent reason for which pairs have no decided label."""
     agreement, bias = summary["order_agreement"], summary["position_bias"]

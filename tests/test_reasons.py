@@ -38,3 +38,9 @@ def test_a_judge_that_prefers_a_position_is_named_as_the_reason():
 def test_every_reason_has_a_remedy():
     for name in {**reasons.REVISION, **reasons.COMPARISON}:
         assert reasons.advice({name: 1}) != reasons.advice({})
+
+
+@pytest.mark.parametrize(("mass", "sentence"), [(None, None), (0.5, None), (0.984, "the judge gave 98% of its probability")])
+def test_verdicts_of_a_judge_that_writes_something_else_are_warned_about(mass, sentence):
+    found = reasons.mostly_outside({"outside_mass": mass})
+    assert found is None if sentence is None else found.startswith(sentence)

@@ -15,7 +15,7 @@ from jaxalign.config import Config
 from jaxalign.feedback.critique import Answer, answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.outcomes import count_outcomes
-from jaxalign.reasons import few_decided, pairs_sentence
+from jaxalign.reasons import few_decided, mostly_outside, pairs_sentence
 from jaxalign.records import Prompt
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
@@ -70,7 +70,7 @@ class Compare(Stage):
                 progress.update(len(rows))
         summary = summarise(shards)
         print(f"[{self.name}] {pairs_sentence(summary)}", flush=True)
-        if (warning := few_decided(summary)) is not None:
+        for warning in filter(None, (few_decided(summary), mostly_outside(summary))):
             print(f"[{self.name}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
 

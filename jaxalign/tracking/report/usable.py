@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
-from jaxalign.reasons import advice, few_decided, few_usable, pairs_sentence, usable_sentence
+from jaxalign.reasons import advice, few_decided, few_usable, mostly_outside, pairs_sentence, usable_sentence
 from jaxalign.tracking.workdir import RunFiles
 
 _REPORTS = {"prompts": PromptReport, "pairs": PreferenceReport, "desirable": JudgementReport}
@@ -19,7 +19,7 @@ def row_sentences(run: RunFiles) -> list[str]:
     sentences = list(_file_sentences(run))
     if revised := _revised(run):
         sentences.append(usable_sentence("answers and revisions", revised["total"], revised["usable"],
-                                         revised.get("reasons") or {}) + ".")
+                                         revised.get("reasons") or {}, revised.get("kept")) + ".")
     sentences += _training_sentence(run, revised)
     if compared := _compared(run):
         sentences.append(pairs_sentence(compared) + ".")
@@ -36,14 +36,14 @@ def _training_sentence(run: RunFiles, revised: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """Sentences that start with "Warning", if few rows can be trained on or few pairs have a decided label."""
+    """Sentences that start with "Warning", if few rows can be used or the judge's verdicts say little."""
     found, revised, compared = [], _revised(run), _compared(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
     if compared:
-        found.append(few_decided(compared))
+        found += [few_decided(compared), mostly_outside(compared)]
     return [f"Warning: {sentence}." for sentence in found if sentence]
 
 
