@@ -69,7 +69,8 @@ def test_pitfall_29_whole_revisions_of_cut_answers_are_all_trained_on(model, tmp
     helpful = [revision(30, "cut_off", **missing), revision(31, **missing)]
     STAGE.run(context(model, tmp_path, [*cut, *helpful], min_rows=1))
     summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
-    assert summary["data"] == {"total": 32, "usable": 31, "reasons": {"cut_off": 1}, "kept": {}} and summary["answers"] == 31 - 6
+    assert summary["data"] == {"total": 32, "usable": 31, "reasons": {"cut_off": 1}, "kept": {}}
+    assert summary["answers"] == 31 - 6
     assert "warning: only" not in capsys.readouterr().out
 
 
