@@ -62,7 +62,7 @@ class Feedback(Section):
         asked = {stage.name: stage.asks_judge for stage in stages_in_order(config.stages) if stage.asks_judge}
         if "ppo" in config.stages and "ai_feedback" in names_in(config.reward.source):
             asked["ppo"] = ("rate",)
-        if "evaluate" in config.stages and config.judge.evaluate:
+        if "evaluate" in config.stages and (config.judge.evaluate or self.judge == "model"):
             asked["evaluate"] = ("compare",)
         local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
         for stage, methods in asked.items():
