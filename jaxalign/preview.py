@@ -31,7 +31,7 @@ _USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--c
 Prints the tokens that the model sees, as the stage's own code encodes them.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
-  --stage=STAGE         revise, sft, compare, preference, dpo or ppo; default: the first of them in config.stages.
+  --stage=STAGE         revise, sft, compare, preference, dpo, ppo or rate; default: the first of them in config.stages.
                         revise and compare also show the requests to the judge, and rate those of reward.source=ai_feedback
   --workdir=DIR         the run whose stages wrote the tokenizer and the data; default runs/<name of FILE>
   --model=DIR           a folder with a tokenizer and a chat template

@@ -30,7 +30,6 @@ NOTES = {
 """Facts about a judge's text that do not prevent its use, by the name that `Text`, `Verdict` and `Rating` give in `notes`."""
 
 REVISION = PROBLEMS | {
-    "no_critique": "the judge wrote no critique, so no revision was requested",
     "critique_refused": "the judge declined to criticise the answer",
     "cut_off": "the text reached the length limit",
     "empty": "the text is empty",
@@ -99,7 +98,6 @@ _ADVICE = {
     "not_finite": "check the judge's weights and model.compute_dtype",
     "grown": "raise revise.max_growth",
     "empty": "choose a judge that writes revisions",
-    "no_critique": "choose a judge that writes critiques",
     "identical": "raise compare.temperature",
     "missing_answer": "raise model.max_length, or lower compare.max_new_tokens",
     "undecided": "raise compare.prompts, lower feedback.undecided_margin, or choose a judge that distinguishes the answers",

@@ -85,13 +85,17 @@ class CheckedJudge:
     @contextlib.contextmanager
     def loaded(self) -> Iterator[CheckedJudge]:
         """A context with the judge's weights on the devices, for several calls in a row."""
-        if not hasattr(self.judge, "loaded"):
-            yield self
-            return
         with contextlib.ExitStack() as stack:
-            called_here = self.on_all_processes or hosts.is_first()
-            judge = stack.enter_context(self.judge.loaded()) if called_here else None
-            yield CheckedJudge(judge, self.name, self.settings, self.on_all_processes)
+            entered: list[Any] = []
+
+            def enter() -> None:
+                entered.append(stack.enter_context(self.judge.loaded()) if hasattr(self.judge, "loaded") else self.judge)
+
+            if self.on_all_processes:
+                enter()
+            else:
+                hosts.once(enter)  # If the first process fails, all processes raise.
+            yield CheckedJudge(entered[0] if entered else None, self.name, self.settings, self.on_all_processes)
 
     def _ask(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
         if not requests:
@@ -173,6 +177,12 @@ class CheckedJudge:
             raise self._invalid(method, result, f"a tuple of notes among {', '.join(NOTES)}")
         if kind is Text:
             return self._text(method, record)
+        shares = {name: getattr(record, name) for name in ("outside", "disagreement") if hasattr(record, name)}
+        for name, value in shares.items():
+            if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
+                raise self._invalid(method, result, f"a finite number, or None, as {name}")
+        # Numpy's numbers are not JSON values.
+        record = record._replace(**{name: None if value is None else float(value) for name, value in shares.items()})
         low, high = (0, 1) if kind is Verdict else (1, 10)
         number, problem = self._number(method, record[0], record.problem, low, high)
         return record._replace(**{record._fields[0]: number}, problem=problem)

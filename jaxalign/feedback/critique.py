@@ -73,7 +73,7 @@ def revise(
 ) -> list[Revision]:
     """Critiques and revises each response once under each of its row's principles.
 
-    Each round starts from the previous round's revision, or from the text before it if that revision cannot be used.
+    Each round starts from the previous round's revision if its outcome is in `outcomes.STARTS`, else from the text before it.
 
     Args:
       judge: writes the critiques and revisions.

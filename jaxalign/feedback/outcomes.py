@@ -6,10 +6,7 @@ import collections
 from collections.abc import Iterable, Sequence
 
 from jaxalign.feedback.judge import Text
-from jaxalign.reasons import PROBLEMS
 
-KEEPABLE = ("unchanged", "grown", "cut_off", "critique_refused")
-"""The outcomes that `sft.keep` may name: the text exists."""
 STARTS = (None, "unchanged", "grown")
 """The outcomes after which the next round starts from the revision; after the others, it starts from the previous text."""
 
@@ -25,11 +22,11 @@ def revision_outcome(response: str, critique: Text, revision: Text | None, max_g
     Args:
       response: the answer that was revised.
       critique: its critique.
-      revision: the revision; None if it was not requested.
+      revision: the revision; None if it was not requested, because the critique has a problem.
       max_growth: the largest ratio of the lengths in characters; 0: no limit.
     """
     if revision is None:
-        return critique.problem if critique.problem in PROBLEMS and critique.problem != "refused" else "no_critique"
+        return critique.problem
     if revision.problem is not None:
         return revision.problem
     outcome = answer_outcome(revision.text, revision.complete)

@@ -47,16 +47,6 @@ class Speaker:
     tokenizer: Tokenizer
     counted: Counted | None = None
 
-    def prompt_ids(self, segments: Sequence[str]) -> list[int]:
-        """The token ids of a prompt: bos if the tokenizer has one, then the segments."""
-        return list(self.tokenizer.begin_ids) + self.tokenizer.encode_segments(segments)
-
-    def say(
-        self, prompts: Sequence[Sequence[str]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
-    ) -> list[Utterance]:
-        """`say_ids` of prompts given as segments."""
-        return self.say_ids([self.prompt_ids(segments) for segments in prompts], key, sampling, numbers)
-
     def say_ids(
         self, ids: Sequence[list[int]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
     ) -> list[Utterance]:

@@ -145,13 +145,13 @@ class Answering:
             placed = place_rows(self.model.sharding, rollout)
             kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampler.sampling.logprob_temperature))
             score = self._scores(placed)
-        texts, out = styles.response_texts(self.tokenizer, rollout, self.context.config.data.style), []
-        judged = self._judged(prompts, texts[: len(prompts)])
+        answers, out = styles.answers_of(self.tokenizer, rollout, self.context.config.data.style), []
+        judged = self._judged(prompts, [text for text, _ in answers[: len(prompts)]])
         for i, prompt in enumerate(prompts):
-            text, count, ended = texts[i], int(rollout.response_length[i]), rollout.ended[i]
+            (text, ended), count = answers[i], int(rollout.response_length[i])
             out.append(
                 {"model": self.name} | prompt_row(prompt) | judged[i]
-                | {"response": text, "complete": bool(ended), "tokens": count, "kl": float(kl[i]), "score": score[i]}
+                | {"response": text, "complete": ended, "tokens": count, "kl": float(kl[i]), "score": score[i]}
             )
         return out
 

@@ -173,11 +173,6 @@ class Fit:
             self.training = made.begin(init, abstract, step_fn)
             yield from self.training
 
-    def drain(self, *arguments: Any, **more: Any) -> None:
-        """Runs all steps. Takes the arguments of `steps`."""
-        for _ in self.steps(*arguments, **more):
-            pass
-
 
 def peak_flops(model: Model) -> float:
     """The peak FLOP/s of all of the model's devices together; 0 if unknown."""

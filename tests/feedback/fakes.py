@@ -110,5 +110,10 @@ def segments_of(kind, *request, **values):
     return render_request(*load_set("world").render(kind, *request, **values), "compact")
 
 
+def prompt_ids(tokenizer, segments) -> list[int]:
+    """The token ids of a prompt that is given as segments."""
+    return [*tokenizer.begin_ids, *tokenizer.encode_segments(segments)]
+
+
 def prompt(number: int, text: str = "how so") -> Prompt:
     return Prompt(f"test-{number:03d}", (Message("user", f"{text} {number}"),), "red_team")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 
 import jax
+import numpy as np
 import pytest
 
 from jaxalign.config import Judge as JudgeSettings
@@ -164,3 +166,14 @@ def test_an_error_of_a_judge_on_all_processes_is_not_retried():
     with pytest.raises(UserError, match="judge 'mine' raised ConnectionError in 'compare': no answer to 0"):
         checked.compare([REQUESTS["compare"]("0")], Draw(jax.random.key(0), [0]))
     assert len(judge.calls) == 1
+
+
+def test_the_numbers_of_numpy_become_json_values():
+    verdicts, _ = ask(lambda text, call: Verdict(np.float32(0.75), outside=np.float32(0.25), disagreement=np.float32(0.5)))
+    assert json.loads(json.dumps(verdicts[0])) == [0.75, None, None, 0.25, [], 0.5]
+
+
+@pytest.mark.parametrize("value", ["much", math.nan])
+def test_an_outside_mass_that_is_no_number_stops_the_run(value):
+    with pytest.raises(UserError, match="a finite number, or None, as outside is expected"):
+        ask(lambda text, call: Verdict(0.5, outside=value))

@@ -17,7 +17,7 @@ from jaxalign.feedback.speaker import Speaker, next_logprobs
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, prompt_ids
 
 PLAIN = Feedback(reasoning=False, undecided_margin=0.02)
 REASONED = Feedback(reasoning=True, undecided_margin=0.02, clamp_low=0.4, clamp_high=0.6)
@@ -212,7 +212,7 @@ def speaker():
 
 def numpy_first(speaker, segments):
     """P(first shown) from all logits after the verdict prompt, in float64."""
-    ids, params = speaker.prompt_ids(segments), tiny.host_params(scale=1.5)
+    ids, params = prompt_ids(speaker.tokenizer, segments), tiny.host_params(scale=1.5)
     logits = np.asarray(tiny.model().hidden(params, np.array([ids])))[0, -1].astype(np.float64) @ params["embedding"].T
     a, b = (np.exp(logits[speaker.tokenizer.marker_id(option)]) for option in OPTIONS)
     return a / (a + b)

@@ -15,7 +15,7 @@ from jaxalign.feedback.speaker import Speaker
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, segments_of
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, prompt_ids, segments_of
 
 KEY = jax.random.key(0)
 
@@ -58,7 +58,7 @@ def test_a_rating_is_the_expectation_over_one_to_ten(speaker):
     rater = rater_of(speaker, PRINCIPLES[:1])
     found = rater.rate(asked, answers, KEY, first_row=0)
     for row, (question, text) in enumerate(zip(asked, answers, strict=True)):
-        ids = speaker.prompt_ids(segments_of("rating", question.messages, PRINCIPLES[0], response=text))
+        ids = prompt_ids(speaker.tokenizer, segments_of("rating", question.messages, PRINCIPLES[0], response=text))
         first, after = next_logp(speaker, ids), next_logp(speaker, [*ids, 21])
         logp = np.asarray([first[21] + after[2], *(first[20 + i] for i in range(2, 10)), first[21] + after[20]])
         weights = np.exp(logp) / np.exp(logp).sum()

@@ -6,16 +6,21 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.data.chat.formats import ASSISTANT, END, USER
+from jaxalign.data.chat.formats import ASSISTANT, USER
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.feedback.fakes import WordTokenizer
+from tests.feedback.fakes import WordTokenizer, prompt_ids
 
 SAMPLING = Sampling(8, tiny.STOPS)
 ASKED = [[USER, "what is it", ASSISTANT], [USER, "so", ASSISTANT], [USER, "tell me all of it now", ASSISTANT]]
+
+
+def say(speaker, asked, key, sampling, rows):
+    """The continuations of prompts that are given as segments."""
+    return speaker.say_ids([prompt_ids(speaker.tokenizer, segments) for segments in asked], key, sampling, rows)
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +31,7 @@ def speaker():
 
 @pytest.fixture(scope="module")
 def said(speaker):
-    return speaker.say(ASKED, jax.random.key(1), SAMPLING, [10, 11, 12])
-
-
-def test_the_model_is_given_bos_and_the_segments(speaker):
-    tokenizer = speaker.tokenizer
-    word = tokenizer.encode("so")[0]
-    ids = speaker.prompt_ids([USER, "so", END, ASSISTANT])
-    assert ids == [1, tokenizer.marker_id(USER), word, 2, tokenizer.marker_id(ASSISTANT)]
+    return say(speaker, ASKED, jax.random.key(1), SAMPLING, [10, 11, 12])
 
 
 def test_the_ids_include_the_end_token_and_the_text_does_not(said):
@@ -46,26 +44,25 @@ def test_the_ids_include_the_end_token_and_the_text_does_not(said):
 
 def test_an_answer_depends_on_its_row_number(speaker, said):
     """The same prompts with the same global rows, requested in two halves."""
-    halves = speaker.say(ASKED[:1], jax.random.key(1), SAMPLING, [10]) + speaker.say(
-        ASKED[1:], jax.random.key(1), SAMPLING, [11, 12]
-    )
+    halves = say(speaker, ASKED[:1], jax.random.key(1), SAMPLING, [10])
+    halves += say(speaker, ASKED[1:], jax.random.key(1), SAMPLING, [11, 12])
     assert [u.ids for u in halves] == [u.ids for u in said]
-    assert [u.ids for u in speaker.say(ASKED, jax.random.key(1), SAMPLING, [50, 51, 52])] != [u.ids for u in said]
+    assert [u.ids for u in say(speaker, ASKED, jax.random.key(1), SAMPLING, [50, 51, 52])] != [u.ids for u in said]
 
 
 def test_a_prompt_that_is_too_long_is_not_answered_and_affects_no_other(speaker, said):
     long = [USER, "word " * 20, ASSISTANT]
-    found = speaker.say([ASKED[0], long, *ASKED[2:]], jax.random.key(1), SAMPLING, [10, 11, 12])
+    found = say(speaker, [ASKED[0], long, *ASKED[2:]], jax.random.key(1), SAMPLING, [10, 11, 12])
     assert (found[1].text, found[1].ids, found[1].ended) == ("", (), False)
     assert [found[0].ids, found[2].ids] == [said[0].ids, said[2].ids]
-    assert speaker.say([long], jax.random.key(1), SAMPLING, [0])[0].ids == ()
+    assert say(speaker, [long], jax.random.key(1), SAMPLING, [0])[0].ids == ()
 
 
 def test_the_longest_prompt_that_fits_is_answered(speaker):
     segments = [USER, "word " * 13, ASSISTANT]  # 16 with bos and markers, plus 8 new tokens: 24
-    assert speaker.fits(speaker.prompt_ids(segments), 8)
-    assert speaker.say([segments], jax.random.key(1), SAMPLING, [0])[0].ids
-    assert not speaker.fits([*speaker.prompt_ids(segments), 20], 8)
+    assert speaker.fits(prompt_ids(speaker.tokenizer, segments), 8)
+    assert say(speaker, [segments], jax.random.key(1), SAMPLING, [0])[0].ids
+    assert not speaker.fits([*prompt_ids(speaker.tokenizer, segments), 20], 8)
 
 
 def test_an_answer_with_non_finite_logits_counts_as_truncated_and_affects_no_other(caplog):
@@ -76,7 +73,7 @@ def test_an_answer_with_non_finite_logits_counts_as_truncated_and_affects_no_oth
     broken = weights | {"embedding": weights["embedding"].at[spoilt].set(np.nan)}
     asked = [[USER, "so", ASSISTANT], [USER, "boom", ASSISTANT], [USER, "what", ASSISTANT]]
     speakers = (Speaker(Engine(model, 2, 24, 8), params, WordTokenizer()) for params in (weights, broken))
-    good, found = (one.say(asked, jax.random.key(1), Sampling(8, (spoilt,)), [5, 6, 7]) for one in speakers)
+    good, found = (say(one, asked, jax.random.key(1), Sampling(8, (spoilt,)), [5, 6, 7]) for one in speakers)
     assert (found[1].text, found[1].ids, found[1].ended) == ("", (), False)
     assert [found[0], found[2]] == [good[0], good[2]]
     message = "1 of 3 answers count as cut off: the model's logits are not finite numbers"
@@ -88,6 +85,6 @@ def test_a_model_without_any_finite_logits_is_an_error():
     speaker = Speaker(Engine(tiny.model(), 4, 24, 8), params, WordTokenizer())
     message = "the model's logits are not finite numbers for any of 3 prompts: its weights are not"
     with pytest.raises(UserError, match=message):
-        speaker.say(ASKED, jax.random.key(1), SAMPLING, [10, 11, 12])
+        say(speaker, ASKED, jax.random.key(1), SAMPLING, [10, 11, 12])
     with pytest.raises(UserError, match=message):
-        speaker.next_logprobs([speaker.prompt_ids(asked) for asked in ASKED], np.asarray([4, 5], np.int32))
+        speaker.next_logprobs([prompt_ids(speaker.tokenizer, asked) for asked in ASKED], np.asarray([4, 5], np.int32))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import types
+
+import numpy as np
 import pytest
 
 from jaxalign.config import Config, from_config_dict
+from jaxalign.data.chat import styles
 from jaxalign.data.world import gold
 from jaxalign.data.world.requests import BENIGN_KINDS, HARMFUL_KINDS
+from jaxalign.records import Rollout
 from jaxalign.stages.evaluate import evaluated, rate, summarise
 
 
@@ -60,3 +65,14 @@ def test_real_prompts_have_no_gold_measures():
     found = summarise(Config(), rows, ("base", "ppo"))
     assert found["rates"] == {} and found["prompts"] == {"hh": 2}
     assert found["preference_score"] == {"base": 1.5, "ppo": 5.0}
+
+
+def test_an_answer_that_ends_at_the_next_turn_is_complete():
+    """Two texts that both reached the length limit, in a tokenizer with one id per byte."""
+    texts = ["Yes.\n\nHuman: Why", "Yes, because it"]
+    rows = [[0, *text.encode()] for text in texts]
+    width = max(map(len, rows))
+    rollout = Rollout(np.array([row + [0] * (width - len(row)) for row in rows]), np.array([1, 1]),
+                      np.array([len(text) for text in texts]), None, np.array([False, False]))
+    tokenizer = types.SimpleNamespace(decode=lambda ids: bytes(ids.tolist()).decode())
+    assert styles.answers_of(tokenizer, rollout, "hh") == [("Yes.", True), ("Yes, because it", False)]

@@ -52,6 +52,22 @@ def test_a_judge_for_one_stage_needs_only_the_methods_of_that_stage():
     assert judges.compares(config)
 
 
+def test_thoughts_can_be_set_for_a_judge_that_only_evaluates():
+    feedback = {"judge": "model", "reasoning": True, "thinking": "on"}
+    data = {"source": "preferences_jsonl", "train": "a.jsonl", "style": "chat"}
+    asked = {"stages": ("sft", "evaluate"), "feedback": feedback, "judge": {"path": ("x",)}}
+    config = from_config_dict(OWN | asked | {"data": data})
+    assert judges.compares(config)
+
+
+def test_a_malformed_form_of_answers_is_refused_before_the_run(tmp_path):
+    shutil.copytree(pathlib.Path(judges.__file__).parents[2] / "feedback" / "templates" / "world", tmp_path / "own")
+    (tmp_path / "own" / "form.json").write_text('{"layout": "markers", "options": ["(A)"]}')
+    config = from_config_dict({"feedback": {"templates": str(tmp_path / "own")}})
+    with pytest.raises(UserError, match='"options" in form.json of the template set .*own is .* a list of 2 strings'):
+        judges.feedback_files(config, "revise")
+
+
 def test_the_file_of_a_judge_belongs_to_the_stages_that_ask_it(tmp_path):
     def fields(stage):
         return set(judges.feedback_files(config, stage).values())

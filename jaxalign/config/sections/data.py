@@ -50,7 +50,8 @@ class Data(Section):
     limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
     style: str = field("auto", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
                        "HH-RLHF), chat (the model's own chat template) or auto: compact for model.source=scratch; for a "
-                       "pretrained model chat if it has a chat template, else hh; for a stage of a run the style of that run.",
+                       "pretrained model chat if it has a chat template, compact if its tokenizer has jaxalign's "
+                       "markers, else hh; for a stage of a run the style of that run.",
                        one_of("auto", "compact", "hh", "chat"))
     thinking: str = field("auto", "Whether the policy, if it is a reasoning model such as Qwen3, thinks before it answers: on "
                           "or off sets the variable enable_thinking of the chat template for every prompt; auto: the "

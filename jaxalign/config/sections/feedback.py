@@ -36,8 +36,9 @@ class Feedback(Section):
     max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to text other than the options, "
                                     "its verdict or rating does not count.", between(0.0, 1.0))
     invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
-    reasoning: bool | None = field(None, "Let the feedback model reason before its verdict (chain of thought). None: only with "
-                                   "the templates world, and for a judge of your own, whose labels are then clamped.")
+    reasoning: bool | None = field(None, "Let the feedback model reason before its verdict (chain of thought). None: only "
+                                   "with templates=world, if the run's base model judges and has jaxalign's markers, and "
+                                   "for a judge of your own, whose labels are then clamped.")
     clamp_low: float = field(0.1, "Lower bound of labels after reasoning.", between(0.0, 0.5), _REASONING)
     clamp_high: float = field(0.9, "Upper bound of labels after reasoning.", between(0.5, 1.0), _REASONING)
     principles_per_comparison: int = field(1, "Principles drawn per comparison; their labels are averaged.", at_least(1))
@@ -61,7 +62,7 @@ class Feedback(Section):
         asked = {stage.name: stage.asks_judge for stage in stages_in_order(config.stages) if stage.asks_judge}
         if "ppo" in config.stages and "ai_feedback" in names_in(config.reward.source):
             asked["ppo"] = ("rate",)
-        if "evaluate" in config.stages and config.judge.evaluate:
+        if "evaluate" in config.stages and (config.judge.evaluate or self.judge == "model"):
             asked["evaluate"] = ("compare",)
         local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
         for stage, methods in asked.items():

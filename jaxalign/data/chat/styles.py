@@ -79,9 +79,14 @@ def encode_completion(tokenizer: Tokenizer, messages: Sequence[Message], text: s
 def response_texts(tokenizer: Tokenizer, rollout: Rollout, style: str = "plain") -> list[str]:
     """The text of every response of a rollout (numpy arrays), without its end token; with a style, the answer in it
     (`finish_answer`)."""
+    return [text for text, _ in answers_of(tokenizer, rollout, style)]
+
+
+def answers_of(tokenizer: Tokenizer, rollout: Rollout, style: str) -> list[tuple[str, bool]]:
+    """(the answer, whether it ended) of every response of a rollout (numpy arrays); see `finish_answer`."""
     ends = rollout.prompt_length + rollout.response_length - rollout.ended
-    places = zip(rollout.tokens, rollout.prompt_length, ends, strict=True)
-    return [finish_answer(tokenizer.decode(row[start:end]), True, style)[0] for row, start, end in places]
+    places = zip(rollout.tokens, rollout.prompt_length, ends, rollout.ended, strict=True)
+    return [finish_answer(tokenizer.decode(row[start:end]), bool(ended), style)[:2] for row, start, end, ended in places]
 
 
 THINKING = ("<think>", "</think>")

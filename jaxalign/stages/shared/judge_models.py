@@ -37,22 +37,22 @@ def folder_tokenizer(config: Config, folder: str) -> Tokenizer:
     return load_tokenizer(tokenizer_path(with_model_folder(config, folder), Path()))
 
 
-def check_folder(config: Config, folder: str) -> ModelConfig:
-    """Reads config.json of a judge's folder, or that of the base of a stage's folder.
+def check_folder(config: Config, folder: str, field: str = "judge.path") -> ModelConfig:
+    """Reads config.json of a judge's folder, or that of the base of a stage's folder. field: the config field that names it.
 
     Raises:
       UserError: the folder does not exist, is not that of a language model, or has fewer positions than `judge.max_length`.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise UserError(f"config.judge.path is {folder}, which is not a folder; give the folder of a language model, or of a "
+        raise UserError(f"config.{field} is {folder}, which is not a folder; give the folder of a language model, or of a "
                         "stage of a run")
     try:
         found = base_config(with_model_folder(config, folder), path)
     except UserError as error:
-        raise UserError(str(error).replace("model.path", "judge.path")) from None
+        raise UserError(str(error).replace("model.path", field)) from None
     if found.head != "lm":
-        raise UserError(f"config.judge.path is {folder}, a {found.family.classifier}, which scores texts; a language model is "
+        raise UserError(f"config.{field} is {folder}, a {found.family.classifier}, which scores texts; a language model is "
                         "expected")
     if found.max_positions is not None and config.judge.max_length > found.max_positions:
         raise UserError(f"config.judge.max_length is {config.judge.max_length}, but the judge in {folder} has "

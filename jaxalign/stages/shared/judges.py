@@ -11,6 +11,7 @@ from jaxalign.data.chat.requests import load_set, set_files
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.constitution import builtin_names, load_constitution, load_exemplars
+from jaxalign.feedback.contract import read_contract
 from jaxalign.feedback.judge import JudgeInputs
 from jaxalign.feedback.jury import Jury
 from jaxalign.feedback.labeller import Labeller
@@ -60,7 +61,7 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     load_exemplars(name)
     found = {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
     if templates:
-        load_set(templates)
+        read_contract(load_set(templates).form, f"the template set {templates}")
         found |= dict.fromkeys(set_files(templates), "feedback.templates")
     if judge_name(config, stage) == "model":
         for folder in config.judge.path:
@@ -69,7 +70,7 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
         found |= judge_models.folder_files(config)
     elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
         if config.judge.max_length:
-            judge_models.check_folder(config, config.model.path)
+            judge_models.check_folder(config, config.model.path, "model.path")
         place = tokenizer_path(config, Path())
         if place.exists():  # Otherwise the files of the model are reported.
             _check_requests(config, stage, load_tokenizer(place), config.judge.max_length or config.model.max_length)

@@ -160,7 +160,7 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     Every 20th answer is held out, or more of them, at equal distances, to reach `data.min_held_out`.
 
     Raises:
-      UserError: fewer than `sft.required_rows` can be used.
+      UserError: fewer than `sft.required_rows`, or fewer than 2, can be used.
     """
     config = context.config
     rows = list(Shards(context.input_directory("revise")).read())
@@ -170,9 +170,10 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
         for row in rows
         if _is_selected(config, row) and outcomes_of.is_usable(row_outcome(row), config.sft.keep)
     ]
-    if len(found) < max(2, config.sft.required_rows):
-        raise UserError(f"sft.required_rows is {config.sft.required_rows}, but {report.sentences()[0]}; "
-                        f"{advice(report.reasons)}")
+    required = config.sft.required_rows
+    if len(found) < max(2, required):
+        needed = f"sft.required_rows is {required}" if required > 1 else "sft needs at least 2 rows"
+        raise UserError(f"{needed}, but {report.sentences()[0]}; {advice(report.reasons)}")
     total, every, minimum = len(found), range(0, len(found), 20), config.data.min_held_out
     count = held_out_count(total, len(every), minimum)
     held = set(every if count == len(every) else (i * total // count for i in range(count)))

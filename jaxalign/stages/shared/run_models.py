@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import functools
 
-import optax
-
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.tokenizers.load import Tokenizer, load_run_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters import peft_folder
 from jaxalign.models.adapters.lora import join, trained
-from jaxalign.models.adapters.quantised import quantise, quantise_abstract
+from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints import huggingface, run_folder
 from jaxalign.models.configured import base_config, configured_model
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
@@ -24,7 +21,6 @@ from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.training.checkpoint import copy_params, load_params
 from jaxalign.training.offload import FrozenRole
-from jaxalign.training.state import TrainState, abstract_state
 
 _sharding = functools.cache(make_sharding)
 
@@ -108,14 +104,6 @@ def with_base(context: StageContext, model: Model, params: Params) -> Params:
 def frozen_params(context: StageContext, model: Model) -> Params | None:
     """The parameters that training does not change: with adapters the base, else None."""
     return None if model.lora is None else base_params(context, model)
-
-
-def abstract_training(
-    config: Config, model: Model, optimizer: optax.GradientTransformation
-) -> tuple[TrainState, Params | None]:
-    """A training state and `frozen_params` as ShapeDtypeStructs, for compiling a step before its first call."""
-    frozen = None if model.lora is None else quantise_abstract(model.base.abstract(), config.lora.base)
-    return placed((abstract_state(model, optimizer), frozen))
 
 
 def frozen_role(context: StageContext, model: Model, params: Params) -> FrozenRole:
