@@ -76,7 +76,8 @@ def few_usable(section: Any, total: int, usable: int) -> str | None:
     section: an object with these two attributes, such as config.sft.
     """
     if usable < section.min_rows:
-        return f"only {usable:,} rows can be trained on, fewer than sft.min_rows ({section.min_rows})"
+        rows = "row" if usable == 1 else "rows"
+        return f"only {usable:,} {rows} can be trained on, fewer than sft.min_rows ({section.min_rows})"
     if usable < section.min_share * total:
         return f"only {usable / total:.0%} of the rows can be trained on, less than sft.min_share ({section.min_share:.0%})"
     return None
@@ -135,6 +136,16 @@ def few_decided(summary: Mapping[str, Any]) -> str | None:
     if decided >= LEAST_DECIDED * total:
         return None
     return f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}"
+
+
+def contradictory(summary: Mapping[str, Any]) -> str | None:
+    """A sentence if the judge contradicts itself in the other order for most of the pairs with a decided label; else None."""
+    agreement = summary.get("decided_order_agreement")
+    if agreement is None or agreement >= 0.5:
+        return None
+    return (f"for {1 - agreement:.0%} of the pairs with a decided label, the judge prefers the other answer when they are shown "
+            "in the other order, so it decides by position; raise feedback.undecided_margin, choose a better judge, or other "
+            "templates (feedback.templates)")
 
 
 MOSTLY = 0.5

@@ -44,3 +44,10 @@ def test_every_reason_has_a_remedy():
 def test_verdicts_of_a_judge_that_writes_something_else_are_warned_about(mass, sentence):
     found = reasons.mostly_outside({"outside_mass": mass})
     assert found is None if sentence is None else found.startswith(sentence)
+
+
+@pytest.mark.parametrize(("agreement", "warned"), [(None, False), (0.5, False), (0.0, True)])
+def test_decided_pairs_on_which_the_judge_contradicts_itself_are_warned_about(agreement, warned):
+    found = reasons.contradictory({"decided_order_agreement": agreement})
+    assert (found is not None) == warned
+    assert not warned or found.startswith("for 100% of the pairs with a decided label, the judge prefers the other answer")

@@ -127,7 +127,11 @@ class RequestWriter:
                                 "feedback.templates to 'transcript' if it is a base model, or put chat_template.jinja there")
             chat.encode_answer(self.tokenizer, "A")
         if self.templates.layout == "markers":
-            self.tokenizer.marker_id(ASSISTANT)
+            try:
+                self.tokenizer.marker_id(ASSISTANT)
+            except UserError:
+                raise UserError(f"the tokenizer of the judge in {folder} lacks jaxalign's markers, which the template set "
+                                f"{name!r} needs; set feedback.templates to 'chat' or 'transcript'") from None
         principle = Principle("probe", *(["Probe?"] * 3))
         for kind in kinds:
             values = {part: "Probe." for part in ("response", "critique", "first", "second") if part in KINDS[kind]}

@@ -15,7 +15,7 @@ from jaxalign.config import Config
 from jaxalign.feedback.critique import Answer, answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.outcomes import count_outcomes
-from jaxalign.reasons import few_decided, mostly_outside, pairs_sentence
+from jaxalign.reasons import contradictory, few_decided, mostly_outside, pairs_sentence
 from jaxalign.records import Prompt
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
@@ -70,7 +70,7 @@ class Compare(Stage):
                 progress.update(len(rows))
         summary = summarise(shards)
         print(f"[{self.name}] {pairs_sentence(summary)}", flush=True)
-        for warning in filter(None, (few_decided(summary), mostly_outside(summary))):
+        for warning in filter(None, (few_decided(summary), mostly_outside(summary), contradictory(summary))):
             print(f"[{self.name}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
 
@@ -88,7 +88,9 @@ def summarise(shards: Shards) -> dict:
     asked = [row for row in rows if row["response_a"] != row["response_b"]]
     parsed = [row for row in asked if row["label_ab"] is not None]
     ab, ba = (np.asarray([row[name] for row in parsed]) for name in ("label_ab", "label_ba"))
+    decided = [row for row in parsed if row["decided"]]
     confidence = np.maximum((ab + ba) / 2, 1 - (ab + ba) / 2) if parsed else np.zeros(0)
+    apart = [row["disagreement"] for row in rows if row.get("disagreement") is not None]
     outside = [row["outside"] for row in rows if row.get("outside") is not None]
     counts, edges = np.histogram(confidence, bins=10, range=(0.5, 1.0))
     by_principle = collections.defaultdict(list)
@@ -102,9 +104,12 @@ def summarise(shards: Shards) -> dict:
         "unparsable": len(asked) - len(parsed),
         "outcomes": count_outcomes(pair_outcome(row) for row in rows),
         "outside_mass": float(np.mean(outside)) if outside else None,
+        **({"disagreement": float(np.mean(apart))} if apart else {}),
         # P(first shown) is label_ab in one order and 1 - label_ba in the other.
         "position_bias": float(np.mean((ab + 1 - ba) / 2) - 0.5) if parsed else None,
         "order_agreement": float(np.mean((ab > 0.5) == (ba > 0.5))) if parsed else None,
+        "decided_order_agreement": float(np.mean([(row["label_ab"] > 0.5) == (row["label_ba"] > 0.5) for row in decided]))
+        if decided else None,
         "confidence_histogram": {"edges": [float(x) for x in edges], "counts": [int(x) for x in counts]},
         "principles": {
             name: {"pairs": len(values), "mean_confidence": float(np.mean(values))}

@@ -33,6 +33,9 @@ class Sft(Stage):
         total, usable = (report.total, report.usable) if isinstance(report, RevisionReport) else (len(train), len(train))
         warn_about_few(self.name, section, total, usable)
         rows, cut = packed(tokenizer, train, config.data.style, section.row_length)
+        if cut:
+            print(f"[{self.name}] warning: {cut:,} of {len(train):,} answered prompts are cut to sft.row_length "
+                  f"({section.row_length} tokens); raise it", flush=True)
         held_rows = packed(tokenizer, held_out, config.data.style, section.row_length)[0] if held_out else None
         start = start_from(
             context,

@@ -75,8 +75,8 @@ def test_values_are_data(tmp_path):
     ("{% answer %}{% endanswer %}" + CRITIQUE.split("{% answer")[0], r"must end with one \{% answer %\} block"),
     (CRITIQUE.replace("{% endmessage %}", ""), r"is not a Jinja template \(line \d: .*\); fix it"),
     ('{% message %}' + CRITIQUE, r"is not a Jinja template \(line 1: "),
-    (CRITIQUE.replace("principle.critique_request", "principle.critique"), "fails on a request: UndefinedError"),
-    ("{% for example in exemplars %}{{ example.answer }}{% endfor %}" + CRITIQUE, "fails on a request: UndefinedError"),
+    (CRITIQUE.replace("principle.critique_request", "principle.critique"), "reads a value that does not exist"),
+    ("{% for example in exemplars %}{{ example.answer }}{% endfor %}" + CRITIQUE, "reads a value that does not exist"),
     ("{% message 'user' %}{{ response.__class__ }}{% endmessage %}" + CRITIQUE, "does something that the sandbox forbids"),
 ])
 def test_a_malformed_template_is_refused_in_one_sentence(tmp_path, text, message):

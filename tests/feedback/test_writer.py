@@ -141,7 +141,7 @@ def test_a_judge_is_checked_before_anything_is_computed(own, chat_tokenizers, tm
         writer_of(name, own).check(ALL, reasoning=True)
     with pytest.raises(UserError, match="has no chat template, which the template set 'chat' needs; set feedback.templates to"):
         writer_of("chat", own).check(["critique"], False)
-    with pytest.raises(UserError, match="the tokenizer has no symbol '<assistant>'"):
+    with pytest.raises(UserError, match="lacks jaxalign's markers, which the template set 'world' needs"):
         writer_of("world", chat_tokenizers["qwen2"]).check(["critique"], False)
     (tmp_path / "form.json").write_text('{"layout": "chat"}')
     (tmp_path / "rating.jinja").write_text(

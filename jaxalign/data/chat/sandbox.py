@@ -121,6 +121,9 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], what: str, abou
         raise UserError(f"{what} does something that the sandbox forbids: {error}; do not use it") from None
     except (_TooMuch, MemoryError, OverflowError, RecursionError) as error:
         raise UserError(f"{what} exceeds a limit: {error or type(error).__name__}; fix it") from None
+    except jinja2.UndefinedError as error:
+        words = str(error).replace("jaxalign.records.", "").replace(" object'", "'")
+        raise UserError(f"{what} reads a value that does not exist ({words}); correct its name") from None
     except Exception as error:  # A template can raise any exception.
         raise UserError(f"{what} fails on {about}: {type(error).__name__}: {str(error)[:200]}") from None
     finally:

@@ -99,8 +99,7 @@ def few_held_out(total: int, held_out: int, minimum: int, rows: str = "dialogues
     if not 0 < held_out < minimum:
         return ""
     held = f"1 {rows[:-1]} is" if held_out == 1 else f"{held_out} {rows} are"
-    return (f"{held} held out of {total}: fewer than data.min_held_out ({minimum}), since at most a fifth is held out to reach "
-            "it")
+    return f"{held} held out of {total}: data.min_held_out is {minimum}, but it holds out at most a fifth"
 
 
 def split_by_prompt(

@@ -89,6 +89,9 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if outside is not None:
         rows.append(["Outside mass", percent(outside),
                      "the mean probability of a text that is none of the options (docs/labels.md)"])
+    if summary.get("disagreement") is not None:
+        rows.append(["Disagreement of the jury", percent(summary["disagreement"]),
+                     "the mean of the largest difference between two members' labels"])
     if not problems and summary.get("outcomes") is None:
         rows.append(["Unreadable judgements", share(summary.get("unparsable"), total), "pairs without a verdict in any order"])
     return rows

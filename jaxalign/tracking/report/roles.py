@@ -74,6 +74,8 @@ def _judge_sentences(run: RunFiles) -> list[str]:
     duties: dict[str, list[str]] = {}
     for stage in _judging_stages(run):
         judge = judge_phrase(run, stage)
+        if stage == "revise" and judge.startswith("a jury"):  # Its first member writes.
+            judge = f"the first model of {judge}"
         own = stage == "revise" and judge == "the base model"
         duties.setdefault(judge, []).append("criticised and revised its own answers" if own else _DUTIES[stage])
     sentences = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
-from jaxalign.reasons import advice, few_decided, few_usable, mostly_outside, pairs_sentence, usable_sentence
+from jaxalign.reasons import advice, contradictory, few_decided, few_usable, mostly_outside, pairs_sentence, usable_sentence
 from jaxalign.tracking.workdir import RunFiles
 
 _REPORTS = {"prompts": PromptReport, "pairs": PreferenceReport, "desirable": JudgementReport}
@@ -31,7 +31,7 @@ def _training_sentence(run: RunFiles, revised: Mapping[str, Any]) -> list[str]:
     if not summary.get("answers"):
         return []
     held_out = f" and {revised['usable'] - summary['answers']:,} were held out to measure the loss" if revised else ""
-    cut = f"; {summary['cut']:,} of them were cut to sft.row_length" if summary.get("cut") else ""
+    cut = f"; {summary['cut']:,} of them, with their prompts, were cut to sft.row_length tokens" if summary.get("cut") else ""
     return [f"Fine-tuning used {summary['answers']:,} answers{cut}{held_out}."]
 
 
@@ -43,7 +43,7 @@ def warnings(run: RunFiles) -> list[str]:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
     if compared:
-        found += [few_decided(compared), mostly_outside(compared)]
+        found += [few_decided(compared), mostly_outside(compared), contradictory(compared)]
     return [f"Warning: {sentence}." for sentence in found if sentence]
 
 
