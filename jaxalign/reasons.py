@@ -143,9 +143,9 @@ def contradictory(summary: Mapping[str, Any]) -> str | None:
     agreement = summary.get("decided_order_agreement")
     if agreement is None or agreement >= 0.5:
         return None
-    return (f"for {1 - agreement:.0%} of the pairs with a decided label, the judge prefers the other answer when they are shown "
-            "in the other order, so it decides by position; raise feedback.undecided_margin, choose a better judge, or other "
-            "templates (feedback.templates)")
+    return (f"for {1 - agreement:.0%} of the pairs with a decided label, the judge prefers the other answer when they are "
+            "shown in the other order, so it decides by position; raise feedback.undecided_margin, choose a better judge, or "
+            "other templates (feedback.templates)")
 
 
 MOSTLY = 0.5

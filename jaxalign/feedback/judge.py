@@ -129,6 +129,7 @@ class JudgeInputs:
       writing: sampling settings for critiques and revisions; None if the stage requests none.
       counted: a `feedback.speaker.Counted`, which receives the work of a local model; None to count nothing.
       trains: whether the stage also trains, so that the judge's weights may be offloaded while it is idle.
+      base: the base model's weights if the stage has loaded them, which the local judge then shares; else None.
     """
 
     config: Any
@@ -138,3 +139,4 @@ class JudgeInputs:
     writing: Any = None
     counted: Any = None
     trains: bool = False
+    base: Any = None

@@ -48,8 +48,9 @@ class Revise(Stage):
         with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="prompt") as progress:
             if left:
                 meter = loops.Meter(loops.timing(context, model), model, progress)
-                speaking = engines.speaker(context, model, run_models.base_params(context, model), section.batch, meter)
-                judge = judges.make_judge(context, self.name, model, section.batch, meter, sampling)
+                base = run_models.base_params(context, model)
+                speaking = engines.speaker(context, model, base, section.batch, meter)
+                judge = judges.make_judge(context, self.name, model, section.batch, meter, sampling, base=base)
             for queue in left:
                 rows, prompts = queue.rows, red_team if min(queue.chunks) < first else helpful
                 own = [prompts[i] for i in rows]

@@ -199,7 +199,7 @@ def _weights(folder):
     ({"path": ("{root}/policy",), "max_length": 4096}, {"judge": "model"}, "config.judge.max_length is 4096, but the judge in"),
     ({"max_length": 4096}, {}, "config.judge.max_length is 4096, but the judge in .*policy has 1024 positions"),
     ({}, {"templates": "nowhere"}, "the template set nowhere does not exist"),
-    ({"max_length": 512}, {"templates": "world"}, "lacks jaxalign's markers, which the template set 'world' needs; set feedback.templates to 'chat'"),
+    ({"max_length": 512}, {"templates": "world"}, "lacks jaxalign's markers, which the template set 'world' needs"),
 ])
 def test_a_judge_that_cannot_be_used_is_refused_before_the_run(root, real_data, tmp_path, judge, feedback, message):
     judge = {name: tuple(x.format(root=root) for x in value) if name == "path" else value for name, value in judge.items()}

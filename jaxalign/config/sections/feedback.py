@@ -75,7 +75,10 @@ class Feedback(Section):
                 local.setdefault(field_name, []).append(stage)
         for field_name, stages in local.items():
             self._check_local(config, field_name, ", ".join(stages))
-        self._check_judge_stage(config, [stage for stages in local.values() for stage in stages])
+        asking = [stage for stages in local.values() for stage in stages]
+        if "evaluate" in config.stages and stage_judge(config, "evaluate").runs_base:
+            asking.append("evaluate")
+        self._check_judge_stage(config, asking)
         outside = [stage for stage in (*asked, "evaluate") if judge_name(config, stage) == "model"]
         if outside and not config.judge.path:
             raise UserError(f"config.{judge_field(config, outside[0])} is 'model', but config.judge.path is empty; set it to "

@@ -18,7 +18,7 @@ from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Counted
-from jaxalign.models.model import Model
+from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.records import Principle
 from jaxalign.registry.data_sources import data_source
@@ -98,14 +98,14 @@ def judge_stages(config: Config, stage: str) -> tuple[str, ...]:
 
 def make_judge(
     context: StageContext, stage: str, model: Model, batch: int, counted: Counted | None = None,
-    writing: Sampling | None = None, trains: bool = False,
+    writing: Sampling | None = None, trains: bool = False, base: Params | None = None,
 ) -> CheckedJudge:
     """The judge of a stage. Takes the name of the stage and the fields of `JudgeInputs`.
 
     A judge that does not compute on the devices of all processes is made on the first process only.
     """
     config, record = context.config, stage_judge(context.config, stage)
-    inputs = JudgeInputs(config, context, model, batch, writing, counted, trains)
+    inputs = JudgeInputs(config, context, model, batch, writing, counted, trains, base)
     if record.on_all_processes:
         return CheckedJudge(record.load()(inputs), record.name, config.judge, on_all_processes=True)
     made: list[Any] = []
@@ -117,7 +117,10 @@ def make_local(inputs: JudgeInputs) -> LocalJudge:
     """The run's base model, or the policy of `config.feedback.judge_stage` if it is trained before, as the judge."""
     config, context = inputs.config, inputs.context
     stage = config.feedback.judging_stage(config, context.directory.name)
-    params = run_models.stage_params(context, stage, inputs.model) if stage else run_models.base_params(context, inputs.model)
+    if stage:
+        params = run_models.stage_params(context, stage, inputs.model)
+    else:
+        params = run_models.base_params(context, inputs.model) if inputs.base is None else inputs.base
     role = run_models.frozen_role(context, inputs.model, params) if inputs.trains else None
     length = config.judge.max_length or config.model.max_length
     found = judge_models.JudgeModel(inputs.model, params, run_models.load_tokenizer(context), length)
