@@ -36,7 +36,7 @@ def normalise(arguments: Sequence[str], default: Any) -> list[str]:
         rename = rename_of(match["name"])
         name, value = match["name"], match["value"]
         kind = str if rename and not rename.new else _field_type(rename.new[0] if rename else name, default)
-        if kind is bool and value is None:
+        if kind in (bool, bool | None) and value is None:
             value = "False" if match["no"] else "True"
         elif match["no"]:
             raise UserError(f"{argument} is only valid for a bool, but config.{name} is {schema.type_name(kind)}; "

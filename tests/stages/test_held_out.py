@@ -56,7 +56,7 @@ def test_prompts_of_files_are_held_out_for_evaluation(tmp_path, capsys):
     assert held_out_prompts(context(tmp_path, 50)) == 8 and "held out" not in capsys.readouterr().out
     assert held_out_prompts(context(tmp_path, 50, min_held_out=0)) == 2
     assert held_out_prompts(context(tmp_path, 16)) == 3
-    few = "3 dialogues are held out of 16: fewer than data.min_held_out (8), since at most a fifth is held out to reach it"
+    few = "3 dialogues are held out of 16: data.min_held_out is 8, but it holds out at most a fifth"
     assert f"[preference] {few}\n" in capsys.readouterr().out
 
 
@@ -66,7 +66,7 @@ def test_pairs_of_compare_are_held_out_for_the_preference_model(tmp_path, capsys
     Shards(tmp_path / "compare").write(0, rows)
     train, held_out, _ = labelled.preference_split(context(tmp_path, 16), WordTokenizer())
     assert (len(train), len(held_out)) == (8, 2)
-    assert "[preference] 2 dialogues are held out of 10: fewer than data.min_held_out (8)" in capsys.readouterr().out
+    assert "[preference] 2 dialogues are held out of 10: data.min_held_out is 8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("total", "expected"), [
