@@ -99,7 +99,7 @@ class Run:
         model, params: the base.
         """
         if self.judges(stage):
-            return [("feedback model", model, params, self.config.judge.max_length or self.config.model.max_length)]
+            return [("feedback model", model, params, self.config.judge.local_length(self.config))]
         return [tuple(judge) for judge in planned_judges(self.config, stage, self.policy.sharding)]
 
     def outside_judges(self, stage: str) -> dict[str, Any]:

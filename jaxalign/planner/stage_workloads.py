@@ -84,7 +84,7 @@ def _request_length(config: Config, role: str) -> int:
     """Tokens of a judge's longest request with its text."""
     if role.startswith(judges.ROLE):
         return judges.judge_model(config, role, None)[1]
-    return config.judge.max_length or config.model.max_length
+    return config.judge.local_length(config)
 
 
 def _pairs(config: Config, examples: int | None) -> int | None:

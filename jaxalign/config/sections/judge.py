@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Section
+from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
@@ -39,3 +39,7 @@ class Judge(Section):
     def request_length(self, positions: int | None) -> int:
         """The maximum length of a request to a model of `path` with `positions` positions (None: unlimited), in tokens."""
         return self.max_length or min(positions or _POSITIONS, _POSITIONS)
+
+    def local_length(self, config: WholeConfig) -> int:
+        """The maximum length of a request to the run's own model with the judge's text, in tokens."""
+        return self.max_length or config.model.max_length

@@ -79,7 +79,7 @@ def local_writers(context: StageContext, stage: str) -> list[RequestWriter]:
     config, name = context.config, judge_name(context.config, stage)
     exemplars = load_exemplars(config.feedback.constitution)
     if name == "local":
-        length = config.judge.max_length or config.model.max_length
+        length = config.judge.local_length(config)
         return [make_writer(run_models.load_tokenizer(context), config.feedback, length, exemplars)]
     if name != "model":
         return []

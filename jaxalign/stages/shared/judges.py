@@ -73,7 +73,7 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
             judge_models.check_folder(config, config.model.path, "model.path")
         place = tokenizer_path(config, Path())
         if place.exists():  # Otherwise the files of the model are reported.
-            _check_requests(config, stage, load_tokenizer(place), config.judge.max_length or config.model.max_length)
+            _check_requests(config, stage, load_tokenizer(place), config.judge.local_length(config))
     return found if judge is None else found | {judge: judge_field(config, stage)}
 
 
@@ -122,7 +122,7 @@ def make_local(inputs: JudgeInputs) -> LocalJudge:
     else:
         params = run_models.base_params(context, inputs.model) if inputs.base is None else inputs.base
     role = run_models.frozen_role(context, inputs.model, params) if inputs.trains else None
-    length = config.judge.max_length or config.model.max_length
+    length = config.judge.local_length(config)
     found = judge_models.JudgeModel(inputs.model, params, run_models.load_tokenizer(context), length)
     return _local_judge(inputs, found, inputs.counted, role)
 
