@@ -170,7 +170,7 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: floa
             break
     if choice is not None and rng.random() < NOISE_RATE:
         choice = 1 - choice
-    option = formats.OPTIONS[choice if choice is not None else int(rng.integers(2))]
+    option = formats.TIE if choice is None else formats.OPTIONS[choice]
     shown = {"first": first.text, "second": second.text}
     if rng.random() < reasoned:
         shown |= {"reasoning": True, "thoughts": judging.reasoning_text(axis, relation, first, second, choice)}
