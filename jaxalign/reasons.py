@@ -41,7 +41,10 @@ REVISION = PROBLEMS | {
 COMPARISON = PROBLEMS | {
     "identical": "the two answers are equal",
     "missing_answer": "an answer is missing: its prompt leaves no space, or the policy's logits are not finite",
-    "undecided": "the label is within feedback.undecided_margin of 0.5",
+    "undecided": "the label is too close to 0.5",
+    "tie": "the judge says that neither answer is better",
+    "order": "the judge prefers the other answer when they are shown in the other order",
+    "conflict": "the principles prefer different answers",
 }
 """Why a pair has no decided label."""
 
@@ -102,6 +105,9 @@ _ADVICE = {
     "identical": "raise compare.temperature",
     "missing_answer": "raise model.max_length, or lower compare.max_new_tokens",
     "undecided": "raise compare.prompts, lower feedback.undecided_margin, or choose a judge that distinguishes the answers",
+    "tie": "raise compare.samples or feedback.principles_per_comparison, so that the answers differ on what is asked",
+    "order": "choose another judge or other templates (feedback.templates)",
+    "conflict": "ask under fewer principles (feedback.principles_per_comparison), or set feedback.aggregate to 'strongest'",
 }
 
 
@@ -138,14 +144,28 @@ def few_decided(summary: Mapping[str, Any]) -> str | None:
     return f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}"
 
 
-def contradictory(summary: Mapping[str, Any]) -> str | None:
-    """A sentence if the judge contradicts itself in the other order for most of the pairs with a decided label; else None."""
-    agreement = summary.get("decided_order_agreement")
-    if agreement is None or agreement >= 0.5:
+def self_agreement_sentence(summary: Mapping[str, Any]) -> str:
+    """Says how often the judge agrees with itself, and which margin its labels have. summary: that of stage compare."""
+    agreement, found = summary["order_agreement"], summary["calibration"]
+    if agreement is None:
+        return "no pair has a verdict in both orders"
+    sentence = f"the labeller agrees with itself on {agreement:.0%} of the verdicts that it gave in both orders"
+    margin = f"a label is decided if it differs from 0.5 by more than {found['margin']:.2f}"
+    chance = found["chance_share"]
+    return f"{sentence}; {margin}" + ("" if chance is None else f", where about {chance:.0%} of the labels are due to chance")
+
+
+LARGE_CHANCE = 0.2
+"""Too many decided labels are due to chance if their estimated share is larger."""
+
+
+def mostly_chance(summary: Mapping[str, Any]) -> str | None:
+    """A sentence if many of the decided labels are due to chance; else None."""
+    share = summary["calibration"]["chance_share"]
+    if share is None or share <= LARGE_CHANCE:
         return None
-    return (f"for {1 - agreement:.0%} of the pairs with a decided label, the judge prefers the other answer when they are "
-            "shown in the other order, so it decides by position; raise feedback.undecided_margin, choose a better judge, or "
-            "other templates (feedback.templates)")
+    return (f"about {share:.0%} of the decided labels are due to chance, since the judge contradicts itself as often in the "
+            "other order; choose a better judge, or other templates (feedback.templates)")
 
 
 MOSTLY = 0.5

@@ -46,8 +46,16 @@ def test_verdicts_of_a_judge_that_writes_something_else_are_warned_about(mass, s
     assert found is None if sentence is None else found.startswith(sentence)
 
 
-@pytest.mark.parametrize(("agreement", "warned"), [(None, False), (0.5, False), (0.0, True)])
-def test_decided_pairs_on_which_the_judge_contradicts_itself_are_warned_about(agreement, warned):
-    found = reasons.contradictory({"decided_order_agreement": agreement})
+@pytest.mark.parametrize(("share", "warned"), [(None, False), (0.05, False), (0.2, False), (0.6, True)])
+def test_labels_that_are_mostly_due_to_chance_are_warned_about(share, warned):
+    found = reasons.mostly_chance({"calibration": {"chance_share": share}})
     assert (found is not None) == warned
-    assert not warned or found.startswith("for 100% of the pairs with a decided label, the judge prefers the other answer")
+    assert not warned or found.startswith("about 60% of the decided labels are due to chance")
+
+
+def test_the_sentence_on_the_agreement_of_the_judge_with_itself():
+    summary = {"order_agreement": 0.914, "calibration": {"margin": 0.13, "chance_share": 0.041}}
+    assert reasons.self_agreement_sentence(summary) == (
+        "the labeller agrees with itself on 91% of the verdicts that it gave in both orders; a label is decided if it differs "
+        "from 0.5 by more than 0.13, where about 4% of the labels are due to chance"
+    )

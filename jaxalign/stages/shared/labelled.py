@@ -13,7 +13,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
 from jaxalign.reasons import COMPARISON, advice, few_usable, usable_sentence
-from jaxalign.records import Comparison, Message
+from jaxalign.records import Comparison, Message, PrincipleLabel
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
@@ -27,7 +27,7 @@ _FIELDS = (
 )
 
 
-_MORE = ("problem", "outside", "notes", "disagreement")
+_MORE = ("problem", "outside", "notes", "disagreement", "principle", "outcome")
 """Fields of a row that are absent if they are empty."""
 
 
@@ -35,7 +35,16 @@ def comparison_row(comparison: Comparison) -> dict:
     """A labelled pair as a row of a shard."""
     found = {name: getattr(comparison, name) for name in _FIELDS}
     more = {name: value for name in _MORE if (value := getattr(comparison, name)) not in (None, ())}
-    return prompt_row(comparison.prompt) | found | more
+    labels = [{name: value for name, value in vars(label).items() if value is not None} for label in comparison.labels]
+    return prompt_row(comparison.prompt) | found | more | {"labels": labels}
+
+
+def row_comparison(row: Mapping[str, Any]) -> Comparison:
+    """The labelled pair of a row that `comparison_row` made."""
+    fields = {name: row[name] for name in _FIELDS} | {name: row[name] for name in _MORE if name in row}
+    fields |= {name: tuple(fields[name]) for name in ("principles", "notes") if name in fields}
+    labels = tuple(PrincipleLabel(**label) for label in row.get("labels", ()))
+    return Comparison(row_prompt(row), **fields, labels=labels)
 
 
 def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
@@ -44,13 +53,14 @@ def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
     for row in shards.read():
         if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
             continue
-        fields = {name: row[name] for name in _FIELDS} | {"principles": tuple(row["principles"])}
-        out.append(Comparison(row_prompt(row), **fields))
+        out.append(row_comparison(row))
     return out
 
 
 def pair_outcome(row: Mapping[str, Any]) -> str | None:
     """Why a row of stage compare has no decided label: a name in `reasons.COMPARISON`; None if it has one."""
+    if "outcome" in row:
+        return row["outcome"]
     if row["response_a"] == row["response_b"]:
         return row.get("problem") or "identical"
     if row["decided"]:

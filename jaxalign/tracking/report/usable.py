@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
-from jaxalign.reasons import advice, contradictory, few_decided, few_usable, mostly_outside, pairs_sentence, usable_sentence
+from jaxalign.reasons import (
+    advice,
+    few_decided,
+    few_usable,
+    mostly_chance,
+    mostly_outside,
+    pairs_sentence,
+    self_agreement_sentence,
+    usable_sentence,
+)
+from jaxalign.tracking.formatting import capitalized
 from jaxalign.tracking.workdir import RunFiles
 
 _REPORTS = {"prompts": PromptReport, "pairs": PreferenceReport, "desirable": JudgementReport}
@@ -23,6 +33,8 @@ def row_sentences(run: RunFiles) -> list[str]:
     sentences += _training_sentence(run, revised)
     if compared := _compared(run):
         sentences.append(pairs_sentence(compared) + ".")
+        if "margin" in compared["calibration"]:
+            sentences.append(capitalized(self_agreement_sentence(compared)) + ".")
     return sentences
 
 
@@ -43,7 +55,7 @@ def warnings(run: RunFiles) -> list[str]:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
     if compared:
-        found += [few_decided(compared), mostly_outside(compared), contradictory(compared)]
+        found += [few_decided(compared), mostly_outside(compared), mostly_chance(compared)]
     return [f"Warning: {sentence}." for sentence in found if sentence]
 
 
@@ -55,11 +67,15 @@ def _revised(run: RunFiles) -> Mapping[str, Any]:
     return {}
 
 
+_UNKNOWN = {"order_agreement": None, "position_bias": None, "calibration": {"chance_share": None}}
+"""Fields that summaries of older versions lack."""
+
+
 def _compared(run: RunFiles) -> Mapping[str, Any]:
     """The summary of stage compare; empty if it does not count the outcomes of all pairs."""
     summary = run.stage("compare").summary
     complete = summary.get("pairs") and summary.get("outcomes") is not None
-    return {"order_agreement": None, "position_bias": None} | summary if complete else {}
+    return _UNKNOWN | summary if complete else {}
 
 
 def _file_sentences(run: RunFiles) -> Iterator[str]:
