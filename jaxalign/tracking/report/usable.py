@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
-from jaxalign.reasons import advice, contradictory, few_decided, few_usable, mostly_outside, pairs_sentence, usable_sentence
+from jaxalign.reasons import (
+    advice,
+    audit_warnings,
+    contradictory,
+    few_decided,
+    few_usable,
+    mostly_outside,
+    pairs_sentence,
+    usable_sentence,
+)
 from jaxalign.tracking.workdir import RunFiles
 
 _REPORTS = {"prompts": PromptReport, "pairs": PreferenceReport, "desirable": JudgementReport}
@@ -44,6 +53,8 @@ def warnings(run: RunFiles) -> list[str]:
         found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
     if compared:
         found += [few_decided(compared), mostly_outside(compared), contradictory(compared)]
+    if run.audit:
+        found += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in found if sentence]
 
 
