@@ -54,6 +54,7 @@ def _audit(own: dict[str, Any], argv: list[str]) -> None:
     from jaxalign.stages.shared.base import StageContext, write_json
     from jaxalign.stages.shared.judge_audit import audit_judge
     from jaxalign.tracking.judge_audit import FILE, render
+    from jaxalign.tracking.report.page import render_report
 
     config = resolve_auto(config)
     use_compile_cache(config.compile_cache)
@@ -66,6 +67,8 @@ def _audit(own: dict[str, Any], argv: list[str]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # For terminals that cannot show every character.
     print(f"{render(found)}\n\nwritten to {path}", flush=True)
+    if path == workdir / FILE and (workdir / "report.html").exists():
+        print(f"added to {render_report(workdir)}", flush=True)
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

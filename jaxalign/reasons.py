@@ -181,7 +181,8 @@ def audit_warnings(audit: Mapping[str, Any]) -> list[str]:
     found, accuracy, flips = [], audit["accuracy"], audit["flips"]
     remedy = "choose a better judge, or other templates (feedback.templates)"
     if not accuracy["total"]:
-        found.append(f"the judge decides none of the {audit['pairs'] - audit['ties']:,} gold pairs with a better answer; {remedy}")
+        count = audit["pairs"] - audit["ties"]
+        found.append(f"the judge decides none of the {count:,} gold pairs with a better answer; {remedy}")
     elif accuracy["low"] <= 0.5:
         worse = "is worse than chance" if accuracy["high"] < 0.5 else "may be chance"
         found.append(f"the judge prefers the better answer in {accuracy['rate']:.0%} of the {accuracy['total']:,} gold pairs "
