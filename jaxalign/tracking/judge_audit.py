@@ -13,7 +13,10 @@ from jaxalign.tracking.table import align
 FILE = "judge_audit.json"
 """The file of an audit in a work directory."""
 
-_BUILT_IN, _OUTSIDE = "built-in", "Probability outside of the options"
+BUILT_IN = "built-in"
+"""The name of the gold pairs in the package, in place of a file's path."""
+
+_OUTSIDE = "Probability outside of the options"
 
 MEANINGS = {
     "Correct, of the decided pairs": "of the pairs with a better answer, when the judge prefers one; 50% is chance",
@@ -63,7 +66,7 @@ PARTS_HEADER = ("Pairs", "Correct, of the decided", "Flips")
 def introduction(content: Mapping[str, Any]) -> str:
     """Names the judge and the pairs in one or two sentences."""
     audit, files = content["audit"], content["files"]
-    origin = "the built-in set" if files[0]["path"] == _BUILT_IN else ", ".join(file["path"] for file in files)
+    origin = "the built-in set" if files[0]["path"] == BUILT_IN else ", ".join(file["path"] for file in files)
     judge = {"local": "the run's own model", "jury": f"a jury of {len(content.get('members') or ())} models"}
     return (f"The judge of stage {content['stage']}, {judge.get(content['judge'], content['judge'])}, compared the answers of "
             f"{audit['pairs']:,} gold pairs ({audit['ties']:,} of them ties) from {origin} in both orders, "

@@ -12,10 +12,14 @@ import pytest
 import safetensors.numpy
 
 from jaxalign import judge_audit
-from jaxalign.config import Config
+from jaxalign.config import Config, from_config_dict
+from jaxalign.data.chat.model_style import resolve_auto
+from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
-from jaxalign.stages.shared.judge_audit import gold_pairs
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.judge_audit import audit_judge, gold_pairs
 from tests.folders import write_model
+from tests.stages import test_end_to_end as small
 from tests.tracking.pages import render_page
 from tests.tracking.synthetic import make_run
 
@@ -145,12 +149,25 @@ def test_a_jury_is_shown_beside_its_members(root, run):
     folders = [str(root / name) for name in ("model", "other")]
     jury, out = run(*model_flags(root), "--config.feedback.judge=model", f"--config.judge.path={','.join(folders)}")
     assert [member["judge"] for member in jury["members"]] == folders and jury["judge"] == "jury"
-    for folder, member in zip(folders, jury["members"], strict=True):
-        single, _ = run(*model_flags(root), "--config.feedback.judge=model", f"--config.judge.path={folder}")
-        assert single["audit"] == member["audit"]
+    single, _ = run(*model_flags(root), "--config.feedback.judge=model", f"--config.judge.path={folders[1]}")
+    assert single["audit"] == jury["members"][1]["audit"]
     outside = [member["audit"]["outside"] for member in jury["members"]]
     assert jury["audit"]["outside"] == pytest.approx(sum(outside) / 2) and outside[0] != outside[1]
     assert "jury" in out and f"member 2 is {folders[1]}" in out
+
+
+def test_a_model_that_pretrain_trained_is_audited_once_its_stage_is_done(tmp_path):
+    """It reasons before its verdicts, as in the run."""
+    small.run(tmp_path, stages=("pretrain",))
+
+    def audit(**feedback):
+        config = resolve_auto(from_config_dict(small.CONFIG | {"feedback": small.CONFIG["feedback"] | feedback}))
+        return audit_judge(StageContext(config, tmp_path, tmp_path / "compare", False), limit=6)
+
+    found = audit()["audit"]
+    assert found["pairs"] == 6 and found["requests"] == 12 and set(found["problems"]) <= {"cut_off", "unreadable", "too_long"}
+    with pytest.raises(UserError, match="stage sft, whose model judges, has not finished in"):
+        audit(judge_stage="sft")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -28,13 +28,8 @@ from jaxalign.stages.shared import judges, reads, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.manifest import DONE, read_manifest
+from jaxalign.tracking.judge_audit import BUILT_IN
 from jaxalign.tracking.progress import Progress
-
-STAGES = ("compare", "evaluate")
-"""The stages whose judge compares answers, and may differ from that of feedback.judge."""
-
-BUILT_IN = "built-in"
-"""The name of the gold pairs in the package, in place of a file's path."""
 
 _NAME = "judge_audit"
 
@@ -70,7 +65,7 @@ def audit_judge(context: StageContext, limit: int = 0) -> dict[str, Any]:
     """Audits the judge of a stage, and each member of a jury.
 
     Args:
-      context: of the stage (`context.directory.name`), one of `STAGES`.
+      context: of the stage (`context.directory.name`), "compare" or "evaluate".
       limit: the number of pairs to read from each file; 0 reads all.
 
     Returns:
