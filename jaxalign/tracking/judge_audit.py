@@ -18,6 +18,8 @@ BUILT_IN = "built-in"
 
 _OUTSIDE = "Probability outside of the options"
 
+_LARGEST = 1000  # The odds of a judge that always prefers the longer answer are limited only by the prior.
+
 MEANINGS = {
     "Correct, of the decided pairs": "of the pairs with a better answer, when the judge prefers one; 50% is chance",
     "Correct, of all pairs": "an undecided pair is correct only if the answers are equally good; no verdict counts as wrong",
@@ -117,7 +119,5 @@ def _odds(found: Mapping[str, Any]) -> str:
 
 
 def _with_bounds(values: Sequence[float | None]) -> str:
-    value, low, high = values
-    if value is None:
-        return "-"
-    return decimal(value, 2) + ("" if low is None else f" ({decimal(low, 2)} to {decimal(high, 2)})")
+    value, low, high = (f">{_LARGEST:,}" if x is not None and x > _LARGEST else decimal(x, 2) for x in values)
+    return value if low == "-" else f"{value} ({low} to {high})"
