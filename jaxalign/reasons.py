@@ -190,3 +190,24 @@ def pair_advice(summary: Mapping[str, Any]) -> str:
         return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
                 f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")
     return advice(summary["outcomes"], COMPARISON)
+
+
+MOST_FLIPS = 0.3
+"""A judge is inconsistent if a larger share of its preferences changes when the answers are swapped."""
+
+
+def audit_warnings(audit: Mapping[str, Any]) -> list[str]:
+    """Sentences if a judge is not better than chance on gold pairs, or inconsistent. audit: `feedback.audit.Audit.to_dict`."""
+    found, accuracy, flips = [], audit["accuracy"], audit["flips"]
+    remedy = "choose a better judge, or other templates (feedback.templates)"
+    if not accuracy["total"]:
+        count = audit["pairs"] - audit["ties"]
+        found.append(f"the judge decides none of the {count:,} gold pairs with a better answer; {remedy}")
+    elif accuracy["low"] <= 0.5:
+        worse = "is worse than chance" if accuracy["high"] < 0.5 else "may be chance"
+        found.append(f"the judge prefers the better answer in {accuracy['rate']:.0%} of the {accuracy['total']:,} gold pairs "
+                     f"that it decides (95% interval {accuracy['low']:.0%} to {accuracy['high']:.0%}), which {worse}; {remedy}")
+    if flips["total"] and flips["rate"] > MOST_FLIPS:
+        found.append(f"for {flips['rate']:.0%} of the gold pairs that the judge decides in both orders, it prefers the other "
+                     f"answer when the answers are swapped, so it often decides by position; {remedy}")
+    return found

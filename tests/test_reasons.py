@@ -59,3 +59,21 @@ def test_the_sentence_on_the_agreement_of_the_judge_with_itself():
         "the labeller agrees with itself on 91% of the verdicts that it gave in both orders; a label is decided if it differs "
         "from 0.5 by more than 0.13, where about 4% of the labels are due to chance"
     )
+
+
+def _audit(rate, low, high, flips=0.0, total=20):
+    accuracy = {"total": total, "rate": rate, "low": low, "high": high}
+    return {"pairs": 30, "ties": 10, "accuracy": accuracy, "flips": {"total": 20, "rate": flips}}
+
+
+@pytest.mark.parametrize(("audit", "words"), [
+    (_audit(0.8, 0.58, 0.92), []),
+    (_audit(0.6, 0.39, 0.78), ["in 60% of the 20 gold pairs that it decides (95% interval 39% to 78%), which may be chance"]),
+    (_audit(0.1, 0.03, 0.3), ["which is worse than chance"]),
+    (_audit(None, 0, 1, total=0), ["decides none of the 20 gold pairs with a better answer"]),
+    (_audit(0.8, 0.58, 0.92, flips=0.3), []),
+    (_audit(0.8, 0.58, 0.92, flips=0.35), ["for 35% of the gold pairs that the judge decides in both orders"]),
+])
+def test_a_judge_that_fails_its_audit_is_warned_about(audit, words):
+    found = reasons.audit_warnings(audit)
+    assert len(found) == len(words) and all(part in sentence for part, sentence in zip(words, found, strict=True))

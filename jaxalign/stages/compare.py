@@ -31,6 +31,7 @@ class Compare(Stage):
     name = "compare"
     config_fields = (
         *reads.MODEL_FIELDS, *reads.PROMPT_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "judge.compare", "compare",
+        "feedback.correct_position", "feedback.max_chance_share",
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES, StageRecord, ordered, stages_in_order
 from jaxalign.tracking.jsonl import read_rows
+from jaxalign.tracking.judge_audit import FILE
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import PhaseTotal, read_timing
 
@@ -47,6 +48,7 @@ class RunFiles:
       stages: the files of every stage that is registered, planned or has a folder, by name.
       planned: the names of the stages in the config; without a config, of the stages that have started.
       records: the records of the stages that are planned or have started, in the order of the pipeline.
+      audit: the audit of the judge; empty if there is none.
     """
 
     path: Path
@@ -55,6 +57,7 @@ class RunFiles:
     stages: Mapping[str, StageFiles]
     planned: tuple[str, ...] = ()
     records: tuple[StageRecord, ...] = ()
+    audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -118,7 +121,7 @@ def read_run(workdir: str | Path) -> RunFiles:
     evaluation = _read_object(path / "summary.json") or stages["evaluate"].summary
     planned = tuple(record.name for record in asked) or tuple(name for name in names if stages[name].started)
     found = dict.fromkeys([*asked, *(record for record in STAGES if record.name in planned or stages[record.name].started)])
-    return RunFiles(path, config, evaluation, stages, planned, ordered(found))
+    return RunFiles(path, config, evaluation, stages, planned, ordered(found), _read_object(path / FILE))
 
 
 _STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json")

@@ -9,6 +9,7 @@ from typing import Any
 from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
 from jaxalign.reasons import (
     advice,
+    audit_warnings,
     few_decided,
     few_usable,
     mostly_chance,
@@ -56,6 +57,8 @@ def warnings(run: RunFiles) -> list[str]:
         found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
     if compared:
         found += [few_decided(compared), mostly_outside(compared), mostly_chance(compared)]
+    if run.audit:
+        found += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in found if sentence]
 
 
