@@ -35,6 +35,7 @@ def comparison_row(comparison: Comparison) -> dict:
     """A labelled pair as a row of a shard."""
     found = {name: getattr(comparison, name) for name in _FIELDS}
     more = {name: value for name in _MORE if (value := getattr(comparison, name)) not in (None, ())}
+    more |= {} if comparison.weight == 1 else {"weight": comparison.weight}
     return prompt_row(comparison.prompt) | found | more
 
 
@@ -45,6 +46,7 @@ def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
         if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
             continue
         fields = {name: row[name] for name in _FIELDS} | {"principles": tuple(row["principles"])}
+        fields["weight"] = row.get("weight", 1.0)
         out.append(Comparison(row_prompt(row), **fields))
     return out
 
