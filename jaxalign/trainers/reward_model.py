@@ -13,30 +13,24 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.config import Preference
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params, scalar_from_lm
-from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, section_from
-from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
-from jaxalign.trainers.preference_quality import accuracy, held_out_metrics, measurable
+from jaxalign.trainers.fitting import RunSettings, Start, start_of
+from jaxalign.trainers.preference_member import Member
+from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
-from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
-from jaxalign.training.arguments import PreferenceArguments
-from jaxalign.training.early_stopping import EarlyStopping
+from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.training.loop import Step
 from jaxalign.training.offload import FrozenRole
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import TrainState
-from jaxalign.training.work import learning_pairs
 
 _STAGE_FIELDS = ("human", "human_weight", "on_failure")
 """Fields of the section that `RewardModel` does not read."""
@@ -76,8 +70,8 @@ class RewardModel(Trainer):
         section = section_from(Preference(), fields, "RewardModel")
         for name in _STAGE_FIELDS:
             if getattr(section, name) != getattr(Preference(), name):
-                raise UserError(f"RewardModel({name}) is {getattr(section, name)!r}, but only stage preference reads it; leave it "
-                                "out, and give the pairs of several sources to fit with a \"weight\" in each row")
+                raise UserError(f"RewardModel({name}) is {getattr(section, name)!r}, but only stage preference reads it; leave "
+                                "it out, and give the pairs of several sources to fit with a \"weight\" in each row")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model, section, "RewardModel", **options)
         self._scorer: tuple[Scorer, Params] | None = None
@@ -216,74 +210,6 @@ def with_random_head(start: Start, weights: Params, key: jax.Array) -> Params:
     if model.lora is None:
         return scalar_from_lm(start.trained(weights), model.init(key))
     return {**start.trained(weights), "score": model.random_score(key)}
-
-
-class Member:
-    """Trains one preference model on arrays of pairs, for the stage preference and for `RewardModel`.
-
-    Args:
-      start: the model with its scalar head and the functions that read its weights.
-      section: the optimizer and the batch.
-      run: seed, key and loop.
-      train: the pairs, numpy arrays.
-      loader: selects the pairs of each batch.
-      held_out: the pairs on which early stopping measures the loss; not read without early stopping.
-
-    Raises:
-      UserError: early stopping has no pair to measure the loss on.
-    """
-
-    def __init__(
-        self, start: Start, section: Preference, run: RunSettings, train: PairBatch, loader: EpochLoader,
-        held_out: PairBatch | None = None,
-    ):
-        self._start, self._section, self._train, self._loader = start, section, train, loader
-        self._held_out = held_out if section.early_stopping else None
-        if section.early_stopping and not measurable(held_out):
-            raise UserError("early_stopping is True, but none of the held-out pairs that would measure the loss has a label "
-                            "that prefers an answer; give more pairs, raise held_out_share, or set early_stopping to False")
-        self.total_steps = loader.steps(section.epochs)
-        self.fit = Fit(start, make_optimizer(section.optimizer, self.total_steps), run)
-
-    def steps(self) -> Iterator[Step]:
-        """Trains and yields each step."""
-        program = Program(preference_step, self._arguments, self._flops, self._tokens, shown=("loss", "accuracy"))
-        return self.fit.steps(program, self.total_steps, self._section.checkpoint_every, stopping=self._stopping())
-
-    def stopped(self) -> dict[str, Any]:
-        """The result of early stopping, after training: the number of steps trained, and the best step with its loss."""
-        state = self.fit.training.state
-        step, loss = fetch((state.best_step, state.best_loss))
-        return {"steps": self.fit.training.completed, "best_step": int(step), "held_out_loss": float(loss)}
-
-    def _stopping(self) -> EarlyStopping | None:
-        if self._held_out is None:
-            return None
-        section, scorer = self._section, Scorer(self._start.model)
-
-        def held_out(params: Params) -> dict[str, float]:
-            scores = all_scores(scorer, join(self.fit.frozen, params), self._held_out, section.batch)
-            return held_out_metrics(scores, self._held_out)
-
-        return EarlyStopping(section.eval_every or self._loader.steps(1), section.patience, held_out)
-
-    def _arguments(self, frozen: Params | None, number: int) -> PreferenceArguments:
-        model, section = self._start.model, self._section
-        batch, parts = packed(model, self._train, self._loader.indices(number), section.micro_batch_tokens)
-        return PreferenceArguments(
-            model=model,
-            optimizer=self.fit.optimizer,
-            centering_coef=section.centering_coef,
-            batch=batch,
-            frozen=frozen,
-            packed=parts,
-        )
-
-    def _tokens(self, number: int) -> int:
-        return int(self._train.length[self._loader.indices(number)].sum())
-
-    def _flops(self, number: int) -> float:
-        return learning_pairs(self._start.model, take(self._train, self._loader.indices(number)))
 
 
 def member_directory(directory: Path, number: int) -> Path:

@@ -66,7 +66,7 @@ class Preference(PackedPairs):
                             f"{config.data.source!r} are not made by stage compare; list the files in config.data.extra_train "
                             "instead, or add compare to config.stages")
         if self.human and config.data.weights:
-            raise UserError(f"config.preference.human is {self.human!r}, but config.data.weights already sets the shares of the "
+            raise UserError(f"config.preference.human is {self.human!r}, but config.data.weights already sets the shares of "
                             "files; set human_weight instead, and leave config.data.weights empty")
         if self.early_stopping and made and not self.held_out_share:
             raise UserError("config.preference.early_stopping is True, but config.preference.held_out_share is 0, so no pair "
