@@ -211,3 +211,55 @@ def audit_warnings(audit: Mapping[str, Any]) -> list[str]:
         found.append(f"for {flips['rate']:.0%} of the gold pairs that the judge decides in both orders, it prefers the other "
                      f"answer when the answers are swapped, so it often decides by position; {remedy}")
     return found
+
+
+def baseline_of(summary: Mapping[str, Any]) -> tuple[str, float]:
+    """(its description, its accuracy) for the best baseline in the summary of stage preference: chance, or the length rule."""
+    length = (summary.get("baselines") or {}).get("length")
+    if length and length["accuracy"] > 0.5:
+        return f"the rule that the {length['rule']} answer is better", length["accuracy"]
+    return "chance", 0.5
+
+
+def accuracy_sentence(summary: Mapping[str, Any]) -> str | None:
+    """Compares the held-out accuracy of stage preference with its baselines; None if no held-out pair has a decided label."""
+    held_out, baselines = summary["held_out"], summary["baselines"]
+    if held_out is None:
+        return None
+    length, ceiling = baselines["length"], baselines["ceiling"]
+    most = "" if ceiling is None else f"; the noise of the labels allows an expected {ceiling:.1%}"
+    return (f"held-out accuracy {_with_interval(held_out)} on {held_out['pairs']:,} pairs; the rule that the {length['rule']} "
+            f"answer is better reaches {_with_interval(length)}, chance 50.0%{most}")
+
+
+def human_sentence(summary: Mapping[str, Any]) -> str | None:
+    """The numbers and accuracies of the AI-labelled and human pairs of stage preference; None without human files."""
+    if "human" not in summary:
+        return None
+    said = []
+    for name, kind in (("AI-labelled", "ai"), ("human", "human")):
+        part = summary[kind]
+        measured = "accuracy unknown" if part["held_out"] is None else f"accuracy {_with_interval(part['held_out'])}"
+        said.append(f"{part['train_pairs']:,} {name} pairs to train on and {part['held_out_pairs']:,} held out, {measured}")
+    return f"{'; '.join(said)}; the weight of a human pair is {summary['human']['weight']:g}"
+
+
+def _with_interval(rate: Mapping[str, Any]) -> str:
+    return f"{rate['accuracy']:.1%} (95% interval {rate['low']:.1%} to {rate['high']:.1%})"
+
+
+def uninformative(summary: Mapping[str, Any]) -> str | None:
+    """A sentence with a remedy if the interval of the preference model's accuracy does not exceed the best baseline."""
+    held_out = summary["held_out"]
+    if held_out is None:
+        return ("the accuracy of the preference model is unknown, because no held-out pair has a label that prefers an answer; "
+                "give more pairs, or raise held_out_share")
+    name, best = baseline_of(summary)
+    if held_out["low"] > best:
+        return None
+    if held_out["accuracy"] > best:
+        remedy = "hold out more pairs for a narrower interval, or give more pairs to train on"
+    else:
+        remedy = "give more pairs to train on, train for more epochs (preference.epochs), or correct the labels"
+    return (f"the preference model is not reliably better than {name}, which reaches {best:.1%}: its held-out accuracy is "
+            f"{_with_interval(held_out)} on {held_out['pairs']:,} pairs; {remedy}")

@@ -103,7 +103,8 @@ class Comparison:
     pair has no decided label, a name in `reasons.COMPARISON`, else None. margin: by how much the better one is better, if
     known. problem: why the judge gave no verdict, a name in `reasons.PROBLEMS`. outside: the probability that the judge gave to
     no option, averaged over its verdicts, if known. notes: what the judge did not see, names in `reasons.NOTES`.
-    disagreement: of a jury, the largest difference between two members' labels.
+    disagreement: of a jury, the largest difference between two members' labels. weight: the weight of the pair's loss, at least
+    0.
     """
 
     prompt: Prompt
@@ -121,6 +122,7 @@ class Comparison:
     outside: float | None = None
     notes: tuple[str, ...] = ()
     disagreement: float | None = None
+    weight: float = 1.0
     labels: tuple[PrincipleLabel, ...] = ()
     principle: str | None = None
     outcome: str | None = None
@@ -261,8 +263,8 @@ class ScoredPairs:
 class PairBatch:
     """Pairs of complete sequences for the preference model.
 
-    tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B] (0 = padding row),
-    margin float32 [B], the desired difference between the scores, or None for no margins.
+    tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B], the weight of
+    the pair's loss (0 = padding row), margin float32 [B], the desired difference between the scores, or None for no margins.
     """
 
     tokens: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import pytest
@@ -77,3 +78,28 @@ def _audit(rate, low, high, flips=0.0, total=20):
 def test_a_judge_that_fails_its_audit_is_warned_about(audit, words):
     found = reasons.audit_warnings(audit)
     assert len(found) == len(words) and all(part in sentence for part, sentence in zip(words, found, strict=True))
+
+
+def preference_summary(accuracy, low, high, length=0.5, rule="longer"):
+    baseline = {"rule": rule, "pairs": 100, "accuracy": length, "low": length - 0.1, "high": length + 0.1}
+    return {"held_out": {"pairs": 100, "accuracy": accuracy, "low": low, "high": high},
+            "baselines": {"chance": 0.5, "length": baseline, "ceiling": 0.8}}
+
+
+def test_the_accuracy_of_the_preference_model_is_compared_with_its_baselines():
+    assert reasons.accuracy_sentence(preference_summary(0.7, 0.6, 0.78, 0.55)) == (
+        "held-out accuracy 70.0% (95% interval 60.0% to 78.0%) on 100 pairs; the rule that the longer answer is better reaches "
+        "55.0% (95% interval 45.0% to 65.0%), chance 50.0%; the noise of the labels allows an expected 80.0%")
+
+
+@pytest.mark.parametrize(("summary", "sentence"), [
+    (preference_summary(0.7, 0.6, 0.78), None),
+    (preference_summary(0.7, 0.6, 0.78, 0.59), None),
+    (preference_summary(0.55, 0.45, 0.65), "not reliably better than chance, which reaches 50.0%.*narrower interval"),
+    (preference_summary(0.7, 0.6, 0.78, 0.72, "shorter"),
+     "than the rule that the shorter answer is better, which reaches 72.0%.*on 100 pairs; give more pairs to train on"),
+    ({"held_out": None, "baselines": {"chance": 0.5, "length": None, "ceiling": None}}, "accuracy .* is unknown"),
+])
+def test_a_preference_model_that_does_not_beat_its_baselines_is_reported(summary, sentence):
+    found = reasons.uninformative(summary)
+    assert found is None if sentence is None else re.search(sentence, found)

@@ -30,7 +30,9 @@ BALANCE_SLACK = 2.0
 
 class DPO(Stage):
     name = "dpo"
-    config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided")
+    config_fields = (
+        *reads.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided", "feedback.undecided_weight",
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))

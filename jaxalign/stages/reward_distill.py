@@ -32,6 +32,7 @@ from jaxalign.stages.shared.answering import sampled_answers
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import labelled_split
+from jaxalign.stages.shared.preference_pairs import held_out_parts
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import run_settings, start_from
@@ -50,7 +51,7 @@ class RewardDistill(Stage):
     config_fields = (
         *reads.MODEL_FIELDS,
         *("data", "world", "reward_distill", "preference.max_length", "preference.held_out_share"),
-        *("preference.normalise", "feedback.undecided", "sampler"),
+        *("preference.normalise", "preference.early_stopping", "feedback.undecided", "feedback.undecided_weight", "sampler"),
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ class RewardDistill(Stage):
         )
         share, longest = config.preference.held_out_share, config.preference.max_length
         labelled, labelled_held_out, _ = labelled_split(context, tokenizer, share, longest)
+        _, labelled_held_out = held_out_parts(context, labelled_held_out)  # The other part chose the teacher's weights.
         unseen = {pair.prompt.messages for pair in held_out}  # With a preference file, its pairs and RL share prompts.
         labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
         arrays = [

@@ -35,25 +35,33 @@ def comparison_row(comparison: Comparison) -> dict:
     """A labelled pair as a row of a shard."""
     found = {name: getattr(comparison, name) for name in _FIELDS}
     more = {name: value for name in _MORE if (value := getattr(comparison, name)) not in (None, ())}
+    more |= {} if comparison.weight == 1 else {"weight": comparison.weight}
     labels = [{name: value for name, value in vars(label).items() if value is not None} for label in comparison.labels]
     return prompt_row(comparison.prompt) | found | more | {"labels": labels}
 
 
 def row_comparison(row: Mapping[str, Any]) -> Comparison:
     """The labelled pair of a row that `comparison_row` made."""
-    fields = {name: row[name] for name in _FIELDS} | {name: row[name] for name in _MORE if name in row}
+    fields = {name: row[name] for name in _FIELDS} | {name: row[name] for name in (*_MORE, "weight") if name in row}
     fields |= {name: tuple(fields[name]) for name in ("principles", "notes") if name in fields}
     labels = tuple(PrincipleLabel(**label) for label in row.get("labels", ()))
     return Comparison(row_prompt(row), **fields, labels=labels)
 
 
-def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
-    """The training pairs. Pairs of equal answers are left out and, if `undecided` is "drop", undecided pairs."""
+def read_comparisons(shards: Shards, undecided: str, undecided_weight: float = 1.0) -> list[Comparison]:
+    """The training pairs, without pairs of equal answers.
+
+    Args:
+      shards: the rows of stage compare.
+      undecided: "drop" leaves out undecided pairs, "half" keeps them.
+      undecided_weight: the weight of an undecided pair's loss.
+    """
     out = []
     for row in shards.read():
         if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
             continue
-        out.append(row_comparison(row))
+        found = row_comparison(row)
+        out.append(found if found.decided else dataclasses.replace(found, weight=found.weight * undecided_weight))
     return out
 
 
@@ -70,8 +78,8 @@ def pair_outcome(row: Mapping[str, Any]) -> str | None:
 
 def labelled_pairs(context: StageContext) -> list[Comparison]:
     """The training pairs from this run's compare stage. Raises UserError if there are none."""
-    shards, undecided = Shards(context.input_directory("compare")), context.config.feedback.undecided
-    found = read_comparisons(shards, undecided)
+    shards, feedback = Shards(context.input_directory("compare")), context.config.feedback
+    found = read_comparisons(shards, feedback.undecided, feedback.undecided_weight)
     if not found:
         outcomes = [pair_outcome(row) for row in shards.read()]
         reasons = outcomes_of.count_outcomes(outcomes)

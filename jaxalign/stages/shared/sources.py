@@ -186,7 +186,7 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
     config = context.config
 
     most = min(config.preference.max_length, config.model.max_length)
-    split = _checked(config, _made(SourceInputs(config, _counter(tokenizer, config), most, margins), kind), kind)
+    split = _checked(config, _made(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
     print_few(context, split.few)
     if split.fitted:
         return split
@@ -195,7 +195,7 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
     return Split(train, held_out, split.report, fitted=True)
 
 
-def _counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
+def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
     """Counts the tokens of a context with an answer in the run's style."""
     return lambda messages, answer: len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
 
@@ -215,7 +215,7 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
     config = context.config
     most = min(max_length, config.model.max_length)
 
-    kept, dropped = fit_answered(rows, _counter(tokenizer, config), most)
+    kept, dropped = fit_answered(rows, token_counter(tokenizer, config), most)
     if not kept:
         raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
                         "config.model.max_length")
