@@ -17,7 +17,7 @@ from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.reasons import contradictory, few_decided, mostly_outside, pairs_sentence
 from jaxalign.records import Prompt
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, loops, mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import comparison_row, pair_outcome
@@ -43,7 +43,8 @@ class Compare(Stage):
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
         sets = sources.prompt_sets(context, tokenizer)
-        prompts = sources.prompts(context, tokenizer, "compare", section.prompts, section.max_new_tokens, sets)
+        prompts = mixes.stage_prompts(context, tokenizer, self.name, "compare", sets)
+        shares = mixes.prompt_shares(context, [prompt.source for prompt in prompts])
         sampling = engines.sampling(section, tokenizer, config.data.style)
         shards = Shards(context.directory)
         left = shards.unfinished(queues(len(prompts), section.batch))
@@ -72,7 +73,7 @@ class Compare(Stage):
         print(f"[{self.name}] {pairs_sentence(summary)}", flush=True)
         for warning in filter(None, (few_decided(summary), mostly_outside(summary), contradictory(summary))):
             print(f"[{self.name}] warning: {warning}", flush=True)
-        write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
+        write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
 
 
 def _pair(prompt: Prompt, first: Answer, second: Answer) -> Pair:

@@ -20,6 +20,8 @@ from jaxalign.tracking.tracker import Tracker, Trackers
 from jaxalign.training.recording import DirectoryRecording, MemoryRecording
 
 Init = Callable[[], Any]
+Ended = Callable[[int], bool]
+"""`(number of completed steps) -> whether training ends there`, before `total_steps`."""
 StepFunction = Callable[[Any, int], tuple[Any, Any]]
 """`(state, number) -> (state, metrics)`; metrics are a record or a dict of scalars by name."""
 
@@ -71,7 +73,7 @@ class Loop:
     trackers: Mapping[str, Tracker] | Sequence[Tracker] = ()
     settings: Mapping[str, Any] | None = None
 
-    def begin(self, init: Init, abstract: Any, step_fn: StepFunction) -> Training:
+    def begin(self, init: Init, abstract: Any, step_fn: StepFunction, ended: Ended | None = None) -> Training:
         """Prepares a run of the loop. Iterating over the result trains.
 
         Args:
@@ -79,8 +81,9 @@ class Loop:
           abstract: ShapeDtypeStructs of the state, with shardings on a mesh, for restoring a checkpoint.
           step_fn: `step_fn(state, step) -> (state, metrics)`; it donates its input state. Metrics are a record or a dict of
             scalars. They may be device arrays: they are fetched one step late, so that the device does not wait for the host.
+          ended: called before and after each step, also of a resumed run; it may end training early, with a checkpoint.
         """
-        return Training(self, init, abstract, step_fn)
+        return Training(self, init, abstract, step_fn, ended or (lambda completed: False))
 
     def run(self, init: Init, abstract: Any, step_fn: StepFunction) -> Any:
         """Trains to `total_steps` and returns the final state. Takes the arguments of `begin`."""
@@ -98,8 +101,8 @@ class Training:
       running: whether iteration has begun and not yet ended.
     """
 
-    def __init__(self, loop: Loop, init: Init, abstract: Any, step_fn: StepFunction):
-        self._loop, self._init, self._abstract, self._step_fn = loop, init, abstract, step_fn
+    def __init__(self, loop: Loop, init: Init, abstract: Any, step_fn: StepFunction, ended: Ended):
+        self._loop, self._init, self._abstract, self._step_fn, self._ended = loop, init, abstract, step_fn, ended
         self.state: Any = None
         self.running = False
 
@@ -132,6 +135,8 @@ class Training:
         pending: tuple[int, Any] | None = None
 
         for step in range(start, loop.total_steps):
+            if self._ended(step):
+                break
             with profiler.step(step) as traced:
                 self.state, metrics = self._step_fn(self.state, step)
                 if traced:
@@ -144,7 +149,7 @@ class Training:
                 settled, pending = settle(*pending), None
                 clock.first_step()
                 yield from clock.paused(settled)
-            last = step + 1 == loop.total_steps
+            last = step + 1 == loop.total_steps or self._ended(step + 1)
             if last or (recording.saves and (step + 1) % loop.checkpoint_every == 0):
                 settled = None if pending is None else settle(*pending)
                 pending = None
