@@ -84,7 +84,7 @@ class _Alarm:
 
 ALARMS = {
     "score": _Alarm("score", "the mean score of answers to harmless prompts was {}", share=False, below=True),
-    "win_rate": _Alarm("win_rate", "the judge preferred {} of the answers to those of the policy before RL", below=True),
+    "win_rate": _Alarm("win_rate", "the win rate against the answers of the policy before RL was {}", below=True),
     "repetition": _Alarm("repetition", "on average {} of the 4-grams in an answer to a harmless prompt were repetitions"),
     "short": _Alarm("length", "the mean length of answers to harmless prompts was {} tokens", share=False, below=True),
     "long": _Alarm("length", "the mean length of answers to harmless prompts was {} tokens", share=False),

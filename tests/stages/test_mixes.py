@@ -62,7 +62,8 @@ def context(tmp_path):
         (tmp_path / "ppo").mkdir(exist_ok=True)
         data = {"source": "prompts_jsonl", "red_team": str(tmp_path / "red.txt"), "style": "hh"} | {
             name: str(tmp_path / file) for name, file in data.items()}
-        config = from_config_dict({"stages": ("ppo",), "data": data, "ppo": ppo, "model": {"source": "huggingface", "path": "x"},
+        config = from_config_dict({"stages": ("ppo",), "data": data, "ppo": ppo,
+                                   "model": {"source": "huggingface", "path": "x"},
                                    "reward": {"source": "callable", "callable": "a.py:b"}})
         return StageContext(config, tmp_path, tmp_path / "ppo", False)
 
