@@ -38,7 +38,7 @@ KEYS = {
     "pretrain": {"parameters": 1},  # Folded into the key of STATE.
     "revise": {"revisions": 1},
     "compare": {"labels": 1},
-    "ppo": {"critic": 1, "ratings": 2},
+    "ppo": {"critic": 1, "ratings": 2, "alarms": 4, "alarm labels": 5},
     "online_dpo": {"samples": 1, "labels": 2},
     "reward_distill": {"samples": 0, "student": 1, "state": 2},
 }

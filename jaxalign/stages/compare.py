@@ -18,7 +18,7 @@ from jaxalign.feedback.speaker import Speaker
 from jaxalign.reasons import few_decided, mostly_chance, mostly_outside, pairs_sentence, self_agreement_sentence
 from jaxalign.records import Prompt
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, loops, mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.label_summary import summarise
@@ -46,7 +46,8 @@ class Compare(Stage):
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
         sets = sources.prompt_sets(context, tokenizer)
-        prompts = sources.prompts(context, tokenizer, "compare", section.prompts, section.max_new_tokens, sets)
+        prompts = mixes.stage_prompts(context, tokenizer, self.name, "compare", sets)
+        shares = mixes.prompt_shares(context, [prompt.source for prompt in prompts])
         sampling = engines.sampling(section, tokenizer, config.data.style)
         shards = Shards(context.directory)
         every = queues(len(prompts), section.batch)
@@ -75,7 +76,7 @@ class Compare(Stage):
         print(f"[{self.name}] {self_agreement_sentence(summary)}", flush=True)
         for warning in filter(None, (few_decided(summary), mostly_outside(summary), mostly_chance(summary))):
             print(f"[{self.name}] warning: {warning}", flush=True)
-        write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
+        write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
 
 
 def _answers(

@@ -137,7 +137,7 @@ class Training:
         profiler = Profiler(loop.profile, name, (loop.directory or Path()) / "profile", loop.total_steps)
         pending: tuple[int, Any] | None = None
 
-        if start and self._ends():
+        if self._ends():
             return
         for step in range(start, loop.total_steps):
             with profiler.step(step) as traced:

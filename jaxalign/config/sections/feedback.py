@@ -78,8 +78,9 @@ class Feedback(Section):
         """Checks that the judges exist and have the methods that the stages call, and that the local judge can be used."""
         judge_record(self.judge, "config.feedback.judge")
         asked = {stage.name: stage.asks_judge for stage in stages_in_order(config.stages) if stage.asks_judge}
-        if "ppo" in config.stages and "ai_feedback" in names_in(config.reward.source):
-            asked["ppo"] = ("rate",)
+        methods_of_ppo = ppo_methods(config)
+        if "ppo" in config.stages and methods_of_ppo:
+            asked["ppo"] = methods_of_ppo
         if "evaluate" in config.stages and (config.judge.evaluate or self.judge == "model"):
             asked["evaluate"] = ("compare",)
         local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
@@ -132,3 +133,9 @@ class Feedback(Section):
         if self.reasons(config) and self.max_reasoning_tokens >= length:
             raise UserError(f"config.feedback.max_reasoning_tokens is {self.max_reasoning_tokens}; it must be below "
                             f"{limit} ({length}), which includes the dialogue")
+
+
+def ppo_methods(config: WholeConfig) -> tuple[str, ...]:
+    """The methods of the judge that stage ppo calls, for its reward and for its alarms."""
+    rates = ("rate",) if "ai_feedback" in names_in(config.reward.source) else ()
+    return rates + (("compare",) if config.ppo.asks_to_compare else ())

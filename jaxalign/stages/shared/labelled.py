@@ -199,6 +199,13 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     return [pair for i, pair in enumerate(found) if i not in held], [found[i] for i in sorted(held)], report
 
 
+def usable_sources(context: StageContext) -> list[str]:
+    """The source of the prompt of each usable row of stage revise, including those held out."""
+    rows, keep = Shards(context.input_directory("revise")).read(), context.config.sft.keep
+    return [row["source"] for row in rows
+            if _is_selected(context.config, row) and outcomes_of.is_usable(row_outcome(row), keep)]
+
+
 def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:
     """Warns if the usable rows are fewer than `min_rows`, or a smaller share of all rows than `min_share`."""
     sentence = few_usable(section, total, usable)

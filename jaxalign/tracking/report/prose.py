@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase, reference
+from jaxalign.tracking.report.alarms import alarm_warnings
 from jaxalign.tracking.report.headlines import change, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
 from jaxalign.tracking.report.usable import row_sentences, warnings
@@ -19,7 +20,7 @@ def lead(run: RunFiles) -> list[str]:
     failed, passed = _check_sentences(run)
     results = " ".join([*others, *conflict_sentences(run), *passed])
     method = " ".join([*role_sentences(run), *_inversion_sentence(run)])
-    paragraphs = (*failed, *warnings(run), first, results, method, " ".join(row_sentences(run)))
+    paragraphs = (*failed, *alarm_warnings(run), *warnings(run), first, results, method, " ".join(row_sentences(run)))
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
