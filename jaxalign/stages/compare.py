@@ -48,7 +48,7 @@ class Compare(Stage):
         shards = Shards(context.directory)
         left = shards.unfinished(queues(len(prompts), section.batch))
         start = len(prompts) - sum(len(queue.rows) for queue in left)
-        with Progress(self.name, len(prompts), start, unit="pair") as progress:
+        with Progress(context.title, len(prompts), start, unit="pair") as progress:
             if left:
                 meter = loops.Meter(loops.timing(context, model), model, progress)
                 params = run_models.policy_params(context, model, self.name)
@@ -60,18 +60,18 @@ class Compare(Stage):
                 with meter.phase("generate"):
                     # Each prompt appears twice in a row, so that its two samples have neighbouring global rows.
                     twice = [prompt for prompt in own for _ in range(2)]
-                    key = stage_key(config, self.name, streams.SAMPLES)
+                    key = stage_key(context, self.name, streams.SAMPLES)
                     said = answer(policy, twice, key, sampling, 2 * rows.start, config.data.style)
                 pairs = [_pair(p, *said[2 * i : 2 * i + 2]) for i, p in enumerate(own)]
                 with meter.phase("label"):
-                    key = stage_key(config, self.name, "labels")
+                    key = stage_key(context, self.name, "labels")
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
         summary = summarise(shards)
-        print(f"[{self.name}] {pairs_sentence(summary)}", flush=True)
+        print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
         for warning in filter(None, (few_decided(summary), mostly_outside(summary), contradictory(summary))):
-            print(f"[{self.name}] warning: {warning}", flush=True)
+            print(f"[{context.title}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
 
 

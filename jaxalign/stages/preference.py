@@ -43,13 +43,13 @@ class Preference(Stage):
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
         pairs, held_out_pairs, report = preference_split(context, tokenizer)
-        extra = print_report(self.name, report)
+        extra = print_report(context.title, report)
         train, held_out = (
             pair_arrays(tokenizer, part, config.data.style, section.max_length, section.margin_weight)
             for part in (pairs, held_out_pairs)
         )
         first = streams.LOADERS[self.name]
-        loaders = [sources.pair_loader(config, pairs, section.batch, first + number) for number in range(section.members)]
+        loaders = [sources.pair_loader(context, pairs, section.batch, first + number) for number in range(section.members)]
         members = [self._train(context, policy, train, loader, number) for number, loader in enumerate(loaders)]
         scorer, params = Scorer(policy.with_head("scalar")), members[0]
         if len(members) > 1:
@@ -70,7 +70,7 @@ class Preference(Stage):
         hosts.once(lambda: directory.mkdir(exist_ok=True))
 
         def loop(total_steps: int, checkpoint_every: int, **fields):
-            shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
+            shown = context.title if section.members == 1 else f"{context.title} {number + 1}/{section.members}"
             fields |= {"stage": shown, "directory": directory, "timing": context.directory}
             fields |= {"began": None if number else context.began}
             return loops.loop(context, model, total_steps, checkpoint_every, **fields)
@@ -89,7 +89,7 @@ class Preference(Stage):
 
     def _start(self, context: StageContext, policy: Model, weights: Params, number: int) -> Params:
         """The policy's trunk, or its adapters, with a random head."""
-        key, model = stage_key(context.config, self.name, streams.member_head(number)), policy.with_head("scalar")
+        key, model = stage_key(context, self.name, streams.member_head(number)), policy.with_head("scalar")
         if model.lora is None:
             return scalar_from_lm(weights, model.init(key))
         return {**run_models.trained_params(context, policy, weights, self.name), "score": model.random_score(key)}
