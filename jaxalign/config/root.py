@@ -51,7 +51,7 @@ class Config:
     seed: int = field(0, "Seed of all random numbers in the run.", between(0, 2**31 - 1))
     stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in order.", InGraphOrder())
     rounds: int = field(1, "The number of rounds of answers, labels, reward model and training of the policy (the stages from "
-                        "compare to the last one that trains a policy). Each round after the first starts from the last policy; "
+                        "compare to the last one that trains a policy). Each later round starts from the last policy; "
                         "see docs/cai.md.", at_least(1))
     compile_cache: str | None = field("", "Folder for cached compiled programs; empty: ~/.cache/jaxalign, None: no cache.")
     profile: str = field("", "Steps to profile, as STAGE:STEP:COUNT (ppo:10:3); empty: none. Traces go to the stage's folder "

@@ -70,7 +70,7 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
 
 
 def sections(run: RunFiles) -> list[Section]:
-    """The sections of every stage of the run and of its rounds, sorted by `Section.order` and then by the order of the stages."""
+    """The sections of the rounds and of every stage, sorted by `Section.order` and then by the order of the stages."""
     found, functions = [], []
     for record in run.records:
         if record.report is None or record.report in functions:  # Stages that share a function share its sections.

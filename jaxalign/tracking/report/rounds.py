@@ -25,9 +25,9 @@ def across_rounds(run: RunFiles) -> list[Section]:
     if not run.by_round:
         return []
     names = ", ".join(run.by_round[1])
-    intro = (f"Each of the {len(run.by_round)} rounds ran the stages {names}. Every round after the first started from the policy "
-             "of the round before it, which is also the reference of its KL. The sections below on labels and training describe "
-             "the first round.")
+    intro = (f"Each of the {len(run.by_round)} rounds runs the stages {names}. Every round after the first starts from the "
+             "policy of the round before it, which is also the reference of its KL. The sections on labels and training below "
+             "describe the first round.")
     tables = tuple(table for table in (_training_table(run), _evaluation_table(run)) if table.rows)
     return [Section("rounds", "The rounds", intro, figures=tuple(_figures(run)), tables=tables, nav="Rounds", order=FIRST)]
 
@@ -69,8 +69,8 @@ def _training_table(run: RunFiles) -> Table:
          lambda stages: number(_first_known(stages, ("ppo", "kl_last"), ("online_dpo", "kl_last")))),
     )
     rows = [[title, *map(cell, run.by_round.values())] for title, cell in shown]
-    caption = ("Labels and training of each round. Rewards of different rounds come from different preference models and cannot "
-               "be compared." if "preference" in run.by_round[1] else "Labels and training of each round.")
+    caption = ("Labels and training of each round. Rewards of different rounds come from different preference models, and "
+               "cannot be compared." if "preference" in run.by_round[1] else "Labels and training of each round.")
     return Table(caption, ["Quantity", *(f"Round {number}" for number in run.by_round)],
                  [row for row in rows if any(cell != "-" for cell in row[1:])])
 
@@ -117,7 +117,7 @@ def _figures(run: RunFiles) -> list[Figure]:
         found = [(k, (rates.get(model) or {}).get(measure) or {}) for k, model in models]
         return [(k, rate["rate"] if rate.get("total") else None) for k, rate in found]
 
-    figures.append(_figure("Rates of the evaluation by round", [_series(MEASURES[name].title, points(name)) for name in MAIN]))
+    figures += [_figure(f"{MEASURES[name].title}, share by round", [_series("share", points(name))]) for name in MAIN]
     kl = run.evaluation.get("kl") or {}
     for quantity in quantities(run.models):
         means = run.evaluation.get(quantity.field) or {}
