@@ -50,10 +50,10 @@ class Manifest:
     def output_hash(self) -> str:
         return fingerprint([self.stage, self.config, self.inputs, self.files])
 
-    def write(self, storage: Storage, folder: str) -> None:
-        """Writes the manifest into the stage's folder of a work directory (`jaxalign.config.rounds`)."""
+    def write(self, storage: Storage, folder: str = "") -> None:
+        """Writes the manifest into the folder of a stage in a work directory; "": that of its first round."""
         content = dataclasses.asdict(self) | {"config_hash": self.config_hash, "output_hash": self.output_hash}
-        write_json(storage, f"{folder}/{FILE}", content)
+        write_json(storage, f"{folder or self.stage}/{FILE}", content)
 
 
 def new_manifest(stage: Stage, config: Config, inputs: Mapping[str, str]) -> Manifest:

@@ -125,4 +125,6 @@ def trained_params(context: StageContext, model: Model, params: Params, stage: s
 
 def policy_params(context: StageContext, model: Model, before: str) -> Params:
     """The weights that stage `before` starts from."""
-    return stage_params(context, context.start or next(iter(reads.policy_stages(context.config, before)), "base"), model)
+    if context.start:
+        return with_base(context, model, load_params(context.workdir / context.start / "params", model))
+    return stage_params(context, next(iter(reads.policy_stages(context.config, before)), "base"), model)
