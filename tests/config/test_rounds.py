@@ -60,7 +60,7 @@ def test_the_work_directory_of_a_round_contains_its_folder(tmp_path):
 ])
 def test_rounds_without_new_labels_are_refused(values):
     assert from_config_dict(values)
-    with pytest.raises(UserError, match="config.rounds is 2, but no stage of this run trains a policy on new labels: add compare"):
+    with pytest.raises(UserError, match="config.rounds is 2, but no stage of this run trains a policy on new labels"):
         from_config_dict(values | {"rounds": 2})
 
 
