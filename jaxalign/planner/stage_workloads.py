@@ -6,7 +6,7 @@ rows of the data file (None: unknown), and returns the stage's tasks.
 
 from __future__ import annotations
 
-from jaxalign.config import Config
+from jaxalign.config import Config, rounds
 from jaxalign.planner import judges
 from jaxalign.planner.memory import Rows
 from jaxalign.planner.workload import (
@@ -168,7 +168,7 @@ def ppo(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
 
 def evaluate(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section = config.evaluate
-    models = 1 + sum(record.makes_policy for record in stages_in_order(config.stages))
+    models = 1 + sum(record.makes_policy for record in stages_in_order(config.stages)) + len(rounds.later_policies(config))
     answering = generate(config, "evaluate", section.batch, section.max_new_tokens, prompt,
                          models * calls_for(section.prompts, section.batch), ())
     others, contests = judges.roles(config, "evaluate"), models * (models - 1) // 2

@@ -53,7 +53,7 @@ class Compare(Stage):
         every = queues(len(prompts), section.batch)
         left = shards.unfinished(every)
         start = len(prompts) - sum(len(queue.rows) for queue in left)
-        with Progress(self.name, len(prompts), start, unit="pair") as progress:
+        with Progress(context.title, len(prompts), start, unit="pair") as progress:
             if left:
                 meter = loops.Meter(loops.timing(context, model), model, progress)
                 params = run_models.policy_params(context, model, self.name)
@@ -66,16 +66,16 @@ class Compare(Stage):
                     answers = _answers(context, policy, own, sampling, rows.start)
                 pairs = [_pair(prompt, said, section.choose) for prompt, said in zip(own, answers, strict=True)]
                 with meter.phase("label"):
-                    key = stage_key(config, self.name, "labels")
+                    key = stage_key(context, self.name, "labels")
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
         calibration = _decide(config, shards, every)
         summary = summarise(list(shards.read()), calibration)
-        print(f"[{self.name}] {pairs_sentence(summary)}", flush=True)
-        print(f"[{self.name}] {self_agreement_sentence(summary)}", flush=True)
+        print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
+        print(f"[{context.title}] {self_agreement_sentence(summary)}", flush=True)
         for warning in filter(None, (few_decided(summary), mostly_outside(summary), mostly_chance(summary))):
-            print(f"[{self.name}] warning: {warning}", flush=True)
+            print(f"[{context.title}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
 
 
@@ -85,7 +85,7 @@ def _answers(
     """`compare.samples` answers to each prompt, which have neighbouring global rows."""
     config, each = context.config, context.config.compare.samples
     repeated = [prompt for prompt in prompts for _ in range(each)]
-    key = stage_key(config, "compare", streams.SAMPLES)
+    key = stage_key(context, "compare", streams.SAMPLES)
     said = answer(policy, repeated, key, sampling, each * first_row, config.data.style)
     return [said[each * i : each * (i + 1)] for i in range(len(prompts))]
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import Config
+from jaxalign.config import Config, rounds
 from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
@@ -44,8 +44,8 @@ from jaxalign.training import work
 
 
 def evaluated(config: Config) -> tuple[str, ...]:
-    """The models to compare, in training order."""
-    return ("base", *policy_makers(config.stages))
+    """The models to compare, in training order. The last policy of a later round has the name of its folder, "round-2/ppo"."""
+    return ("base", *policy_makers(config.stages), *rounds.later_policies(config))
 
 
 class Evaluate(Stage):
@@ -129,7 +129,7 @@ class Answering:
         config, asked = self.context.config, queue.rows
         ids = [styles.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
         # All models share one key, so that answers differ only because the models do.
-        key = stage_key(config, "evaluate", streams.SAMPLES)
+        key = stage_key(self.context, "evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
             rollout = self.sampler.rollout(ids, key, asked, loops.counting(progress))
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
@@ -216,7 +216,7 @@ def compare(
     The labeller asks the judge of config.judge.evaluate or config.feedback in both orders; labels are never inverted. A tie or
     an undecided pair counts one half.
     """
-    config, section, prompts = context.config, context.config.evaluate, {prompt.id: prompt for prompt in asked}
+    section, prompts = context.config.evaluate, {prompt.id: prompt for prompt in asked}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in rows}
     pairings, out = contests(names), []
     with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:
@@ -225,7 +225,7 @@ def compare(
         for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):
-                labelled = labelling.label(pairs, stage_key(config, "evaluate", streams.win_rate_labels(number)), 0)
+                labelled = labelling.label(pairs, stage_key(context, "evaluate", streams.win_rate_labels(number)), 0)
             out.append(Contest(later, earlier, labelled))
             progress.update(len(pairs))
     return out

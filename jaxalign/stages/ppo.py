@@ -71,14 +71,15 @@ class PPO(Stage):
         prompts = mixes.stage_prompts(context, tokenizer, self.name, "rl", sets, without=measured)
         shares = mixes.prompt_shares(context, [prompt.source for prompt in prompts])
         ids = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
-        stream = PromptStream(prompts, ids, section.batch, section.group_size, config.seed, streams.LOADERS["ppo"])
+        stream = PromptStream(prompts, ids, section.batch, section.group_size, context.stream_seed, streams.LOADERS["ppo"])
         sampling = engines.sampling(section, tokenizer, config.data.style)
         trainer = Reinforcement(setup, stream, sampling, tokenizer, config.model.max_length)
         checked = hosts.once((context.directory / CHECKS).exists)
         # With offloading, some arguments of the first call are in host memory.
         if config.sampler == "local" and not config.mesh.offload:
             planned = Run(config, setup.reference)
-            trainer.compile_ahead(ahead, rewards.scores_of(context, setup), planned.frozen, planned.start(self.name), checked)
+            start = planned.start(self.name, trained=bool(context.start))
+            trainer.compile_ahead(ahead, rewards.scores_of(context, setup), planned.frozen, start, checked)
         start = run_models.policy_params(context, policy, self.name)
         frozen = run_models.frozen_params(context, policy)
         roles = Roles(
@@ -88,7 +89,7 @@ class PPO(Stage):
         )
         del start  # The role holds the weights, possibly in host memory.
         steps = trainer.steps(
-            roles, functools.partial(loops.loop, context, policy), stage_key(config, self.name),
+            roles, functools.partial(loops.loop, context, policy), stage_key(context, self.name),
             make_sampler(config.sampler, trainer.engine, "config.sampler"),
             offload_optimizer="optimizer" in config.mesh.offload, on_checks=functools.partial(write_checks, context),
             alarms=alarms.make_alarms(context, policy, tokenizer, measured) if measured else None,
@@ -110,7 +111,7 @@ class PPO(Stage):
         """The preference model if it or its student is part of the reward; else the policy's trunk with a zero value head."""
         if rewards.is_learnt(context.config):
             return load_params(context.input_directory("preference") / "params", setup.critic)
-        return critic_from(setup, start, stage_key(context.config, self.name, "critic"))
+        return critic_from(setup, start, stage_key(context, self.name, "critic"))
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")

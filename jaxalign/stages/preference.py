@@ -54,14 +54,14 @@ class Preference(Stage):
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
         pairs = preference_pairs(context, tokenizer)
-        extra = print_report(self.name, pairs.report)
+        extra = print_report(context.title, pairs.report)
         train, choosing, held_out = (
             pair_arrays(tokenizer, part, config.data.style, section.max_length, section.margin_weight)
             for part in (pairs.train, pairs.choosing, pairs.held_out)
         )
         first = streams.LOADERS[self.name]
         loaders = [
-            sources.pair_loader(config, pairs.train, section.batch, first + number) for number in range(section.members)
+            sources.pair_loader(context, pairs.train, section.batch, first + number) for number in range(section.members)
         ]
         trained = [self._train(context, policy, train, choosing, loader, number) for number, loader in enumerate(loaders)]
         members = [member.fit.weights for member in trained]
@@ -89,17 +89,7 @@ class Preference(Stage):
         if section.human:
             summary |= _parts(pairs, scores, held_out, section.human_weight)
         write_json(context.directory / "summary.json", summary | extra)
-        self._report(summary, section.on_failure)
-
-    def _report(self, summary: Mapping[str, Any], on_failure: str) -> None:
-        """Prints the accuracy and its baselines. Raises UserError if the model is no better and `on_failure` is "stop"."""
-        for sentence in filter(None, (accuracy_sentence(summary), human_sentence(summary))):
-            print(f"[{self.name}] {sentence}", flush=True)
-        failure = uninformative(summary)
-        if failure and on_failure == "stop":
-            raise UserError(f"{failure}; or set config.preference.on_failure to 'warn', which continues with this model")
-        if failure:
-            print(f"[{self.name}] warning: {failure}", flush=True)
+        _report(context.title, summary, section.on_failure)
 
     def _train(
         self, context: StageContext, policy: Model, train: PairBatch, choosing: PairBatch, loader: EpochLoader, number: int
@@ -110,7 +100,7 @@ class Preference(Stage):
         hosts.once(lambda: directory.mkdir(exist_ok=True))
 
         def loop(total_steps: int, checkpoint_every: int, **fields):
-            shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
+            shown = context.title if section.members == 1 else f"{context.title} {number + 1}/{section.members}"
             fields |= {"stage": shown, "directory": directory, "timing": context.directory}
             fields |= {"began": None if number else context.began}
             return loops.loop(context, model, total_steps, checkpoint_every, **fields)
@@ -129,7 +119,7 @@ class Preference(Stage):
 
     def _start(self, context: StageContext, policy: Model, weights: Params, number: int) -> Params:
         """The policy's trunk, or its adapters, with a random head."""
-        key, model = stage_key(context.config, self.name, streams.member_head(number)), policy.with_head("scalar")
+        key, model = stage_key(context, self.name, streams.member_head(number)), policy.with_head("scalar")
         if model.lora is None:
             return scalar_from_lm(weights, model.init(key))
         return {**run_models.trained_params(context, policy, weights, self.name), "score": model.random_score(key)}
@@ -153,6 +143,18 @@ def _index(pairs: Sequence[Comparison], human: bool) -> np.ndarray:
 def _of(arrays: PairBatch, pairs: Sequence[Comparison], human: bool) -> PairBatch:
     """The arrays of the pairs of one part."""
     return take(arrays, _index(pairs, human))
+
+
+def _report(title: str, summary: Mapping[str, Any], on_failure: str) -> None:
+    """Prints the accuracy and its baselines. Raises UserError if the model is no better and `on_failure` is "stop"."""
+    for sentence in filter(None, (accuracy_sentence(summary), human_sentence(summary))):
+        print(f"[{title}] {sentence}", flush=True)
+    failure = uninformative(summary)
+    if failure and on_failure == "stop":
+        raise UserError(f"{failure}; or set config.preference.on_failure to 'warn', which continues with this model")
+    if failure:
+        print(f"[{title}] warning: {failure}", flush=True)
+
 
 
 STAGE = Preference()

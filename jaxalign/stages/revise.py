@@ -58,12 +58,12 @@ class Revise(Stage):
                 with meter.phase("generate"):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
-                        key = stage_key(config, self.name, streams.SAMPLES)
+                        key = stage_key(context, self.name, streams.SAMPLES)
                         revisions = answer_and_revise(
                             speaking, judge, own, rules, key, sampling, rows.start, style, section.max_growth
                         )
                     else:
-                        key = stage_key(config, self.name, "revisions")
+                        key = stage_key(context, self.name, "revisions")
                         said = answer(speaking, own, key, sampling, rows.start, style)
                         revisions = [_helpful(*pair) for pair in zip(own, said, strict=True)]
                 _write(shards, queue, revisions)

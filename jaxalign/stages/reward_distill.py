@@ -99,14 +99,14 @@ class RewardDistill(Stage):
 
     def _train(self, context: StageContext, model: Model, teacher: tuple[Scorer, Params], train: ScoredPairs):
         """(params, steps) of the student."""
-        config, section = context.config, context.config.reward_distill
+        section = context.config.reward_distill
 
         def init() -> Params:
             if section.start == "teacher":
                 return first_layers(teacher, model)
-            return model.init(stage_key(config, self.name, "student"))
+            return model.init(stage_key(context, self.name, "student"))
 
-        loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, streams.LOADERS[self.name])
+        loader = EpochLoader(len(train.target), section.batch_pairs, context.stream_seed, streams.LOADERS[self.name])
         start = start_from(context, model, weights=init, trained=_same)
         student = Student(start, section, run_settings(context, model, "state"), train, teacher[0].scale, loader)
         for _ in student.steps():
@@ -123,7 +123,7 @@ def _same(params: Params) -> Params:
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk."""
     n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), loops.timing(context, policy)
-    key = stage_key(context.config, "reward_distill", "samples")
+    key = stage_key(context, "reward_distill", "samples")
     for queue, prompts, rollout in sampled_answers(context, "reward_distill", policy, tokenizer, shards, n, key, timing):
         texts = styles.response_texts(tokenizer, rollout)
         made = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]

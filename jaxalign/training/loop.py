@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -133,7 +134,7 @@ class Training:
     def _steps(self, start: int, recording, trackers: Trackers, progress: Progress | None) -> Iterator[Step]:
         loop, clock = self._loop, _Clock(self._loop, recording.timing)
         settle = functools.partial(self._settle, trackers, progress, clock)
-        name = loop.stage.split()[0]  # The members of an ensemble share the stage's name.
+        name = re.split("[ ,]", loop.stage)[0]  # Members of an ensemble and later rounds share the stage's name.
         profiler = Profiler(loop.profile, name, (loop.directory or Path()) / "profile", loop.total_steps)
         pending: tuple[int, Any] | None = None
 

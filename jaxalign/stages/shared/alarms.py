@@ -34,7 +34,7 @@ def make_alarms(context: StageContext, model: Model, tokenizer: Tokenizer, promp
     if not section.temperature:  # Greedy answers do not depend on a filter.
         drawn = dataclasses.replace(drawn, top_k=0, top_p=1.0)
     sampling = engines.sampling(drawn, tokenizer, config.data.style)
-    questions = Questions(prompts, ids, sampling, stage_key(config, "ppo", "alarms"), config.data.style)
+    questions = Questions(prompts, ids, sampling, stage_key(context, "ppo", "alarms"), config.data.style)
     compare = _win_rate(context, model) if section.judge else None
     return AlarmRun(section, questions, _records(context.directory), config.ppo.iterations, compare)
 
@@ -109,7 +109,7 @@ def _remove_old(folder: Path, newest: int) -> None:
 def _win_rate(context: StageContext, model: Model) -> WinRate:
     config = context.config
     judge = judges.make_judge(context, "ppo", model, config.ppo.batch, trains=True)
-    labeller, key = judges.make_labeller(context, judge), stage_key(config, "ppo", "alarm labels")
+    labeller, key = judges.make_labeller(context, judge), stage_key(context, "ppo", "alarm labels")
 
     def win_rate(prompts: Sequence[Prompt], texts: Sequence[str], first: Sequence[str]) -> float:
         pairs = [Pair(*three) for three in zip(prompts, texts, first, strict=True)]

@@ -152,7 +152,7 @@ def _with_path(context: StageContext, folder: str) -> StageContext:
 def _ask(context: StageContext, stage: str, questions: Sequence[_Question]) -> list[list[Verdict]]:
     """The verdicts of the judge on all questions, in the first order and with the answers swapped."""
     config, verdicts = context.config, ([], [])
-    judge, key = _judge(context, stage), stage_key(config, _NAME, streams.SAMPLES)
+    judge, key = _judge(context, stage), stage_key(context, _NAME, streams.SAMPLES)
     chunk = config.compare.batch
     with judge.loaded() as loaded, Progress(_NAME, len(questions), unit="pair") as progress:
         for start in range(0, len(questions), chunk):

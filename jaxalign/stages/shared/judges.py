@@ -153,9 +153,9 @@ def _local_judge(
 def make_labeller(context: StageContext, judge: CheckedJudge) -> Labeller:
     """The labeller of pairs that `config.feedback` describes."""
     config = context.config
-    return Labeller(judge, constitution(config), config.feedback, config.seed)
+    return Labeller(judge, constitution(config), config.feedback, context.stream_seed)
 
 
 def make_rater(context: StageContext, judge: CheckedJudge, principles: int) -> Rater:
     """The rater of single responses under the run's constitution."""
-    return Rater(judge, constitution(context.config), principles, context.config.seed)
+    return Rater(judge, constitution(context.config), principles, context.stream_seed)

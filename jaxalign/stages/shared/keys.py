@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 
 from jaxalign import streams
-from jaxalign.config import Config
+from jaxalign.stages.shared.base import StageContext
 
 
-def stage_key(config: Config, stage: str, use: int | str = streams.STATE) -> jax.Array:
+def stage_key(context: StageContext, stage: str, use: int | str = streams.STATE) -> jax.Array:
     """The PRNG key for one use of randomness in one stage. use: a number, or a name in `streams.KEYS[stage]`."""
     number = streams.KEYS[stage][use] if isinstance(use, str) else use
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), streams.stage_number(stage)), number)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(context.stream_seed), streams.stage_number(stage)), number)

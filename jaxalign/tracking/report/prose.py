@@ -114,8 +114,10 @@ def _inversion_sentence(run: RunFiles) -> list[str]:
 
 def _check_sentences(run: RunFiles) -> tuple[list[str], list[str]]:
     """(a warning about failed checks, a sentence that all checks passed); at least one of the two is empty."""
-    checks = run.stage("ppo").summary.get("checks") or []
-    failed = [check["name"] for check in checks if not check.get("passed")]
+    rounds = [(number, stages["ppo"]) for number, stages in run.later.items() if "ppo" in stages]
+    checks = [(check["name"] + (f" in round {number}" if number > 1 else ""), check.get("passed"))
+              for number, stage in [(1, run.stage("ppo")), *rounds] for check in stage.summary.get("checks") or []]
+    failed = [name for name, passed in checks if not passed]
     if failed:
         warning = (f"Warning: {len(failed)} of {len(checks)} run-time checks of RL failed ({', '.join(failed)}); "
                    "do not trust the results of RL until the failure is explained.")

@@ -19,7 +19,7 @@ from jaxalign.reasons import (
     usable_sentence,
 )
 from jaxalign.tracking.formatting import capitalized
-from jaxalign.tracking.workdir import RunFiles
+from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _REPORTS = {"prompts": PromptReport, "pairs": PreferenceReport, "desirable": JudgementReport}
 """The reports on the rows of a file by a field that only they have."""
@@ -32,7 +32,7 @@ def row_sentences(run: RunFiles) -> list[str]:
         sentences.append(usable_sentence("answers and revisions", revised["total"], revised["usable"],
                                          revised.get("reasons") or {}, revised.get("kept")) + ".")
     sentences += _training_sentence(run, revised)
-    if compared := _compared(run):
+    if compared := _compared(run.stage("compare")):
         sentences.append(pairs_sentence(compared) + ".")
         if "margin" in compared["calibration"]:
             sentences.append(capitalized(self_agreement_sentence(compared)) + ".")
@@ -50,13 +50,16 @@ def _training_sentence(run: RunFiles, revised: Mapping[str, Any]) -> list[str]:
 
 def warnings(run: RunFiles) -> list[str]:
     """Sentences that start with "Warning", if few rows can be used or the judge's verdicts say little."""
-    found, revised, compared = [], _revised(run), _compared(run)
+    found, revised = [], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
-    if compared:
-        found += [few_decided(compared), mostly_outside(compared), mostly_chance(compared)]
+    later = [(f"in round {number}, ", stages["compare"]) for number, stages in run.later.items() if "compare" in stages]
+    for place, stage in [("", run.stage("compare")), *later]:
+        if compared := _compared(stage):
+            about = (few_decided(compared), mostly_outside(compared), mostly_chance(compared))
+            found += [place + sentence for sentence in about if sentence]
     if run.audit:
         found += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in found if sentence]
@@ -74,9 +77,9 @@ _UNKNOWN = {"order_agreement": None, "position_bias": None, "calibration": {"cha
 """Fields that summaries of older versions lack."""
 
 
-def _compared(run: RunFiles) -> Mapping[str, Any]:
-    """The summary of stage compare; empty if it does not count the outcomes of all pairs."""
-    summary = run.stage("compare").summary
+def _compared(stage: StageFiles) -> Mapping[str, Any]:
+    """The summary of stage compare in a round; empty if it does not count the outcomes of all pairs."""
+    summary = stage.summary
     complete = summary.get("pairs") and summary.get("outcomes") is not None
     return _UNKNOWN | summary if complete else {}
 
