@@ -69,7 +69,7 @@ LOADERS = {
 """Numpy streams that shuffle a stage's rows: the `stream` of `data.loader.EpochLoader`."""
 PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2}
 """Numpy streams that draw principles from the constitution, one for each use of a feedback model."""
-DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6}
+DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6, "chat documents": 7}
 """Numpy streams from which data sources generate texts. The numbers may equal those of other tables, whose uses differ."""
 
 
