@@ -15,15 +15,17 @@ DIRECT_SCORES = 10
 _ROUNDING = 1e-6
 
 
-def option_label(logprob_a: Any, logprob_b: Any) -> jax.Array:
-    """P(A) from the log-probabilities of two options, normalised over the two (Bai et al. 2022, arXiv 2212.08073).
+def option_label(logprob_a: Any, logprob_b: Any, logprob_tie: Any = None) -> jax.Array:
+    """P(A) from the log-probabilities of the options, normalised over them (Bai et al. 2022, arXiv 2212.08073).
 
     Args:
       logprob_a: real, any shape; log-probability of the option (A). -inf is allowed.
       logprob_b: the same shape.
+      logprob_tie: the same shape, of the option that neither is better; half of its probability counts as (A). None: there is
+        no such option.
 
     Returns:
-      float32 of that shape, in [0, 1]; .5 (undecided at every margin) where both options have probability 0.
+      float32 of that shape, in [0, 1]; .5 (undecided at every margin) where all options have probability 0.
 
     Raises:
       ValueError: the shapes differ.
@@ -31,7 +33,30 @@ def option_label(logprob_a: Any, logprob_b: Any) -> jax.Array:
     require_same_shape(logprob_a=logprob_a, logprob_b=logprob_b)
     logprob_a, logprob_b = as_float("logprob_a", logprob_a), as_float("logprob_b", logprob_b)
     impossible = jnp.isneginf(logprob_a) & jnp.isneginf(logprob_b)
-    return jnp.where(impossible, 0.5, jax.nn.sigmoid(logprob_a - logprob_b))
+    label = jnp.where(impossible, 0.5, jax.nn.sigmoid(logprob_a - logprob_b))
+    if logprob_tie is None:
+        return label
+    return 0.5 + (label - 0.5) * (1 - tie_share(logprob_a, logprob_b, logprob_tie))
+
+
+def tie_share(logprob_a: Any, logprob_b: Any, logprob_tie: Any) -> jax.Array:
+    """The probability of a tie, normalised over the three options.
+
+    Args:
+      logprob_a: real, any shape; log-probability of the option (A). -inf is allowed.
+      logprob_b: the same shape.
+      logprob_tie: the same shape.
+
+    Returns:
+      float32 of that shape, in [0, 1]; 1 where all options have probability 0.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    require_same_shape(logprob_a=logprob_a, logprob_b=logprob_b, logprob_tie=logprob_tie)
+    logprob_tie = as_float("logprob_tie", logprob_tie)
+    either = jnp.logaddexp(as_float("logprob_a", logprob_a), as_float("logprob_b", logprob_b))
+    return jnp.where(jnp.isneginf(either), 1.0, jax.nn.sigmoid(logprob_tie - either))
 
 
 def average_orders(label_ab: Any, label_ba: Any) -> jax.Array:

@@ -177,7 +177,7 @@ class CheckedJudge:
             raise self._invalid(method, result, f"a tuple of notes among {', '.join(NOTES)}")
         if kind is Text:
             return self._text(method, record)
-        shares = {name: getattr(record, name) for name in ("outside", "disagreement") if hasattr(record, name)}
+        shares = {name: getattr(record, name) for name in ("outside", "disagreement", "tie") if hasattr(record, name)}
         for name, value in shares.items():
             if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
                 raise self._invalid(method, result, f"a finite number, or None, as {name}")

@@ -3,6 +3,7 @@
 Fields of form.json besides layout and exemplars; all but the first are optional:
 
 - options: the two strings of a verdict, for the first and the second answer shown;
+- tie: the string of the verdict that neither answer is better; without it, a judge must choose one;
 - ratings: the ten strings of a rating, from worst to best;
 - leading_space, lower_case: whether an option also counts with a leading space, or in lower case;
 - ended: whether the end token follows an option;
@@ -45,6 +46,7 @@ class Contract:
     """The form of answers; see the module. Patterns are compiled and match at the beginning of a text, in any case."""
 
     options: tuple[str, str] = OPTIONS
+    tie: str = ""
     ratings: tuple[str, ...] = RATINGS
     leading_space: bool = False
     lower_case: bool = False
@@ -118,7 +120,7 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
     for name, count in (("options", 2), ("ratings", 10), ("thinking", 2), ("stops", None), ("preambles", None)):
         if name in form:
             values[name] = _strings(form[name], name, count, where)
-    for name in ("verdict", "rating_verdict"):
+    for name in ("verdict", "rating_verdict", "tie"):
         if not isinstance(form.get(name, ""), str):
             raise UserError(f'"{name}" in form.json of {where} is {form[name]!r}; a string is expected')
     for name in ("leading_space", "lower_case", "ended"):
@@ -137,6 +139,9 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
         texts = values.get(name, ())
         if len(set(texts)) < len(texts):
             raise UserError(f'"{name}" in form.json of {where} is {list(texts)}; distinct strings are expected')
+    if values.get("tie") and values["tie"] in values.get("options", OPTIONS):
+        raise UserError(f'"tie" in form.json of {where} is {values["tie"]!r}, which is also one of its options; another string '
+                        "is expected")
     return Contract(**values)
 
 

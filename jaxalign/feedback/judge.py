@@ -66,7 +66,8 @@ class Text(NamedTuple):
 class Verdict(NamedTuple):
     """The result of a comparison.
 
-    probability: float in [0, 1], that the first response shown is better; None without a verdict. reasoning: its text, if any.
+    probability: float in [0, 1], that the first response shown is better, where a tie counts one half; None without a verdict.
+    tie: float in [0, 1], the probability that neither is better, if the judge may say so. reasoning: its text, if any.
     problem: one of `reasons.PROBLEMS` if there is no verdict, else None. outside: float in [0, 1], the probability of no
     option, if known. notes: names in `reasons.NOTES`. disagreement: float in [0, 1], the largest difference between members of
     a jury.
@@ -78,6 +79,7 @@ class Verdict(NamedTuple):
     outside: float | None = None
     notes: tuple[str, ...] = ()
     disagreement: float | None = None
+    tie: float | None = None
 
 
 class Rating(NamedTuple):

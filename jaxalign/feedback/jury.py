@@ -64,6 +64,8 @@ class Jury:
         outside = [found.outside for found in each if found.outside is not None]
         notes = tuple(dict.fromkeys(note for found in each for note in found.notes))
         mean = each[0]._replace(outside=float(np.mean(outside)) if outside else None, notes=notes)
+        ties = [found.tie for found in each if getattr(found, "tie", None) is not None]
+        mean = mean._replace(tie=float(np.mean(ties))) if ties else mean
         if not values:
             return mean
         more = {"disagreement": max(values) - min(values)} if field == "probability" and len(values) > 1 else {}

@@ -84,12 +84,17 @@ class LocalJudge:
         return self._texts("revision", requests, [{"response": r.response, "critique": r.critique} for r in requests], draw)
 
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
-        """The probability of the first option, normalised over both options."""
+        """The probability of the first option, normalised over all options; a tie counts one half."""
         found = self._read("comparison", requests, [{"first": r.first, "second": r.second} for r in requests], draw)
         read = [i for i, reading in enumerate(found) if reading.logprobs is not None]
-        both = np.asarray([found[i].logprobs for i in read], np.float32).reshape(-1, 2)
-        first = dict(zip(read, np.asarray(labels.option_label(both[:, 0], both[:, 1])).tolist(), strict=True))
-        return [Verdict(first.get(i), x.reasoning, x.problem, x.outside, x.notes) for i, x in enumerate(found)]
+        options = np.asarray([found[i].logprobs for i in read], np.float32).reshape(-1, 3 if self.writer.ties else 2)
+        first, tie = labels.option_label(*options.T), dict.fromkeys(read)
+        if self.writer.ties:
+            tie = dict(zip(read, np.asarray(labels.tie_share(*options.T)).tolist(), strict=True))
+        first = dict(zip(read, np.asarray(first).tolist(), strict=True))
+        return [
+            Verdict(first.get(i), x.reasoning, x.problem, x.outside, x.notes, tie=tie.get(i)) for i, x in enumerate(found)
+        ]
 
     def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
         """The expectation over the ratings 1 to 10, normalised over all ratings."""
@@ -181,15 +186,20 @@ def make_writer(
     """The writer of the requests to a local judge. The arguments are those of `make_local_judge`.
 
     Raises:
-      UserError: feedback.thinking is set, but the judge's chat template does not read it or is not used.
+      UserError: feedback.thinking is set, but the judge's chat template does not read it or is not used; or feedback.ties is
+        set, but the template set has no tie.
     """
     templates, thinking = choose_set(settings.templates, tokenizer), settings.thinking
     if thinking != "auto" and (templates.layout != "chat" or THINKING not in (tokenizer.files.chat_template or "")):
         reason = (f"the template set {templates.name!r} does not use the judge's chat template" if templates.layout != "chat"
                   else f"the judge in {tokenizer.files.folder} has no chat template that reads {THINKING}")
         raise UserError(f"feedback.thinking is {thinking!r}, but {reason}; leave it at 'auto'")
-    tokenizer = tokenizer.with_variables(thinking_variables(thinking))
-    return RequestWriter(templates, tokenizer, max_length, tuple(exemplars or templates.own_exemplars)[: templates.exemplars])
+    tokenizer, has_tie = tokenizer.with_variables(thinking_variables(thinking)), bool(templates.form.get("tie"))
+    if settings.ties and not has_tie:
+        raise UserError(f"feedback.ties is True, but form.json of the template set {templates.name!r} has no \"tie\"; "
+                        "add it, or set feedback.ties to None")
+    shown = tuple(exemplars or templates.own_exemplars)[: templates.exemplars]
+    return RequestWriter(templates, tokenizer, max_length, shown, has_tie if settings.ties is None else settings.ties)
 
 
 def make_local_judge(

@@ -42,12 +42,14 @@ class RequestWriter:
       tokenizer: the judge's tokenizer.
       max_length: the maximum length of a request with the judge's text, in tokens.
       exemplars: the examples that precede a request, at most.
+      ties: whether the judge may answer that neither of two answers is better; requires a tie in form.json.
     """
 
     templates: TemplateSet
     tokenizer: Tokenizer
     max_length: int
     exemplars: tuple[Exemplar, ...] = ()
+    ties: bool = False
 
     @functools.cached_property
     def contract(self) -> Contract:
@@ -96,13 +98,13 @@ class RequestWriter:
         return self.exemplars if "exemplars" in self.templates.variables(kind) else ()
 
     def options(self, kind: str) -> Options:
-        """The options of a comparison or a rating, as the judge would write them.
+        """The options of a comparison or a rating, as the judge would write them; with `ties`, the third one is the tie.
 
         Raises:
           UserError: the tokenizer cannot tell two options apart, or has no tokens for one.
         """
         contract = self.contract
-        names = contract.options if kind == "comparison" else contract.ratings
+        names = (*contract.options, *([contract.tie] if self.ties else [])) if kind == "comparison" else contract.ratings
         where = f"the template set {self.templates.name} with the tokenizer of {self.tokenizer.files.folder}"
         end = self.tokenizer.eos_id if contract.ended else None
         return make_options(names, contract.spellings, self._continued, where, end)
@@ -162,6 +164,7 @@ class RequestWriter:
         self, kind: str, dialogue: Sequence[Message], principle: Principle, exemplars: Sequence[Exemplar],
         values: Mapping[str, Any],
     ) -> list[int]:
+        values = {**values, "ties": self.ties} if kind == "comparison" else values
         messages, role, begin = self.templates.render(kind, dialogue, principle, exemplars, **values)
         if self.templates.layout == "chat":
             if role != "assistant":

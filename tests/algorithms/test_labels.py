@@ -24,6 +24,17 @@ def test_impossible_options():
     np.testing.assert_array_equal(label, [0, 1, 0.5])
 
 
+def test_a_tie_counts_one_half_for_each_option():
+    # 0.3, 0.1 and a tie of 0.4: (0.3 + 0.2) / 0.8 and 0.4 / 0.8.
+    logprobs = np.log([0.3, 0.1, 0.4])
+    np.testing.assert_allclose(labels.option_label(*logprobs), 0.625, rtol=1e-6)
+    np.testing.assert_allclose(labels.tie_share(*logprobs), 0.5, rtol=1e-6)
+    impossible = (-np.inf, -np.inf)
+    assert (labels.option_label(*impossible, 0.0), labels.tie_share(*impossible, 0.0)) == (0.5, 1.0)
+    assert (labels.option_label(*impossible, -np.inf), labels.tie_share(*impossible, -np.inf)) == (0.5, 1.0)
+    assert labels.option_label(0.0, -np.inf, -np.inf) == 1.0
+
+
 def test_both_orders_are_averaged():
     # A judge that prefers the first answer gives A .9 if A is first and .1 if B is first.
     np.testing.assert_allclose(labels.average_orders(np.array([0.9, 0.8]), np.array([0.1, 0.6])), [0.5, 0.7], rtol=1e-6)

@@ -170,7 +170,7 @@ def test_an_error_of_a_judge_on_all_processes_is_not_retried():
 
 def test_the_numbers_of_numpy_become_json_values():
     verdicts, _ = ask(lambda text, call: Verdict(np.float32(0.75), outside=np.float32(0.25), disagreement=np.float32(0.5)))
-    assert json.loads(json.dumps(verdicts[0])) == [0.75, None, None, 0.25, [], 0.5]
+    assert json.loads(json.dumps(verdicts[0])) == [0.75, None, None, 0.25, [], 0.5, None]
 
 
 @pytest.mark.parametrize("value", ["much", math.nan])

@@ -12,6 +12,7 @@ import pytest
 
 from jaxalign.config import Feedback
 from jaxalign.data.chat.requests import load_set
+from jaxalign.errors import UserError
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.critique import Answer, revise
 from jaxalign.feedback.judge import (
@@ -24,7 +25,7 @@ from jaxalign.feedback.judge import (
     Text,
     Verdict,
 )
-from jaxalign.feedback.local import LocalJudge, make_local_judge
+from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
 from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.feedback.speaker import Speaker, Utterance
 from jaxalign.feedback.writer import RequestWriter
@@ -59,16 +60,16 @@ class Scripted:
         return [Utterance(text, (5,), ended, -1.0, finite) for text, ended, finite in found]
 
     def next_logprobs(self, prompts, tokens):
-        first, second = self.tokenizer.encode_continuation("A"), self.tokenizer.encode_continuation("B")
+        options = [token for letter in "ABC" for token in self.tokenizer.encode_continuation(letter)]
         out = np.full((len(prompts), len(tokens)), 1e-9)
         for row, ids in enumerate(prompts):
-            for token, share in zip((*first, *second), self._find(ids, self.option, (0.6, 0.2)), strict=True):
+            for token, share in zip(options, self._find(ids, self.option, (0.6, 0.2)), strict=False):
                 out[row][np.asarray(tokens) == token] = share
         return np.log(out).astype(np.float32)
 
 
-def judge(tokenizer, max_length=10_000, reasoning=None, max_outside=0.5, **script):
-    writer = RequestWriter(load_set("chat"), tokenizer, max_length)
+def judge(tokenizer, max_length=10_000, reasoning=None, max_outside=0.5, ties=False, **script):
+    writer = RequestWriter(load_set("chat"), tokenizer, max_length, ties=ties)
     return LocalJudge(Scripted(tokenizer, **script), writer, SAMPLING, reasoning, max_outside)
 
 
@@ -92,6 +93,30 @@ def test_verdicts_with_problems_are_counted_apart_and_leave_the_other_rows_as_th
     assert [v.probability for v in found[1:4]] == [None] * 3 and found[5].probability is None
     assert found[0].probability == pytest.approx(0.75, rel=1e-5) and found[0].outside == pytest.approx(0.2, abs=1e-6)
     assert found[1].outside == pytest.approx(0.7, abs=1e-6) and found[4].probability == pytest.approx(0.9 / 0.95, rel=1e-5)
+
+
+def test_a_tie_is_a_verdict_that_counts_one_half_for_each_answer(chat_tokenizers):
+    tokenizer = next(iter(chat_tokenizers.values()))
+    made = judge(tokenizer, ties=True, option={"clear": (0.8, 1e-9), "equal": (0.1, 0.1, 0.6), "leaning": (0.3, 0.1, 0.4)})
+    clear, equal, leaning = compare_all(made, ("clear", "equal", "leaning"))
+    # (P(A) + P(C) / 2) and P(C), divided by P(A) + P(B) + P(C).
+    np.testing.assert_allclose((clear.probability, clear.tie), (1.0, 0.0), atol=1e-6)
+    np.testing.assert_allclose((equal.probability, equal.tie, equal.outside), (0.5, 0.75, 0.2), atol=1e-6)
+    np.testing.assert_allclose((leaning.probability, leaning.tie), (0.5 / 0.8, 0.5), atol=1e-6)
+
+
+def test_without_ties_the_judge_is_not_offered_one(chat_tokenizers):
+    tokenizer = next(iter(chat_tokenizers.values()))
+    (verdict,) = compare_all(judge(tokenizer, option={"equal": (0.45, 0.15, 0.4)}), ("equal",))
+    assert (round(verdict.probability, 5), verdict.tie) == (0.75, None)
+
+
+def test_ties_need_a_tie_in_the_template_set(chat_tokenizers):
+    tokenizer = next(iter(chat_tokenizers.values()))
+    assert make_writer(tokenizer, Feedback(templates="chat"), 100).ties
+    assert not make_writer(tokenizer, Feedback(templates="transcript"), 100).ties
+    with pytest.raises(UserError, match='feedback.ties is True, but form.json of the template set .transcript. has no "tie"'):
+        make_writer(tokenizer, Feedback(templates="transcript", ties=True), 100)
 
 
 def test_problems_of_the_reasoning(chat_tokenizers):

@@ -35,6 +35,8 @@ class Feedback(Section):
                           "verdict without reasoning is read without thoughts.", one_of("auto", "on", "off"))
     max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to text other than the options, "
                                     "its verdict or rating does not count.", between(0.0, 1.0))
+    ties: bool | None = field(None, "Whether a local judge may answer that neither of two answers is better; a label counts "
+                              "this answer one half for each. None: if the templates have such an answer.")
     invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
     reasoning: bool | None = field(None, "Let the feedback model reason before its verdict (chain of thought). None: only "
                                    "with templates=world, if the run's base model judges and has jaxalign's markers, and "

@@ -37,7 +37,10 @@ VERDICT = "<verdict>"
 RATINGS = tuple(str(rating) for rating in range(1, 11))
 """The possible ratings: plain text of one or more tokens each."""
 OPTIONS = ("(A)", "(B)")
-"""The two verdicts of a comparison: the first or the second answer shown is better. One token each."""
+"""Two verdicts of a comparison: the first or the second answer shown is better. One token each."""
+TIE = "(C)"
+"""The third verdict of a comparison: neither answer is better. One token."""
+_VERDICTS = (*OPTIONS, TIE)
 
 MARKERS = (
     USER,
@@ -51,12 +54,12 @@ MARKERS = (
     QUESTION,
     REASONING,
     VERDICT,
-    *OPTIONS,
+    *_VERDICTS,
 )
 """Every special segment except `END`; each is one symbol of the project's tokenizer."""
 
 MODEL_SPEAKS = (ASSISTANT, CRITIQUE, REVISION, REASONING, VERDICT)
-"""Markers after which the model writes: up to and including the next `END`, or up to the next marker except `OPTIONS`."""
+"""Markers after which the model writes: up to and including the next `END`, or up to the next marker except a verdict."""
 
 Segments = list[str]
 
@@ -113,7 +116,7 @@ def render_request(messages: Sequence[Message], role: str, begin: str, style: st
         unknown = next((name for name in roles if f"<{name}>" not in MARKERS), None)
         if unknown is not None:
             raise UserError(f"a request has a message with the role {unknown!r}, which has no marker; the roles are "
-                            f"{', '.join(marker.strip('<>') for marker in MARKERS if marker not in OPTIONS)}")
+                            f"{', '.join(marker.strip('<>') for marker in MARKERS if marker not in _VERDICTS)}")
     return [*_turns(messages, style), _label(role, style), *_text(begin, style)]
 
 
@@ -127,7 +130,7 @@ def written_by_model(segments: Sequence[str]) -> list[bool]:
         return [True] * len(segments)
     written, speaking = [], False
     for segment in segments:
-        if segment in MARKERS and segment not in OPTIONS:
+        if segment in MARKERS and segment not in _VERDICTS:
             written.append(False)
             speaking = segment in MODEL_SPEAKS
         else:

@@ -39,7 +39,9 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """The variables that the template of each kind of request must contain."""
 OPTIONAL = {kind: ("exemplars", *(("reasoning", "thoughts") if kind in ("comparison", "rating") else ())) for kind in KINDS}
-"""Further variables by kind. reasoning: whether the judge reasons first; thoughts: its reasoning, None until it is written."""
+OPTIONAL["comparison"] += ("ties",)
+"""Further variables by kind. reasoning: whether the judge reasons first; thoughts: its reasoning, None until it is written;
+ties: whether it may answer that neither of the answers is better."""
 LAYOUTS = ("chat", "transcript", "markers")
 FORM = "form.json"
 _ROOT = resources.files("jaxalign") / "feedback" / "templates"
@@ -92,7 +94,7 @@ class TemplateSet:
             dialogue: the turns up to the answer that the judge assesses.
             principle: the principle.
             exemplars: the examples that precede the request.
-            values: the other variables of this kind: texts, and reasoning and thoughts.
+            values: the other variables of this kind: texts, reasoning, thoughts and ties.
 
         Raises:
             DialogueRefused: the template called raise_exception.
@@ -102,6 +104,7 @@ class TemplateSet:
         source = self._source(kind)
         turns: list[tuple[str, str, bool]] = []
         given = {"reasoning": False, "thoughts": None} if kind in ("comparison", "rating") else {}
+        given |= {"ties": False} if kind == "comparison" else {}
         given |= {"dialogue": dialogue, "principle": principle, "exemplars": exemplars, "_turns": turns, **values}
         try:
             rest = sandbox.run(_compiled(source), given, what, "a request")
@@ -233,6 +236,7 @@ def _check(templates: TemplateSet, kind: str) -> None:
     cases += [{"reasoning": True, "thoughts": "probe-thoughts"}] if "thoughts" in used else []
     if "exemplars" in used:  # An example must not fail later, when a request has some.
         templates.render(kind, dialogue, principle, [Exemplar(dialogue, *(["probe-example"] * 5))], **words)
+    cases += [case | {"ties": True} for case in cases] if "ties" in used else []
     for case in cases:
         request = templates.render(kind, dialogue, principle, **words, **case)
         text = "\n".join([*(message.content for message in request.messages), request.begin])

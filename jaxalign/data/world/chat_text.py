@@ -16,9 +16,10 @@ from jaxalign import streams
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.requests import TemplateSet, load_set
 from jaxalign.data.tokenizers.base import Tokenizer
-from jaxalign.data.world import World, demonstrations, documents
+from jaxalign.data.world import World, demonstrations, documents, make_world
 from jaxalign.records import Message
 
+TOPICS, HELD_OUT_TOPICS = 60, 20
 MIX = {"knowledge": 0.28, "dialogue": 0.1, "review": 0.24, "judgement": 0.32, "rating": 0.06}
 """Fraction of the words by kind of document."""
 REASONED = 0.85
@@ -47,6 +48,11 @@ class ChatDocument:
     def words(self) -> int:
         """The number of words and punctuation marks."""
         return sum(len(_WORD.findall(message.content)) for message in self.messages)
+
+
+def chat_world(seed: int) -> World:
+    """The world of an exported chat model."""
+    return make_world(seed, TOPICS, HELD_OUT_TOPICS)
 
 
 def generate(world: World, split: str, words: int) -> Iterator[ChatDocument]:
@@ -110,11 +116,9 @@ def _review(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> Ch
 
 
 def _judgement(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> ChatDocument:
-    """A comparison. If the template set has an option for a tie, equal responses get it; else they get either option."""
     drawn = demonstrations.draw_judgement(rng, seen, REASONED)
-    form, tie = templates.form, templates.form.get("tie")
-    option = tie if drawn.tie and tie else form["options"][drawn.choice]
-    shown = {"first": drawn.first, "second": drawn.second} | ({"ties": True} if tie else {})
+    option = templates.form["tie"] if drawn.choice is None else templates.form["options"][drawn.choice]
+    shown = {"first": drawn.first, "second": drawn.second, "ties": True}
     return _judged(templates, "comparison", drawn, shown, option)
 
 

@@ -53,15 +53,14 @@ class Review:
 class Judgement:
     """Two responses and the better one under one principle.
 
-    choice: 0 or 1; random between equal responses. tie: whether they are equal. thoughts: the reasoning; None without one.
+    choice: 0 or 1; None if neither is better. thoughts: the reasoning; None without one.
     """
 
     messages: tuple[Message, ...]
     principle: Principle
     first: str
     second: str
-    choice: int
-    tie: bool
+    choice: int | None
     thoughts: str | None
 
 
@@ -110,9 +109,8 @@ def draw_judgement(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: 
             break
     if choice is not None and rng.random() < NOISE_RATE:
         choice = 1 - choice
-    option = choice if choice is not None else int(rng.integers(2))
     thoughts = judging.reasoning_text(axis, relation, first, second, choice) if rng.random() < reasoned else None
-    return Judgement(messages, principle, first.text, second.text, option, tie, thoughts)
+    return Judgement(messages, principle, first.text, second.text, choice, thoughts)
 
 
 def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Rating:

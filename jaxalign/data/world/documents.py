@@ -120,7 +120,8 @@ def _review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
 def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Document:
     drawn = demonstrations.draw_judgement(rng, seen, reasoned)
     shown = {"first": drawn.first, "second": drawn.second} | _thoughts(drawn.thoughts)
-    return (*_request("comparison", drawn.messages, drawn.principle, **shown), formats.OPTIONS[drawn.choice])
+    option = formats.TIE if drawn.choice is None else formats.OPTIONS[drawn.choice]
+    return (*_request("comparison", drawn.messages, drawn.principle, **shown), option)
 
 
 def _rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Document:

@@ -2,8 +2,7 @@
 
 The reasoning states the fact first (if the axis depends on it). It then quotes each answer by name with a remark on the axis of
 the principle, worded as in critiques, and says which answer is better. The option follows. A small model that has learned to
-quote can therefore judge two answers by judging each of them. Two answers that are equal on the axis get a random option, so
-that a model trained on this text gives them equal odds.
+quote can therefore judge two answers by judging each of them. Two answers that are equal on the axis get the option of a tie.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import jax
 from jaxalign import streams
 from jaxalign.config import Config, Optimizer, Pretrain
 from jaxalign.data.packing import pack
-from jaxalign.data.sources.generated import world_of
 from jaxalign.data.tokenizers import chatml
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.data.world import World, chat_text
@@ -79,7 +78,7 @@ def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
     """
     check_target(folder)
     config = Config(seed=settings.seed)
-    world = world_of(config)
+    world = chat_text.chat_world(settings.seed)
     with whole_folder(folder) as target, tempfile.TemporaryDirectory() as scratch:
         documents = chat_text.generate(world, "train", min(settings.words, _TOKENIZER_WORDS))
         files = chatml.train_files((turn.content for document in documents for turn in document.messages), VOCAB_SIZE)
