@@ -85,15 +85,18 @@ def encode(tokenizer: Tokenizer, document: ChatDocument) -> tuple[list[int], lis
     """(token ids, loss weights) of a document: 1 for the text that the model learns to write and its end, 0 elsewhere.
 
     The ids before an answer are those of the request as a judge or a policy reads it.
+
+    Args:
+        tokenizer: a tokenizer with a chat template, whose eos ends a turn.
+        document: the document.
     """
     if not document.messages[0].role:
         ids = [*tokenizer.begin_ids, *tokenizer.encode(document.messages[0].content), tokenizer.eos_id]
         return ids, [1.0] * len(ids)
-    end = chat.stop_ids(tokenizer)[0]
     spans = []
     for turn in document.learned:
         prompt = chat.encode_prompt(tokenizer, document.messages[:turn])
-        ids = [*prompt, *tokenizer.encode_continuation(document.messages[turn].content), end]
+        ids = [*prompt, *tokenizer.encode_continuation(document.messages[turn].content), tokenizer.eos_id]
         spans.append((len(prompt), len(ids)))
     weights = np.zeros(len(ids))
     for start, stop in spans:
