@@ -73,7 +73,7 @@ def test_transformers_reads_the_same_ids_and_logits(folder):
     assert model.generation_config.eos_token_id == policy.tokenizer.eos_id
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0].numpy()
-    found = np.asarray(policy.model.logits(policy.weights, jnp.asarray([ids])))[0, :, : expected.shape[1]]
+    found = np.asarray(policy.model.logits(policy.weights, policy.model.hidden(policy.weights, jnp.asarray([ids]))))[0]
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
