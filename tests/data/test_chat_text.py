@@ -71,8 +71,8 @@ def test_critiques_and_revisions_equal_the_judges_requests_token_for_token(token
         question, response, request, critique, edit, _ = (turn.content for turn in document.messages)
         principle = Principle("p", request.split("\n\n")[0], edit.split("\n\n")[0], "Which?")
         ids, weights = chat_text.encode(tokenizer, document)
-        for kind, values in {"critique": {"response": response}, "revision": {"response": response, "critique": critique}}.items():
-            asked = writer.write(kind, (Message("user", question),), principle, 1, **values).ids
+        for kind, values in {"critique": {}, "revision": {"critique": critique}}.items():
+            asked = writer.write(kind, (Message("user", question),), principle, 1, response=response, **values).ids
             assert ids[: len(asked)] == asked
             assert weights[len(asked)] == 1.0 and weights[len(asked) - 1] == 0.0
 
@@ -91,8 +91,8 @@ def test_demonstrations_are_about_seen_topics_and_facts_about_all(world, documen
 
 
 def test_equal_answers_get_the_letter_of_a_tie(documents):
-    answers = [d.messages[1].content for d in of_kind(documents, "Here is a conversation") if "Better answer" in d.messages[1].content]
-    ends = {ending: {answer[-1] for answer in answers if ending in answer}
+    answers = [d.messages[1].content for d in of_kind(documents, "Here is a conversation")]
+    ends = {ending: {answer[-1] for answer in answers if f"{ending}\n" in answer}
             for ending in ("The first is better.", "The second is better.", "Neither is better.")}
     assert ends == {"The first is better.": {"A"}, "The second is better.": {"B"}, "Neither is better.": {"C"}}
 

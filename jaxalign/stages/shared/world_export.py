@@ -28,7 +28,7 @@ from jaxalign.models.checkpoints.export import check_target, export, whole_folde
 from jaxalign.models.configured import configured_decoder
 from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
-from jaxalign.records import PackedBatch, Principle
+from jaxalign.records import PackedBatch
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.trainers.fitting import RunSettings, Start
 from jaxalign.trainers.sft import Supervised, held_out_loss
@@ -39,25 +39,28 @@ POSITIONS = 512
 VOCAB_SIZE = 1200
 PROMPTS = {"red_team": ("red_team",), "helpful": ("helpful",), "rl": ("rl", "compare"), "eval": ("evaluate",)}
 """The prompt sets of the world in each file of prompts."""
+CONSTITUTIONS = {"constitution.json": "default", "constitution_courtesy.json": "courtesy"}
+"""The constitution of the package in each file."""
 _TOKENIZER_WORDS = 400_000
 _HELD_OUT_WORDS = 20_000
-_TEXT_ROWS = 1000
+_TEXT_ROWS, _TEXT_WORDS = 1000, 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings:
     """The settings of an export.
 
-    words: the size of the training text, in words and punctuation marks. steps: optimizer steps, which may repeat the text.
-    batch_rows: rows of `chat_text.ROW_LENGTH` tokens per step. prompts: the maximum number of prompts in a file.
+    seed: the seed of the world and of the training. words: the size of the training text, in words and punctuation marks.
+    steps: optimizer steps; they may repeat the text. prompts: the maximum number of prompts in a file. batch_rows: rows of
+    `chat_text.ROW_LENGTH` tokens per step.
     """
 
-    seed: int = 0
-    words: int = 3_000_000
-    steps: int = 1800
+    seed: int
+    words: int
+    steps: int
+    prompts: int
     batch_rows: int = 5
     learning_rate: float = 2.5e-3
-    prompts: int = 4096
 
 
 def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
@@ -108,12 +111,12 @@ def write_data(folder: Path, world: World, prompts: int) -> None:
         found = [world.prompts(source, min(prompts // len(sources), world.size(source))) for source in sources]
         rows = [{"prompt": prompt.messages[-1].content} for group in zip(*found, strict=False) for prompt in group]
         _write_rows(folder / "prompts" / f"{name}.jsonl", rows)
-    for name, principles in (("constitution", load_constitution("default")), ("constitution_courtesy",
-                                                                              load_constitution("courtesy"))):
-        _write_constitution(folder / f"{name}.json", name, principles)
-    texts = (document.messages[0].content for document in chat_text.generate(world, "train", 50 * _TEXT_ROWS * 10)
-             if not document.messages[0].role)
-    _write_rows(folder / "text.jsonl", [{"text": text} for text in itertools.islice(texts, _TEXT_ROWS)])
+    for file, name in CONSTITUTIONS.items():
+        principles = [dataclasses.asdict(principle) for principle in load_constitution(name)]
+        content = json.dumps({"name": name, "principles": principles}, indent=2)
+        (folder / file).write_text(content + "\n", encoding="utf-8")
+    facts = (d.messages[0].content for d in chat_text.generate(world, "train", _TEXT_WORDS) if not d.messages[0].role)
+    _write_rows(folder / "text.jsonl", [{"text": text} for text in itertools.islice(facts, _TEXT_ROWS)])
 
 
 def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> PackedBatch:
@@ -142,11 +145,6 @@ def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSett
     for _ in supervised.steps(settings.steps):
         pass
     return supervised.fit.params
-
-
-def _write_constitution(path: Path, name: str, principles: Iterable[Principle]) -> None:
-    content = {"name": name, "principles": [dataclasses.asdict(principle) for principle in principles]}
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
