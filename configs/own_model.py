@@ -39,4 +39,10 @@ def get_config(folder=""):
 
     config.model.max_length = 448  # A comparison shows two answers, and its reasoning quotes both.
     config.feedback.reasoning = True
+
+    config.revise.red_team_prompts = 512
+    config.revise.helpful_prompts = 384
+    config.revise.rounds = 3
+    config.compare.prompts = 1280
+    config.evaluate.win_rate_prompts = 64
     return config
