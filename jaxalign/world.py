@@ -27,7 +27,7 @@ _USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--words=
   --steps=N     training steps; default {steps:,}
   --prompts=N   maximum number of prompts in a file; default {prompts:,}
 """
-_DEFAULTS = {"words": 2_000_000, "steps": 1150, "prompts": 4096}
+_DEFAULTS = {"words": 2_800_000, "steps": 1600, "prompts": 4096}
 _EXPORTS = tuple(_DEFAULTS)
 
 

@@ -96,12 +96,22 @@ def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Review:
     return Review(messages, principle, answer.text, critique, revised.text)
 
 
-def draw_judgement(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Judgement:
-    """Two responses and the better one. reasoned: the fraction of judgements with reasoning."""
+def draw_judgement(
+    rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, ties: float = TIE_RATE, summary: bool = False
+) -> Judgement:
+    """Two responses and the better one.
+
+    Args:
+        rng: the source of randomness.
+        seen: the topics.
+        reasoned: the fraction of judgements with reasoning.
+        ties: the fraction of judgements of equal responses.
+        summary: whether the reasoning repeats both verdicts before its choice.
+    """
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
-    tie = rng.random() < TIE_RATE
+    tie = rng.random() < ties
     while True:
         first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
         choice = judging.better(axis, relation, first, second)
@@ -109,7 +119,9 @@ def draw_judgement(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: 
             break
     if choice is not None and rng.random() < NOISE_RATE:
         choice = 1 - choice
-    thoughts = judging.reasoning_text(axis, relation, first, second, choice) if rng.random() < reasoned else None
+    thoughts = None
+    if rng.random() < reasoned:
+        thoughts = judging.reasoning_text(axis, relation, first, second, choice, summary)
     return Judgement(messages, principle, first.text, second.text, choice, thoughts)
 
 
