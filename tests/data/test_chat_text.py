@@ -23,7 +23,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def documents(world):
-    return list(chat_text.generate(world, "train", 60_000))
+    return list(chat_text.generate(world, "train", 120_000))
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_equal_answers_get_the_letter_of_a_tie(documents):
 
 
 def test_the_text_is_reproducible_and_its_kinds_have_their_shares(world, documents):
-    assert list(itertools.islice(chat_text.generate(world, "train", 60_000), 40)) == documents[:40]
-    assert list(itertools.islice(chat_text.generate(world, "held_out", 60_000), 40)) != documents[:40]
+    assert list(itertools.islice(chat_text.generate(world, "train", 120_000), 40)) == documents[:40]
+    assert list(itertools.islice(chat_text.generate(world, "held_out", 120_000), 40)) != documents[:40]
     words = sum(d.words for d in documents)
     facts = sum(d.words for d in documents if not d.messages[0].role)
     assert facts / words == pytest.approx(chat_text.MIX["knowledge"], abs=0.01)
