@@ -73,7 +73,7 @@ PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2, "audit": 600}
 """Numpy streams that draw principles from the constitution, one for each use of a feedback model."""
 AUDIT_ORDER = 601
 """The numpy stream that decides which answer of a gold pair a judge sees first."""
-DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6}
+DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6, "chat documents": 7}
 """Numpy streams from which data sources generate texts. The numbers may equal those of other tables, whose uses differ."""
 
 

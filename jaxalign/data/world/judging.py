@@ -27,12 +27,20 @@ def better(axis: str, relation: Relation, first: Answer, second: Answer) -> int 
     return None if difference == 0 else int(difference < 0)
 
 
-def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer, choice: int | None) -> str:
-    """The judge's reasoning, ending with its choice (0, 1, or None for neither)."""
+def reasoning_text(
+    axis: str, relation: Relation, first: Answer, second: Answer, choice: int | None, summary: bool = False
+) -> str:
+    """The judge's reasoning, ending with its choice (0, 1, or None for neither).
+
+    summary: repeat both verdicts right before the choice, so that it does not depend on distant words.
+    """
     conclusion = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
     start = f"{fact_text(relation)} " if axis == "harm" else ""
     one = f"First: {first.text} {_remark(axis, relation, first)}"
     other = f"Second: {second.text} {_remark(axis, relation, second)}"
+    if summary:
+        found = ["good" if merit(axis, relation, answer) else "bad" for answer in (first, second)]
+        conclusion = f"So the first is {found[0]} and the second is {found[1]}. {conclusion}"
     return f"{start}{one} {other} {conclusion}"
 
 

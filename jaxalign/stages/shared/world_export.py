@@ -1,0 +1,151 @@
+"""Exports the embedded world as the folder of a stranger's chat model: the model, prompts, constitutions and a text.
+
+The model is trained on dialogues and requests of the template set "chat" (`jaxalign.data.world.chat_text`). A run reads the
+folder as it reads any user's model and files; nothing in it says which answers are good.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxalign import streams
+from jaxalign.config import Config, Optimizer, Pretrain
+from jaxalign.data.packing import pack
+from jaxalign.data.tokenizers import chatml
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.data.world import World, chat_text
+from jaxalign.errors import UserError
+from jaxalign.feedback.constitution import load_constitution
+from jaxalign.models.checkpoints.export import check_target, export, whole_folder
+from jaxalign.models.configured import configured_decoder
+from jaxalign.models.families.llama import config_json
+from jaxalign.models.model import Model, Params
+from jaxalign.records import PackedBatch
+from jaxalign.stages.shared.keys import seeded_key
+from jaxalign.trainers.fitting import RunSettings, Start
+from jaxalign.trainers.sft import Supervised, held_out_loss
+from jaxalign.training.loop import Loop
+
+POSITIONS = 512
+"""The maximum length of a dialogue in config.json, in tokens."""
+VOCAB_SIZE = 1200
+PROMPTS = {"red_team": ("red_team",), "helpful": ("helpful",), "rl": ("rl", "compare"), "eval": ("evaluate",)}
+"""The prompt sets of the world in each file of prompts."""
+CONSTITUTIONS = {"constitution.json": "default", "constitution_courtesy.json": "courtesy"}
+"""The constitution of the package in each file."""
+_TOKENIZER_WORDS = 400_000
+_HELD_OUT_WORDS = 20_000
+_TEXT_ROWS, _TEXT_WORDS = 1000, 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+    """The settings of an export.
+
+    seed: the seed of the world and of the training. words: the size of the training text, in words and punctuation marks.
+    steps: optimizer steps; they may repeat the text. prompts: the maximum number of prompts in a file. batch_rows: rows of
+    `chat_text.ROW_LENGTH` tokens per step.
+    """
+
+    seed: int
+    words: int
+    steps: int
+    prompts: int
+    batch_rows: int = 5
+    learning_rate: float = 2.5e-3
+
+
+def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
+    """Trains a chat model of the world and writes a folder. The write is atomic: the folder is complete or does not exist.
+
+    The folder has model/, prompts/{red_team,helpful,rl,eval}.jsonl, constitution.json, constitution_courtesy.json and
+    text.jsonl.
+
+    Args:
+      folder: a new or empty folder.
+      settings: the size of the text and of the training.
+
+    Returns:
+      The size of the text, and the held-out loss in nats per token of the assistant's text.
+
+    Raises:
+      UserError: the folder is not empty.
+    """
+    check_target(folder)
+    config = Config(seed=settings.seed)
+    world = chat_text.chat_world(settings.seed)
+    with whole_folder(folder) as target, tempfile.TemporaryDirectory() as scratch:
+        documents = chat_text.generate(world, "train", min(settings.words, _TOKENIZER_WORDS))
+        files = chatml.train_files((turn.content for document in documents for turn in document.messages), VOCAB_SIZE)
+        for name, text in files.items():
+            (Path(scratch) / name).write_text(text, encoding="utf-8")
+        tokenizer = load_tokenizer(scratch)
+        rows = _pack(tokenizer, chat_text.generate(world, "train", settings.words))
+        model = Model(configured_decoder(config, tokenizer.vocab_size)[0], "lm", None)
+        params = _train(config, model, rows, settings)
+        held_out = _pack(tokenizer, chat_text.generate(world, "held_out", min(settings.words, _HELD_OUT_WORDS)))
+        fields = config_json(model.config, POSITIONS)
+        fields |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+        export(target / "model", model, params, config=fields, files=files)
+        write_data(target, world, settings.prompts)
+        tokens = int((rows.segment_ids > 0).sum())
+        return {"tokens": tokens, "steps": settings.steps,
+                "held_out_loss": held_out_loss(model, params, held_out, settings.batch_rows)}
+
+
+def write_data(folder: Path, world: World, prompts: int) -> None:
+    """Writes the prompts, the constitutions and the text of a world into a folder.
+
+    prompts: the maximum number of prompts in a file.
+    """
+    (folder / "prompts").mkdir()
+    for name, sources in PROMPTS.items():
+        found = [world.prompts(source, min(prompts // len(sources), world.size(source))) for source in sources]
+        rows = [{"prompt": prompt.messages[-1].content} for group in zip(*found, strict=False) for prompt in group]
+        _write_rows(folder / "prompts" / f"{name}.jsonl", rows)
+    for file, name in CONSTITUTIONS.items():
+        principles = [dataclasses.asdict(principle) for principle in load_constitution(name)]
+        content = json.dumps({"name": name, "principles": principles}, indent=2)
+        (folder / file).write_text(content + "\n", encoding="utf-8")
+    facts = (d.messages[0].content for d in chat_text.generate(world, "train", _TEXT_WORDS) if not d.messages[0].role)
+    _write_rows(folder / "text.jsonl", [{"text": text} for text in itertools.islice(facts, _TEXT_ROWS)])
+
+
+def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> PackedBatch:
+    rows, cut = pack((chat_text.encode(tokenizer, document) for document in documents), chat_text.ROW_LENGTH)
+    if cut:
+        raise UserError(f"{cut} documents are longer than {chat_text.ROW_LENGTH} tokens; train the tokenizer on more text, "
+                        "with a larger value of --words")
+    return rows
+
+
+def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSettings) -> Params:
+    key = seeded_key(config.seed, "pretrain")
+    section = Pretrain(
+        steps=settings.steps, batch_rows=settings.batch_rows, row_length=chat_text.ROW_LENGTH,
+        optimizer=Optimizer(learning_rate=settings.learning_rate, schedule="linear", warmup_steps=30, weight_decay=0.01),
+    )
+
+    def loop(total_steps: int, checkpoint_every: int, **fields: Any) -> Loop:
+        return Loop(stage="world", directory=None, total_steps=total_steps, checkpoint_every=checkpoint_every, **fields)
+
+    start = Start(
+        model, weights=lambda: model.init(jax.random.fold_in(key, streams.KEYS["pretrain"]["parameters"])),
+        trained=lambda params: params, frozen=lambda: None,
+    )
+    supervised = Supervised(start, section, RunSettings(settings.seed, key, loop), rows, streams.LOADERS["pretrain"])
+    for _ in supervised.steps(settings.steps):
+        pass
+    return supervised.fit.params
+
+
+def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,97 @@
+"""The entry point `python -m jaxalign.world`: exports the embedded world as a chat model, or scores answers in it.
+
+`stages/shared/world_export.py` exports, `data/world/scores.py` scores. Exit codes: 0 done, 2 a mistake that the user can
+correct (one sentence on stderr, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from jaxalign.errors import UserError, print_error
+
+_USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--words=N] [--steps=N] [--prompts=N]
+       python -m jaxalign.world --score=ROWS [--seed=SEED]
+
+  --export=DIR  trains a small chat model of the embedded world and writes it, with prompts and constitutions, to a new
+                folder, which configs/own_model.py aligns
+  --score=ROWS  judges answers by the rules of the world and prints a table: a .jsonl file, a folder with rows-*.jsonl such
+                as runs/x/evaluate, or a pattern in quotes (docs/data_formats.md)
+  --seed=SEED   the world's seed; default 0. Scores need the seed of the export
+  --words=N     size of the training text, in words and punctuation marks; default {words:,}
+  --steps=N     training steps; default {steps:,}
+  --prompts=N   maximum number of prompts in a file; default {prompts:,}
+"""
+_DEFAULTS = {"words": 2_800_000, "steps": 1600, "prompts": 4096}
+_EXPORTS = tuple(_DEFAULTS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exports or scores, and returns the exit code. `argv` includes the program's name; default sys.argv."""
+    argv = list(sys.argv if argv is None else argv)
+    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
+        print(_USAGE.format(**_DEFAULTS), end="")
+        return 0
+    try:
+        values = _read_arguments(argv)
+        print(_score(values) if values.score else _export(values))
+        return 0
+    except UserError as error:
+        return print_error(str(error), 2)
+    except KeyboardInterrupt:
+        return print_error("interrupted; nothing was written", 130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return print_error(f"the disk is full ({error}); nothing was written: free some space and run the same command again",
+                           2)
+
+
+def _export(values: flags.FlagValues) -> str:
+    from jaxalign.stages.shared.world_export import ExportSettings, export_world
+
+    folder = Path(values.export).expanduser()
+    given = {name: values[name].value if values[name].present else _DEFAULTS[name] for name in _EXPORTS}
+    done = export_world(folder, ExportSettings(seed=values.seed, **given))
+    return (f"{folder} has the model, its prompts and its constitutions (trained on {done['tokens']:,} tokens, held-out loss "
+            f"{done['held_out_loss']:.3f}); align it with\n"
+            f"    python -m jaxalign.train --config=configs/own_model.py:{folder} --workdir=runs/own_model\n"
+            f"and score the answers with\n"
+            f"    python -m jaxalign.world --score=runs/own_model/evaluate --seed={values.seed}")
+
+
+def _score(values: flags.FlagValues) -> str:
+    from jaxalign.data.world import scores
+    from jaxalign.data.world.chat_text import chat_world
+
+    return scores.table(scores.score(chat_world(values.seed), scores.read_rows(values.score)))
+
+
+def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_string("export", None, "The new folder.", flag_values=values)
+    flags.DEFINE_string("score", None, "The answers to judge.", flag_values=values)
+    flags.DEFINE_integer("seed", 0, "The seed.", lower_bound=0, upper_bound=2**31 - 1, flag_values=values)
+    for name in _EXPORTS:
+        flags.DEFINE_integer(name, None, "See the usage.", lower_bound=1, flag_values=values)
+    try:
+        unused = values(list(argv))[1:]
+    except flags.Error as error:
+        raise UserError(f"{error}; --help lists the flags") from None
+    if unused:
+        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    if bool(values.export) == bool(values.score):
+        raise UserError("exactly one of --export=DIR and --score=ROWS must be given; --help lists the flags")
+    other = next((name for name in _EXPORTS if values.score and values[name].present), None)
+    if other is not None:
+        raise UserError(f"--{other} is given with --score, which does not read it; omit it")
+    return values
+
+
+if __name__ == "__main__":
+    sys.exit(main())
