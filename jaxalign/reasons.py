@@ -155,6 +155,14 @@ def self_agreement_sentence(summary: Mapping[str, Any]) -> str:
     return f"{sentence}; {margin}" + ("" if chance is None else f", where about {chance:.0%} of the labels are due to chance")
 
 
+def gold_labels_sentence(found: Mapping[str, Any]) -> str:
+    """Says how many labels are right by the gold judge. found: `data.world.label_scores.label_quality`."""
+    counts = found["any_axis"]
+    return (f"of {found['decided']:,} decided labels, {counts['right']:,} prefer the answer that is better by the gold judge "
+            f"on an axis of the pair's principles, {counts['wrong']:,} the worse one, and {counts['equal']:,} one of two equal "
+            "answers")
+
+
 LARGE_CHANCE = 0.2
 """Too many decided labels are due to chance if their estimated share is larger."""
 

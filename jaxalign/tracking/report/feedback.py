@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from jaxalign.reasons import COMPARISON, NOTES, REVISION
+from jaxalign.reasons import COMPARISON, NOTES, REVISION, gold_labels_sentence
 from jaxalign.tracking.formatting import capitalized, number, percent, share, short_percent
 from jaxalign.tracking.report import examples, plots
 from jaxalign.tracking.report.blocks import Figure, Section, Table
@@ -68,8 +68,10 @@ def labels(run: RunFiles) -> Section:
         tables.append(Table("By principle", ["Principle", "Pairs", "Labels decided", "Ties", "Same verdict in both orders",
                                              "Position bias", "Mean confidence"],
                             [_principle_row(name, row) for name, row in principles.items()]))
+    gold = (run.evaluation or {}).get("labels")
     judge = capitalized(judge_phrase(run, "compare"))
     intro = f"{judge} compared two answers to each prompt under each principle drawn for it."
+    intro += f" By the gold judge, {gold_labels_sentence(gold)}." if gold else ""
     return Section("labels", title, intro, figures=tuple(figures), tables=tuple(tables), body=body, nav="Labels")
 
 
