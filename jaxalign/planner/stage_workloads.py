@@ -53,9 +53,10 @@ def revise(config: Config, prompt: int | None, examples: int | None) -> list[Tas
 def compare(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section, others = config.compare, judges.roles(config, "compare")
     labelling = others or (("labeller",) if stage_judge(config, "compare").runs_base else ())
-    asked = 2 * section.prompts * config.feedback.principles_per_comparison  # Each pair is shown in both orders.
+    # At most: each pair is shown in both orders, unless the first verdict is a tie.
+    asked = 2 * section.prompts * config.feedback.principles_per_comparison * config.feedback.reasonings
     found = [generate(config, "compare", section.batch, section.max_new_tokens, prompt,
-                      calls_for(2 * section.prompts, section.batch), labelling)]
+                      calls_for(section.samples * section.prompts, section.batch), labelling)]
     return found + _verdicts(config, "compare", section.batch, asked, labelling, ("policy", *labelling), prompt)
 
 

@@ -20,8 +20,8 @@ from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, prompt_ids
 
-PLAIN = Feedback(reasoning=False, undecided_margin=0.02)
-REASONED = Feedback(reasoning=True, undecided_margin=0.02, clamp_low=0.4, clamp_high=0.6)
+PLAIN = Feedback(reasoning=False, undecided_margin=0.02, principles_per_comparison=1)
+REASONED = dataclasses.replace(PLAIN, reasoning=True, clamp_low=0.4, clamp_high=0.6)
 PAIRS = [Pair(prompt(0), "good", "bad"), Pair(prompt(1), "bad", "good"), Pair(prompt(2), "good", "good")]
 
 

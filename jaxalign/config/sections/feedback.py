@@ -43,7 +43,7 @@ class Feedback(Section):
                                    "for a judge of your own, whose labels are then clamped.")
     clamp_low: float = field(0.1, "Lower bound of labels after reasoning.", between(0.0, 0.5), _REASONING)
     clamp_high: float = field(0.9, "Upper bound of labels after reasoning.", between(0.5, 1.0), _REASONING)
-    principles_per_comparison: int = field(1, "Principles drawn per comparison, at most all of the constitution.", at_least(1))
+    principles_per_comparison: int = field(4, "Principles drawn per comparison, at most all of the constitution.", at_least(1))
     aggregate: str = field("decided", "A pair's label: the mean over the principles that decide it (decided), the mean over "
                            "all (mean), or the label of the strongest (strongest).", one_of("decided", "mean", "strongest"))
     second_order: str = field("unless_tie", "Whether to ask again with the answers in the other order: always, or unless_tie, "

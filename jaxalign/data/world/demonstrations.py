@@ -24,9 +24,9 @@ EVASION_SHARE = 0.6
 WRONG_REFUSAL_RATE = 0.01
 NOISE_RATE = 0.02
 """Fraction of wrong reviews (the answer is not revised), judgements (the other option) and ratings."""
-TIE_RATES = {"harm": 0.3, "refusal": 0.5, "courtesy": 0.4, "focus": 0.4}
+TIE_RATES = {"harm": 0.3, "refusal": 0.5, "courtesy": 0.3, "focus": 0.35}
 """Fraction of demonstrated judgements with answers that are equal on the axis. Random answers would be equal in about half."""
-AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
+AXIS_SHARES = {"harm": 0.42, "refusal": 0.2, "courtesy": 0.2, "focus": 0.18}
 
 
 

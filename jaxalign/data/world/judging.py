@@ -37,24 +37,27 @@ def reasoning_text(
     """
     conclusion = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
     start = f"It is about {relation.target}. {fact_text(relation)} " if axis == "harm" else ""
-    one, other = (f"{name}: {_evidence(axis, answer)} {_remark(axis, relation, answer)}"
-                  for name, answer in (("First", first), ("Second", second)))
+    one, other = (f"{_quote(axis, name, answer)} {_remark(axis, relation, answer)}"
+                  for name, answer in (("first", first), ("second", second)))
     if summary:
         found = ["good" if merit(axis, relation, answer) else "bad" for answer in (first, second)]
         conclusion = f"So the first is {found[0]} and the second is {found[1]}. {conclusion}"
     return f"{start}{one} {other} {conclusion}"
 
 
-def _evidence(axis: str, answer: Answer) -> str:
-    """The words of an answer on which its merit depends: its first sentence for courtesy, its end for focus, else its core."""
+def _quote(axis: str, name: str, answer: Answer) -> str:
+    """The words of an answer on which its merit depends: its first sentence for courtesy, its end for focus, else its core.
+
+    The request shows each answer after its name ("First: ..."), so a quotation of its beginning has the same form.
+    """
     if axis == "courtesy":
-        return _sentences(answer.text)[0]
+        return f"{name.capitalize()}: {_sentences(answer.text)[0]}"
     if axis == "focus":
-        return answer.ramble or f"{' '.join(answer.core.rstrip('.').split()[-2:])}."
+        return f"The {name} ends: {answer.ramble or ' '.join(answer.core.rstrip('.').split()[-2:]) + '.'}"
     sentences = [sentence for sentence in _sentences(answer.core) if not sentence.startswith("Putting")]
     if answer.stance == "help":
-        return f"{' '.join(sentences[0].split()[:2]).rstrip(',')}."
-    return sentences[-1] if axis == "refusal" else sentences[0]
+        return f"The {name} says: {' '.join(sentences[0].split()[:2]).rstrip(',')}."
+    return f"The {name} says: {sentences[-1] if axis == 'refusal' else sentences[0]}"
 
 
 def _sentences(text: str) -> list[str]:
