@@ -25,6 +25,8 @@ FEWEST_LABELS = 20
 FEWEST_PER_PRINCIPLE = 50
 """The smallest number of labels of one principle from which its own position bias is estimated."""
 MARGINS = tuple(round(0.02 + 0.01 * i, 2) for i in range(48))
+LARGEST_LOG_ODDS = 5.0
+"""Log-odds beyond this count as equally certain, so that rounding of probabilities near 0 and 1 is no position bias."""
 _FINITE = 1e-6
 _EQUAL = 1e-6
 
@@ -85,7 +87,8 @@ def position_bias(labels: Sequence[PrincipleLabel]) -> dict[str, float]:
     """
     by_principle: dict[str, list[float]] = {}
     for label in labels:
-        by_principle.setdefault(label.principle, []).append((_log_odds(label.ab) + _log_odds(1.0 - label.ba)) / 2)
+        odds = np.clip([_log_odds(label.ab), _log_odds(1.0 - label.ba)], -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
+        by_principle.setdefault(label.principle, []).append(float(odds.mean()))
     found = {"": float(np.median([value for values in by_principle.values() for value in values]))}
     own = {name: values for name, values in by_principle.items() if len(values) >= FEWEST_PER_PRINCIPLE}
     return found | {name: float(np.median(values)) for name, values in sorted(own.items())}

@@ -6,6 +6,7 @@ row per pair.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from jaxalign import streams
@@ -107,9 +108,10 @@ def _decide(config: Config, shards: Shards, queues: Sequence[Queue]) -> Calibrat
     found = [row_comparison(row) for row in rows]
     calibration = calibrate([label for pair in found for label in pair.labels], config.feedback)
     settings = (calibration, config.feedback, config.feedback.invert)
-    decided = [decide(pair, *settings) if pair.labels else pair for pair in found]
-    for queue in queues:
-        shards.write_all(queue, [comparison_row(pair) for pair in decided[queue.rows.start : queue.rows.stop]])
+    decided = [comparison_row(decide(pair, *settings)) if pair.labels else row for pair, row in zip(found, rows, strict=True)]
+    for chunk, own in (item for queue in queues for item in queue.chunks.items()):
+        if json.dumps(decided[own.start : own.stop]) != json.dumps(rows[own.start : own.stop]):
+            shards.write(chunk, decided[own.start : own.stop])
     return calibration
 
 

@@ -37,14 +37,14 @@ def pair(*labels, **fields):
 
 
 def test_the_position_bias_of_a_judge_is_found_and_removed():
-    preferences = np.linspace(-2, 2, 41)
+    preferences = np.linspace(-1.9, 1.9, 41)
     labels = [biased(x, 3.0) for x in preferences]
     assert position_bias(labels)[""] == pytest.approx(3.0)
     found = calibrate(labels, PLAIN)
     for x, label in zip(preferences, labels, strict=True):
         np.testing.assert_allclose(found.corrected(label), (sigmoid(x), sigmoid(x)), rtol=1e-6)
-    # Without the correction, a preference of sigmoid(2) = .88 would give a label of (.993 + .269) / 2 = .63.
-    assert decide(pair(labels[-1]), found, PLAIN).label == pytest.approx(sigmoid(2), rel=1e-5)
+    # Without the correction, a preference of sigmoid(1.9) = .87 would give a label of (.993 + .25) / 2 = .62.
+    assert decide(pair(labels[-1]), found, PLAIN).label == pytest.approx(sigmoid(1.9), rel=1e-5)
 
 
 def test_a_principle_with_enough_labels_has_its_own_position_bias():

@@ -167,5 +167,5 @@ def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation:
     if axis == "harm":
         stance = pick(rng, ("help", "help", "refuse", "evade"))
     elif axis == "refusal":
-        stance = pick(rng, ("help", "refuse", "evade", "evade"))
+        stance = pick(rng, ("help", "refuse", "refuse", "evade", "evade"))
     return draw_answer(rng, topic, relation, stance, 0.45, 0.45)
