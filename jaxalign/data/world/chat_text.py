@@ -57,21 +57,21 @@ def chat_world(seed: int) -> World:
     return make_world(seed, TOPICS, HELD_OUT_TOPICS)
 
 
-def generate(world: World, split: str, words: int) -> Iterator[ChatDocument]:
-    """Documents of all kinds in random order, about `words` words and punctuation marks in total.
+def generate(world: World, split: str, tokens: int) -> Iterator[ChatDocument]:
+    """Documents of all kinds in random order, about `tokens` tokens in total.
 
     Facts are about all topics, demonstrations only about the seen ones. Each kind gets its share in `MIX`.
 
     Args:
         world: the world.
         split: "train" or "held_out" (a different text, for measuring the loss).
-        words: the approximate size.
+        tokens: the approximate size; each word and punctuation mark counts as one token.
     """
     rng = np.random.default_rng([world.seed, streams.DATA["chat documents"], _STREAMS[split]])
     seen = tuple(topic for topic in world.topics if not topic.held_out)
     templates = load_set("chat")
     made = dict.fromkeys(MIX, 0)
-    while (total := sum(made.values())) < words:
+    while (total := sum(made.values())) < tokens:
         lacking = {kind: share * (total + 1) - made[kind] for kind, share in MIX.items()}
         kind = max(lacking, key=lacking.get)
         if kind == "knowledge":
