@@ -17,7 +17,7 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["jaxalign", "jaxalign.*"]),
-    package_data={"jaxalign": ["**/*.j2", "**/*.jinja", "**/*.json"]},
+    package_data={"jaxalign": ["**/*.j2", "**/*.jinja", "**/*.json", "**/*.jsonl"]},
     install_requires=[
         "absl-py",
         "chex",

@@ -41,7 +41,10 @@ REVISION = PROBLEMS | {
 COMPARISON = PROBLEMS | {
     "identical": "the two answers are equal",
     "missing_answer": "an answer is missing: its prompt leaves no space, or the policy's logits are not finite",
-    "undecided": "the label is within feedback.undecided_margin of 0.5",
+    "undecided": "the label is too close to 0.5",
+    "tie": "the judge says that neither answer is better",
+    "order": "the judge prefers the other answer when they are shown in the other order",
+    "conflict": "the principles prefer different answers",
 }
 """Why a pair has no decided label."""
 
@@ -102,6 +105,9 @@ _ADVICE = {
     "identical": "raise compare.temperature",
     "missing_answer": "raise model.max_length, or lower compare.max_new_tokens",
     "undecided": "raise compare.prompts, lower feedback.undecided_margin, or choose a judge that distinguishes the answers",
+    "tie": "raise compare.samples or feedback.principles_per_comparison, so that the answers differ on what is asked",
+    "order": "choose another judge or other templates (feedback.templates)",
+    "conflict": "ask under fewer principles (feedback.principles_per_comparison), or set feedback.aggregate to 'strongest'",
 }
 
 
@@ -138,14 +144,36 @@ def few_decided(summary: Mapping[str, Any]) -> str | None:
     return f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}"
 
 
-def contradictory(summary: Mapping[str, Any]) -> str | None:
-    """A sentence if the judge contradicts itself in the other order for most of the pairs with a decided label; else None."""
-    agreement = summary.get("decided_order_agreement")
-    if agreement is None or agreement >= 0.5:
+def self_agreement_sentence(summary: Mapping[str, Any]) -> str:
+    """Says how often the judge agrees with itself, and which margin its labels have. summary: that of stage compare."""
+    agreement, found = summary["order_agreement"], summary["calibration"]
+    if agreement is None:
+        return "no pair has a verdict in both orders"
+    sentence = f"the labeller agrees with itself on {agreement:.0%} of the verdicts that it gave in both orders"
+    margin = f"a label is decided if it differs from 0.5 by more than {found['margin']:.2f}"
+    chance = found["chance_share"]
+    return f"{sentence}; {margin}" + ("" if chance is None else f", where about {chance:.0%} of the labels are due to chance")
+
+
+def gold_labels_sentence(found: Mapping[str, Any]) -> str:
+    """Says how many labels are right by the gold judge. found: `data.world.label_scores.label_quality`."""
+    counts = found["any_axis"]
+    return (f"of {found['decided']:,} decided labels, {counts['right']:,} prefer the answer that is better by the gold judge "
+            f"on an axis of the pair's principles, {counts['wrong']:,} the worse one, and {counts['equal']:,} one of two equal "
+            "answers")
+
+
+LARGE_CHANCE = 0.2
+"""Too many decided labels are due to chance if their estimated share is larger."""
+
+
+def mostly_chance(summary: Mapping[str, Any]) -> str | None:
+    """A sentence if many of the decided labels are due to chance; else None."""
+    share = summary["calibration"]["chance_share"]
+    if share is None or share <= LARGE_CHANCE:
         return None
-    return (f"for {1 - agreement:.0%} of the pairs with a decided label, the judge prefers the other answer when they are "
-            "shown in the other order, so it decides by position; raise feedback.undecided_margin, choose a better judge, or "
-            "other templates (feedback.templates)")
+    return (f"about {share:.0%} of the decided labels are due to chance, since the judge contradicts itself as often in the "
+            "other order; choose a better judge, or other templates (feedback.templates)")
 
 
 MOSTLY = 0.5
@@ -170,3 +198,76 @@ def pair_advice(summary: Mapping[str, Any]) -> str:
         return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
                 f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")
     return advice(summary["outcomes"], COMPARISON)
+
+
+MOST_FLIPS = 0.3
+"""A judge is inconsistent if a larger share of its preferences changes when the answers are swapped."""
+
+
+def audit_warnings(audit: Mapping[str, Any]) -> list[str]:
+    """Sentences if a judge is not better than chance on gold pairs, or inconsistent. audit: `feedback.audit.Audit.to_dict`."""
+    found, accuracy, flips = [], audit["accuracy"], audit["flips"]
+    remedy = "choose a better judge, or other templates (feedback.templates)"
+    if not accuracy["total"]:
+        count = audit["pairs"] - audit["ties"]
+        found.append(f"the judge decides none of the {count:,} gold pairs with a better answer; {remedy}")
+    elif accuracy["low"] <= 0.5:
+        worse = "is worse than chance" if accuracy["high"] < 0.5 else "may be chance"
+        found.append(f"the judge prefers the better answer in {accuracy['rate']:.0%} of the {accuracy['total']:,} gold pairs "
+                     f"that it decides (95% interval {accuracy['low']:.0%} to {accuracy['high']:.0%}), which {worse}; {remedy}")
+    if flips["total"] and flips["rate"] > MOST_FLIPS:
+        found.append(f"for {flips['rate']:.0%} of the gold pairs that the judge decides in both orders, it prefers the other "
+                     f"answer when the answers are swapped, so it often decides by position; {remedy}")
+    return found
+
+
+def baseline_of(summary: Mapping[str, Any]) -> tuple[str, float]:
+    """(its description, its accuracy) for the best baseline in the summary of stage preference: chance, or the length rule."""
+    length = (summary.get("baselines") or {}).get("length")
+    if length and length["accuracy"] > 0.5:
+        return f"the rule that the {length['rule']} answer is better", length["accuracy"]
+    return "chance", 0.5
+
+
+def accuracy_sentence(summary: Mapping[str, Any]) -> str | None:
+    """Compares the held-out accuracy of stage preference with its baselines; None if no held-out pair has a decided label."""
+    held_out, baselines = summary["held_out"], summary["baselines"]
+    if held_out is None:
+        return None
+    length, ceiling = baselines["length"], baselines["ceiling"]
+    most = "" if ceiling is None else f"; the noise of the labels allows an expected {ceiling:.1%}"
+    return (f"held-out accuracy {_with_interval(held_out)} on {held_out['pairs']:,} pairs; the rule that the {length['rule']} "
+            f"answer is better reaches {_with_interval(length)}, chance 50.0%{most}")
+
+
+def human_sentence(summary: Mapping[str, Any]) -> str | None:
+    """The numbers and accuracies of the AI-labelled and human pairs of stage preference; None without human files."""
+    if "human" not in summary:
+        return None
+    said = []
+    for name, kind in (("AI-labelled", "ai"), ("human", "human")):
+        part = summary[kind]
+        measured = "accuracy unknown" if part["held_out"] is None else f"accuracy {_with_interval(part['held_out'])}"
+        said.append(f"{part['train_pairs']:,} {name} pairs to train on and {part['held_out_pairs']:,} held out, {measured}")
+    return f"{'; '.join(said)}; the weight of a human pair is {summary['human']['weight']:g}"
+
+
+def _with_interval(rate: Mapping[str, Any]) -> str:
+    return f"{rate['accuracy']:.1%} (95% interval {rate['low']:.1%} to {rate['high']:.1%})"
+
+
+def uninformative(summary: Mapping[str, Any]) -> str | None:
+    """A sentence with a remedy if the interval of the preference model's accuracy does not exceed the best baseline."""
+    held_out = summary["held_out"]
+    if held_out is None:
+        return ("the accuracy of the preference model is unknown, because no held-out pair has a label that prefers an answer; "
+                "give more pairs, or raise held_out_share")
+    name, best = baseline_of(summary)
+    if held_out["low"] > best:
+        return None
+    if held_out["accuracy"] > best:
+        remedy = "hold out more pairs for a narrower interval, or give more pairs to train on"
+    else:
+        remedy = "give more pairs to train on, train for more epochs (preference.epochs), or correct the labels"
+    return (f"the preference model is not reliably better than {name}, which reaches {best:.1%}: its held-out accuracy is "
+            f"{_with_interval(held_out)} on {held_out['pairs']:,} pairs; {remedy}")

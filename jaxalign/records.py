@@ -78,13 +78,33 @@ class Revision:
 
 
 @dataclasses.dataclass(frozen=True)
+class PrincipleLabel:
+    """A judge's verdicts on a pair of responses under one principle.
+
+    ab: P(response_a is better) with response_a shown first; ba: the same with response_a shown second; None if there is no
+    verdict, or if this order was not asked. tie: the probability that neither is better, averaged over the orders, if the judge
+    may say so. reasoning_ab, reasoning_ba: the texts before the verdicts, if any.
+    """
+
+    principle: str
+    ab: float | None = None
+    ba: float | None = None
+    tie: float | None = None
+    reasoning_ab: str | None = None
+    reasoning_ba: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """A pair of responses with a soft label: the probability that `response_a` is the better one.
 
-    margin: by how much the better one is better, if known. problem: why the judge gave no verdict, a name in
-    `reasons.PROBLEMS`. outside: the probability that the judge gave to no option, averaged over its verdicts, if known.
-    notes: what the judge did not see, names in `reasons.NOTES`. disagreement: of a jury, the largest difference
-    between two members' labels.
+    labels: the verdicts under each principle. principle: the one that decided the label, if any. label_ab, label_ba:
+    P(response_a is better) with response_a shown first and second, averaged over the principles that count. outcome: why the
+    pair has no decided label, a name in `reasons.COMPARISON`, else None. margin: by how much the better one is better, if
+    known. problem: why the judge gave no verdict, a name in `reasons.PROBLEMS`. outside: the probability that the judge gave to
+    no option, averaged over its verdicts, if known. notes: what the judge did not see, names in `reasons.NOTES`.
+    disagreement: of a jury, the largest difference between two members' labels. weight: the weight of the pair's loss, at least
+    0.
     """
 
     prompt: Prompt
@@ -102,6 +122,10 @@ class Comparison:
     outside: float | None = None
     notes: tuple[str, ...] = ()
     disagreement: float | None = None
+    weight: float = 1.0
+    labels: tuple[PrincipleLabel, ...] = ()
+    principle: str | None = None
+    outcome: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,8 +263,8 @@ class ScoredPairs:
 class PairBatch:
     """Pairs of complete sequences for the preference model.
 
-    tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B] (0 = padding row),
-    margin float32 [B], the desired difference between the scores, or None for no margins.
+    tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B], the weight of
+    the pair's loss (0 = padding row), margin float32 [B], the desired difference between the scores, or None for no margins.
     """
 
     tokens: Any

@@ -1,15 +1,17 @@
 """Every stream of random numbers of a run, by name. Within a table, no two uses share a stream.
 
 Randomness is positional: a random number depends only on the run's seed, its stream, and its position in the stream (step,
-epoch, row). There are two families. A JAX PRNG key is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`; see
-`jaxalign.stages.shared.keys.stage_key`. A numpy generator is seeded with [seed, stream, ...]. The numbers below must never
-change, since the results of existing runs depend on them; they do not depend on the order of stages. The numbers of a
-custom stage are derived from its name.
+epoch, row). In later rounds (`config.rounds`), `round_seed` replaces the run's seed. There are two families. A JAX PRNG key
+is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`; see `jaxalign.stages.shared.keys.stage_key`. A numpy generator is
+seeded with [seed, stream, ...]. The numbers below must never change, since the results of existing runs depend on them; they do
+not depend on the order of stages. The numbers of a custom stage are derived from its name.
 """
 
 from __future__ import annotations
 
 import zlib
+
+import numpy as np
 
 STAGES = {
     "pretrain": 0,
@@ -38,7 +40,7 @@ KEYS = {
     "pretrain": {"parameters": 1},  # Folded into the key of STATE.
     "revise": {"revisions": 1},
     "compare": {"labels": 1},
-    "ppo": {"critic": 1, "ratings": 2},
+    "ppo": {"critic": 1, "ratings": 2, "alarms": 4, "alarm labels": 5},
     "online_dpo": {"samples": 1, "labels": 2},
     "reward_distill": {"samples": 0, "student": 1, "state": 2},
 }
@@ -67,10 +69,20 @@ LOADERS = {
     "reward_distill": 500,
 }
 """Numpy streams that shuffle a stage's rows: the `stream` of `data.loader.EpochLoader`."""
-PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2}
+PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2, "audit": 600}
 """Numpy streams that draw principles from the constitution, one for each use of a feedback model."""
+AUDIT_ORDER = 601
+"""The numpy stream that decides which answer of a gold pair a judge sees first."""
 DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6, "chat documents": 7}
 """Numpy streams from which data sources generate texts. The numbers may equal those of other tables, whose uses differ."""
+
+
+def round_seed(seed: int, number: int) -> int:
+    """The seed of the PRNG keys and generators of round `number`, in [0, 2**31); that of the first round is the run's seed.
+
+    Generators of data (`DATA`, and the splits of rows) use the run's seed in every round.
+    """
+    return seed if number == 1 else int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
 
 
 def stage_number(stage: str) -> int:

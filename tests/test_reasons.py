@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import pytest
@@ -46,8 +47,59 @@ def test_verdicts_of_a_judge_that_writes_something_else_are_warned_about(mass, s
     assert found is None if sentence is None else found.startswith(sentence)
 
 
-@pytest.mark.parametrize(("agreement", "warned"), [(None, False), (0.5, False), (0.0, True)])
-def test_decided_pairs_on_which_the_judge_contradicts_itself_are_warned_about(agreement, warned):
-    found = reasons.contradictory({"decided_order_agreement": agreement})
+@pytest.mark.parametrize(("share", "warned"), [(None, False), (0.05, False), (0.2, False), (0.6, True)])
+def test_labels_that_are_mostly_due_to_chance_are_warned_about(share, warned):
+    found = reasons.mostly_chance({"calibration": {"chance_share": share}})
     assert (found is not None) == warned
-    assert not warned or found.startswith("for 100% of the pairs with a decided label, the judge prefers the other answer")
+    assert not warned or found.startswith("about 60% of the decided labels are due to chance")
+
+
+def test_the_sentence_on_the_agreement_of_the_judge_with_itself():
+    summary = {"order_agreement": 0.914, "calibration": {"margin": 0.13, "chance_share": 0.041}}
+    assert reasons.self_agreement_sentence(summary) == (
+        "the labeller agrees with itself on 91% of the verdicts that it gave in both orders; a label is decided if it differs "
+        "from 0.5 by more than 0.13, where about 4% of the labels are due to chance"
+    )
+
+
+def _audit(rate, low, high, flips=0.0, total=20):
+    accuracy = {"total": total, "rate": rate, "low": low, "high": high}
+    return {"pairs": 30, "ties": 10, "accuracy": accuracy, "flips": {"total": 20, "rate": flips}}
+
+
+@pytest.mark.parametrize(("audit", "words"), [
+    (_audit(0.8, 0.58, 0.92), []),
+    (_audit(0.6, 0.39, 0.78), ["in 60% of the 20 gold pairs that it decides (95% interval 39% to 78%), which may be chance"]),
+    (_audit(0.1, 0.03, 0.3), ["which is worse than chance"]),
+    (_audit(None, 0, 1, total=0), ["decides none of the 20 gold pairs with a better answer"]),
+    (_audit(0.8, 0.58, 0.92, flips=0.3), []),
+    (_audit(0.8, 0.58, 0.92, flips=0.35), ["for 35% of the gold pairs that the judge decides in both orders"]),
+])
+def test_a_judge_that_fails_its_audit_is_warned_about(audit, words):
+    found = reasons.audit_warnings(audit)
+    assert len(found) == len(words) and all(part in sentence for part, sentence in zip(words, found, strict=True))
+
+
+def preference_summary(accuracy, low, high, length=0.5, rule="longer"):
+    baseline = {"rule": rule, "pairs": 100, "accuracy": length, "low": length - 0.1, "high": length + 0.1}
+    return {"held_out": {"pairs": 100, "accuracy": accuracy, "low": low, "high": high},
+            "baselines": {"chance": 0.5, "length": baseline, "ceiling": 0.8}}
+
+
+def test_the_accuracy_of_the_preference_model_is_compared_with_its_baselines():
+    assert reasons.accuracy_sentence(preference_summary(0.7, 0.6, 0.78, 0.55)) == (
+        "held-out accuracy 70.0% (95% interval 60.0% to 78.0%) on 100 pairs; the rule that the longer answer is better reaches "
+        "55.0% (95% interval 45.0% to 65.0%), chance 50.0%; the noise of the labels allows an expected 80.0%")
+
+
+@pytest.mark.parametrize(("summary", "sentence"), [
+    (preference_summary(0.7, 0.6, 0.78), None),
+    (preference_summary(0.7, 0.6, 0.78, 0.59), None),
+    (preference_summary(0.55, 0.45, 0.65), "not reliably better than chance, which reaches 50.0%.*narrower interval"),
+    (preference_summary(0.7, 0.6, 0.78, 0.72, "shorter"),
+     "than the rule that the shorter answer is better, which reaches 72.0%.*on 100 pairs; give more pairs to train on"),
+    ({"held_out": None, "baselines": {"chance": 0.5, "length": None, "ceiling": None}}, "accuracy .* is unknown"),
+])
+def test_a_preference_model_that_does_not_beat_its_baselines_is_reported(summary, sentence):
+    found = reasons.uninformative(summary)
+    assert found is None if sentence is None else re.search(sentence, found)

@@ -1,8 +1,9 @@
-"""Confidence intervals for proportions, and correlations. Computed on the host: for reports, never in a jitted step."""
+"""Confidence intervals, agreement and correlations. Computed on the host: for reports, never in a jitted step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -67,3 +68,95 @@ def spearman(x: Any, y: Any) -> float | None:
 def _ranks(x: np.ndarray) -> np.ndarray:
     _, place, count = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def bootstrap_interval(
+    statistic: Callable[[np.ndarray], float | None], count: int, seed: int = 0, resamples: int = 1000, confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """The percentile interval of a statistic under resampling with replacement (Efron 1979).
+
+    Args:
+      statistic: its value for the cases at these indices, int [count]; None where it is undefined.
+      count: the number of cases.
+      seed: determines the resamples.
+      resamples: the number of resamples.
+      confidence: the interval's coverage, between 0 and 1.
+
+    Returns:
+      (low, high); None if the statistic is undefined in more than half of the resamples.
+    """
+    if count == 0:
+        return None
+    rng = np.random.default_rng(seed)
+    values = [statistic(rng.integers(count, size=count)) for _ in range(resamples)]
+    known = [value for value in values if value is not None]
+    if len(known) * 2 < resamples:
+        return None
+    low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
+    """Cohen's kappa of two raters (Cohen 1960): the agreement above chance, as a share of the largest possible one.
+
+    1 is complete agreement, and 0 the agreement of raters who ignore the cases.
+
+    Args:
+      first: the category that the first rater gives to each of B cases.
+      second: those of the second rater.
+
+    Returns:
+      At most 1; None without a case, or if both raters give a single category, the same to all cases.
+
+    Raises:
+      ValueError: the lengths differ.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"first has {len(first)} cases and second {len(second)}; equal numbers are expected")
+    count = len(first)
+    agreed = sum(a == b for a, b in zip(first, second, strict=True))
+    # In whole numbers, so that complete agreement by chance is recognised exactly.
+    chance = sum(list(first).count(category) * list(second).count(category) for category in set(first) | set(second))
+    return (agreed * count - chance) / (count * count - chance) if count * count > chance else None
+
+
+def logistic_coefficients(features: Any, outcome: Any, scale: float = 2.5, steps: int = 50) -> np.ndarray:
+    """The coefficients of a logistic regression without intercept, P(outcome) = sigmoid(features @ coefficients).
+
+    Each coefficient has a normal prior with mean 0, so that it is finite if a feature predicts every outcome. The posterior
+    mode is found with Newton's method.
+
+    Args:
+      features: real [B, F].
+      outcome: real [B], in [0, 1]; 0.5 is a tie.
+      scale: above 0, the prior's standard deviation; infinity for maximum likelihood.
+      steps: the maximum number of Newton steps.
+
+    Returns:
+      float64 [F].
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    features, outcome = np.asarray(features, np.float64), np.asarray(outcome, np.float64)
+    if features.ndim != 2 or outcome.shape != features.shape[:1]:
+        raise ValueError(f"features are {features.shape} and the outcome is {outcome.shape}; [B, F] and [B] are expected")
+
+    def loss(coefficients: np.ndarray) -> float:
+        logits = features @ coefficients
+        return float(np.sum(np.logaddexp(0, logits) - outcome * logits) + coefficients @ coefficients / (2 * scale**2))
+
+    coefficients = np.zeros(features.shape[1])
+    for _ in range(steps):
+        probability = 0.5 * (1 + np.tanh(features @ coefficients / 2))
+        gradient = features.T @ (probability - outcome) + coefficients / scale**2
+        hessian = (features * (probability * (1 - probability))[:, None]).T @ features
+        # The least-squares solution leaves a coefficient at 0 if its feature is 0 in all cases.
+        step = np.linalg.lstsq(hessian + np.eye(len(coefficients)) / scale**2, gradient, rcond=None)[0]
+        if np.max(np.abs(step), initial=0) < 1e-10:
+            break
+        size = 1.0
+        while loss(coefficients - size * step) > loss(coefficients) + 1e-12 and size > 1e-6:
+            size /= 2  # A full step may overshoot where the probabilities are close to 0 or 1.
+        coefficients = coefficients - size * step
+    return coefficients

@@ -25,6 +25,7 @@ from jaxalign.config.root import (
     to_dict,
 )
 from jaxalign.config.schema import field, section
+from jaxalign.config.sections.alarms import Alarms
 from jaxalign.config.sections.arithmetic import Arithmetic
 from jaxalign.config.sections.best_of_n import BestOfN
 from jaxalign.config.sections.compare import Compare
@@ -50,6 +51,7 @@ from jaxalign.config.sections.world import World
 from jaxalign.config.stages import DEFAULT_STAGES
 
 __all__ = [
+    "Alarms",
     "Arithmetic",
     "BestOfN",
     "Checks",

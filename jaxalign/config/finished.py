@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxalign.config import schema
+from jaxalign.config import rounds, schema
 from jaxalign.config.renames import leaves_with_current_names, with_current_names
 from jaxalign.config.root import Config, default_for
 from jaxalign.errors import UserError
@@ -30,7 +30,7 @@ class FinishedStage(NamedTuple):
     @property
     def workdir(self) -> Path:
         """The folder of the run."""
-        return self.directory.parent
+        return rounds.workdir_of(self.directory)
 
     @property
     def language_model_stages(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def finished_stage(source: Path) -> FinishedStage:
                         "again")
     if manifest["status"] != "done":
         raise UserError(f"stage {manifest['stage']} is unfinished in {stage}; finish it first")
-    return FinishedStage(manifest["stage"], stage, folder, _run_config(stage.parent, manifest["config"]))
+    return FinishedStage(manifest["stage"], stage, folder, _run_config(rounds.workdir_of(stage), manifest["config"]))
 
 
 def language_model_stage(source: Path) -> FinishedStage:

@@ -97,17 +97,23 @@ def leaves_with_current_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return leaves
 
 
-def effective(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """`leaves`, keyed by dotted name, with an unset ppo.clip and ppo.clip_high replaced by the policy loss's own range.
+_NO_RESULT = ("preference.on_failure",)
+"""Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
 
-    Older manifests contain the numbers, because those were the defaults. With this replacement both forms compare equal.
+
+def effective(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `leaves`, keyed by dotted name, that determine results.
+
+    An unset ppo.clip and ppo.clip_high are replaced by the policy loss's own range. Older manifests contain the numbers,
+    because those were the defaults. With this replacement both forms compare equal.
     """
+    leaves = {name: value for name, value in leaves.items() if name not in _NO_RESULT}
     try:
         loss = POLICY_LOSSES.get(leaves["ppo.policy_loss"], "config.ppo.policy_loss")
     except (KeyError, UserError):  # Another section, or a loss that no longer exists.
-        return dict(leaves)
+        return leaves
     low, high = loss.clip_range(leaves.get("ppo.clip"), leaves.get("ppo.clip_high"))
-    return dict(leaves) | {"ppo.clip": low, "ppo.clip_high": high}
+    return leaves | {"ppo.clip": low, "ppo.clip_high": high}
 
 
 def current_names(name: str) -> tuple[str, ...]:

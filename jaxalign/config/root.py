@@ -9,9 +9,9 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from jaxalign.config import schema
+from jaxalign.config import rounds, schema
 from jaxalign.config.base import check_response_length
-from jaxalign.config.constraints import between, registered
+from jaxalign.config.constraints import at_least, between, registered
 from jaxalign.config.division import check_multiple
 from jaxalign.config.reading import refuse_unread, unmet
 from jaxalign.config.renames import with_current_names
@@ -50,6 +50,9 @@ class Config:
 
     seed: int = field(0, "Seed of all random numbers in the run.", between(0, 2**31 - 1))
     stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in order.", InGraphOrder())
+    rounds: int = field(1, "The number of rounds of answers, labels, reward model and training of the policy (the stages from "
+                        "compare to the last one that trains a policy). Each later round starts from the last policy; "
+                        "see docs/cai.md.", at_least(1))
     compile_cache: str | None = field("", "Folder for cached compiled programs; empty: ~/.cache/jaxalign, None: no cache.")
     profile: str = field("", "Steps to profile, as STAGE:STEP:COUNT (ppo:10:3); empty: none. Traces go to the stage's folder "
                          "`profile`.")
@@ -145,6 +148,7 @@ def check(config: Config) -> None:
             check_response_length(getattr(config, record.name), config, record.name)
         for batch in record.batches:
             _check_batch(config, record, batch)
+    rounds.check(config)
 
 
 def _check_section(part: Any, usual: Any, config: Config, name: str) -> None:

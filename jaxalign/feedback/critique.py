@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     """A policy's answer.
 
     reasoning: its thoughts, if it is a reasoning model. notes: names in `reasons.NOTES`. sampled: whether there is an answer,
-    which needs space after the prompt and finite logits.
+    which needs space after the prompt and finite logits. mean_logprob: the mean log-probability of its tokens, nats.
     """
 
     text: str
@@ -46,6 +46,7 @@ class Answer(NamedTuple):
     reasoning: str | None = None
     notes: tuple[str, ...] = ()
     sampled: bool = True
+    mean_logprob: float = 0.0
 
 
 def answer(
@@ -58,7 +59,8 @@ def answer(
     for said in speaker.say_ids(ids, key, sampling, numbers):
         text, ended, reasoning = finish_answer(said.text, said.ended, style)
         notes = ("next_turn",) if ended and not said.ended else ()
-        found.append(Answer(text, ended, reasoning, notes, bool(said.ids)))
+        mean = said.logprob / max(1, len(said.ids))
+        found.append(Answer(text, ended, reasoning, notes, bool(said.ids), mean))
     return found
 
 

@@ -126,7 +126,8 @@ class JudgeInputs:
     Attributes:
       config: the run's config.
       context: the `StageContext` of the stage that uses the judge.
-      model: the architecture of the run's base model, with its mesh.
+      model: the architecture of the run's base model, with its mesh; None in an audit of another judge if it does not exist
+        yet.
       batch: the maximum number of rows to compute together.
       writing: sampling settings for critiques and revisions; None if the stage requests none.
       counted: a `feedback.speaker.Counted`, which receives the work of a local model; None to count nothing.

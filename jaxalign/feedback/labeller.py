@@ -1,21 +1,21 @@
-"""AI preference labels from any judge: draws principles per row and averages both orders (arXiv 2212.08073, 2309.00267)."""
+"""AI preference labels from any judge: draws principles per row and asks in both orders (arXiv 2212.08073, 2309.00267)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
+from jaxalign.feedback import decisions
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.critique import draw_principles
 from jaxalign.feedback.judge import ComparisonRequest, Draw, Verdict
-from jaxalign.records import Comparison, Principle, Prompt
+from jaxalign.records import Comparison, Principle, PrincipleLabel, Prompt
 
 
 class Pair(NamedTuple):
@@ -27,6 +27,14 @@ class Pair(NamedTuple):
     missing: bool = False
 
 
+class _Asked(NamedTuple):
+    """A pair under one principle. row: its global row number among the requests."""
+
+    pair: Pair
+    rule: Principle
+    row: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Labeller:
     """Labels pairs under a constitution.
@@ -34,8 +42,8 @@ class Labeller:
     Attributes:
       judge: any `Judge`, wrapped in `CheckedJudge`.
       constitution: the principles to draw from.
-      config: the number of principles per pair, the margin of undecided labels, and the bounds for clamping. `config.invert` is
-        not read: callers pass `invert` to `label`, so that evaluation never inverts.
+      config: the number of principles per pair, and how a label follows from the verdicts. `config.invert` is not read: callers
+        pass `invert` to `label`, so that evaluation never inverts.
       seed: determines which principles are drawn.
     """
 
@@ -47,9 +55,9 @@ class Labeller:
     def label(self, pairs: Sequence[Pair], key: jax.Array, first_row: int, invert: bool = False) -> list[Comparison]:
         """Labels each pair.
 
-        The judge compares the responses in both orders, under each principle drawn for the row. A pair is undecided, with the
-        label 0.5, if the average is within `undecided_margin` of 0.5 or if no principle has a verdict in both orders. Equal
-        responses are undecided without asking the judge.
+        The judge compares the responses in both orders, under each principle drawn for the row. With
+        `config.second_order="unless_tie"`, it is not asked again after a tie. Equal responses are undecided without asking the
+        judge. The labels are decided with `decisions.fixed`; `decisions.decide` decides them again with another calibration.
 
         Args:
           pairs: B pairs, whose global rows are first_row + i.
@@ -60,66 +68,96 @@ class Labeller:
         Returns:
           B comparisons, in order. A pair without a verdict has a `problem`.
         """
-        count = self.config.principles_per_comparison
+        count = min(self.config.principles_per_comparison, len(self.constitution))
         rows = range(first_row, first_row + len(pairs))
         drawn = draw_principles(self.constitution, rows, count, self.seed, streams.PRINCIPLES["labels"])
         asked = [
-            (pair, rules[k], (first_row + i) * count + k)
+            _Asked(pair, rules[k], (first_row + i) * count + k)
             for i, (pair, rules) in enumerate(zip(pairs, drawn, strict=True))
             for k in range(count)
             if pair.response_a != pair.response_b
         ]
-        numbers = [number for _, _, number in asked]
-        forward = [ComparisonRequest(p.prompt.messages, p.response_a, p.response_b, rule) for p, rule, _ in asked]
-        backward = [ComparisonRequest(p.prompt.messages, p.response_b, p.response_a, rule) for p, rule, _ in asked]
         with self.judge.loaded() as judge:
-            verdicts = [
-                judge.compare(requests, Draw(jax.random.fold_in(key, order), numbers))
-                for order, requests in enumerate((forward, backward))
-            ]
-        judged, out = iter(zip(*verdicts, strict=True)), []
+            first = self._compare(judge, asked, jax.random.fold_in(key, 0), swapped=False)
+            again = [i for i, verdict in enumerate(first) if self.config.second_order == "always" or not _is_tie(verdict)]
+            swapped = self._compare(judge, [asked[i] for i in again], jax.random.fold_in(key, 1), swapped=True)
+        second = dict(zip(again, swapped, strict=True))
+        verdicts, out = iter([(verdict, second.get(i)) for i, verdict in enumerate(first)]), []
+        calibration = decisions.fixed(self.config)
         for pair, rules in zip(pairs, drawn, strict=True):
-            both = [] if pair.response_a == pair.response_b else [next(judged) for _ in rules]
-            out.append(self._comparison(pair, rules, both, invert))
+            both = [] if pair.response_a == pair.response_b else [next(verdicts) for _ in rules]
+            out.append(decisions.decide(_comparison(pair, rules, both), calibration, self.config, invert))
         return out
 
-    def _comparison(
-        self, pair: Pair, rules: Sequence[Principle], verdicts: Sequence[tuple[Verdict, Verdict]], invert: bool
-    ) -> Comparison:
-        """verdicts: (with response_a first, with response_b first) under each principle."""
-        config = self.config
-        both = [
-            (ab.probability, 1.0 - ba.probability)
-            for ab, ba in verdicts
-            if ab.probability is not None and ba.probability is not None
-        ]
-        ab, ba = (float(np.mean(side)) for side in zip(*both, strict=True)) if both else (None, None)
-        label = float(labels.average_orders(ab, ba)) if both else 0.5
-        decided = bool(both) and not bool(labels.is_undecided(label, config.undecided_margin))
-        if not decided:
-            label = 0.5
-        if config.reasoning:
-            label = float(labels.clamp_label(label, config.clamp_low, config.clamp_high))
-        if invert:
-            label = float(labels.invert_label(label))
-        each = [verdict for pair in verdicts for verdict in pair]
-        problem = None if both else next((verdict.problem or "none" for verdict in each if verdict.probability is None), None)
-        problem = "missing_answer" if pair.missing else problem
-        outside = [verdict.outside for verdict in each if verdict.outside is not None]
-        apart = [verdict.disagreement for verdict in each if verdict.disagreement is not None]
-        return Comparison(
-            prompt=pair.prompt,
-            response_a=pair.response_a,
-            response_b=pair.response_b,
-            label=label,
-            principles=tuple(rule.name for rule in rules),
-            label_ab=ab,
-            label_ba=ba,
-            decided=decided,
-            reasoning_ab=each[0].reasoning if each else None,
-            reasoning_ba=each[1].reasoning if each else None,
-            problem=problem,
-            outside=float(np.mean(outside)) if outside else None,
-            notes=tuple(dict.fromkeys(note for verdict in each for note in verdict.notes)),
-            disagreement=max(apart) if apart else None,
-        )
+    def _compare(self, judge: CheckedJudge, asked: Sequence[_Asked], key: jax.Array, swapped: bool) -> list[Verdict]:
+        """The verdicts in one order, averaged over `config.reasonings` samples of the judge's reasoning."""
+        requests = []
+        for pair, rule, _ in asked:
+            shown = (pair.response_b, pair.response_a) if swapped else (pair.response_a, pair.response_b)
+            requests.append(ComparisonRequest(pair.prompt.messages, *shown, rule))
+        rows = [entry.row for entry in asked]
+        keys = [key, *(jax.random.fold_in(key, number) for number in range(1, self.config.reasonings))]
+        samples = [judge.compare(requests, Draw(own, rows)) for own in keys]
+        return [_mean(each) for each in zip(*samples, strict=True)]
+
+
+def _mean(verdicts: Sequence[Verdict]) -> Verdict:
+    """The mean of several verdicts on one request, with the reasoning of the first one that has a probability."""
+    usable = [verdict for verdict in verdicts if verdict.probability is not None]
+    if len(verdicts) == 1 or not usable:
+        return verdicts[0]
+    notes = tuple(dict.fromkeys(note for verdict in verdicts for note in verdict.notes))
+    means = {
+        field: float(np.mean(values))
+        for field in ("probability", "outside", "disagreement", "tie")
+        if (values := _known(getattr(verdict, field) for verdict in usable))
+    }
+    return usable[0]._replace(notes=notes, **means)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _is_tie(verdict: Verdict) -> bool:
+    return verdict.probability is not None and verdict.tie is not None and verdict.tie > 0.5
+
+
+def _comparison(
+    pair: Pair, rules: Sequence[Principle], verdicts: Sequence[tuple[Verdict, Verdict | None]]
+) -> Comparison:
+    """A pair with its verdicts, before it is decided. verdicts: under each principle, with response_a first and second; the
+    latter is None if it was not asked."""
+    each = [verdict for both in verdicts for verdict in both if verdict is not None]
+    failed = [verdict for verdict in each if verdict.probability is None]
+    complete = any(
+        ab.probability is not None and (ba is None or ba.probability is not None) for ab, ba in verdicts
+    )
+    problem = None if complete or not failed else failed[0].problem or "none"
+    outside = _known(verdict.outside for verdict in each)
+    apart = _known(verdict.disagreement for verdict in each)
+    return Comparison(
+        prompt=pair.prompt,
+        response_a=pair.response_a,
+        response_b=pair.response_b,
+        label=0.5,
+        principles=tuple(rule.name for rule in rules),
+        decided=False,
+        problem="missing_answer" if pair.missing else problem,
+        outside=float(np.mean(outside)) if outside else None,
+        notes=tuple(dict.fromkeys(note for verdict in each for note in verdict.notes)),
+        disagreement=max(apart) if apart else None,
+        labels=tuple(_principle_label(rule, *both) for rule, both in zip(rules, verdicts, strict=False)),
+    )
+
+
+def _principle_label(rule: Principle, ab: Verdict, ba: Verdict | None) -> PrincipleLabel:
+    ties = _known(verdict.tie for verdict in (ab, ba) if verdict is not None)
+    return PrincipleLabel(
+        principle=rule.name,
+        ab=ab.probability,
+        ba=None if ba is None or ba.probability is None else 1.0 - ba.probability,
+        tie=float(np.mean(ties)) if ties else None,
+        reasoning_ab=ab.reasoning,
+        reasoning_ba=None if ba is None else ba.reasoning,
+    )

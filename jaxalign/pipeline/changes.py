@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxalign.config import Config, schema, to_dict
+from jaxalign.config import Config, rounds, schema, to_dict
 from jaxalign.config.renames import current_names, effective, leaves_with_current_names
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
@@ -23,8 +23,29 @@ CONFIG = "config.json"
 _SHOWN = 12  # An error lists this many differences per stage and counts the others.
 
 
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """The stages of a work directory that are out of date.
+
+    Attributes:
+      stages: the differences of each stage, by folder.
+      extended: the folders that are out of date only because they also read rounds that are new.
+    """
+
+    stages: dict[str, list[str]]
+    extended: frozenset[str]
+
+
 def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Load | None = None) -> dict[str, list[str]]:
-    """The stages of `workdir` that are out of date, each with its differences.
+    """The stages of `workdir` that are out of date, each with its differences, by folder.
+
+    Takes the arguments of `compare_stages` and raises the same errors.
+    """
+    return compare_stages(config, workdir, load).stages
+
+
+def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: Load | None = None) -> Changes:
+    """Compares the stages of `workdir` with the config.
 
     Only the stages that will run, and the stages that they read, are checked. A stage's code is loaded only if it has no
     manifest, to compute its output hash, or if the last run had a different config, to find its inputs.
@@ -38,27 +59,36 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
     manifests = functools.cache(functools.partial(find_manifest, storage))
     graph, planned = read_graph(config, manifests, load, as_recorded=_is_last_config(config, storage)), names(config)
     changed: dict[str, list[str]] = {}
+    extended: set[str] = set()
     output: dict[str, str] = {}
     for name, sources in graph.items():
         manifest = manifests(name)
         if manifest is None:
             _refuse_foreign(storage, name)
-            output[name] = new_manifest(load(name), config, {source: output[source] for source in sources}).output_hash
+            stage = load(rounds.parse(name)[0])
+            output[name] = new_manifest(stage, config, {source: output[source] for source in sources}).output_hash
             continue
         if manifest.status != DONE and name not in planned:
-            raise UserError(f"stage {name} is unfinished in {storage.path()}, and a later stage reads it; add {name} to "
-                            "config.stages")
+            raise UserError(f"stage {rounds.label(name)} is unfinished in {storage.path()}, and a later stage reads it; add "
+                            f"{rounds.parse(name)[0]} to config.stages")
         manifest = with_current_judge(manifest, config)
         differences = _differences(manifest, config)
+        redone = [s for s in sources if s in changed or output[s] != manifest.inputs.get(s, output[s])]
+        if not differences and _has_new_rounds(manifest, sources) and extended.issuperset(redone):
+            extended.add(name)
         if set(sources) != set(manifest.inputs):
             differences.append(f"it read {_listed(manifest.inputs)} and would now read {_listed(sources)}")
-        for source in sources:
-            if source in changed or output[source] != manifest.inputs.get(source, output[source]):
-                differences.append(f"its input {source} changes")
+        differences += [f"its input {rounds.label(source)} changes" for source in redone]
         if differences:
             changed[name] = differences
         output[name] = manifest.output_hash
-    return changed
+    return Changes(changed, frozenset(extended))
+
+
+def _has_new_rounds(manifest: Manifest, sources: Iterable[str]) -> bool:
+    """Whether a stage would read what it read before and, in addition, stages of later rounds."""
+    new = set(sources) - set(manifest.inputs)
+    return bool(new) and set(manifest.inputs) <= set(sources) and all(rounds.parse(source)[1] > 1 for source in new)
 
 
 def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
@@ -94,7 +124,7 @@ def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
     for name, differences in changed.items():
         rest = len(differences) - _SHOWN
         shown = differences[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
-        lines += [f"  [{name}] {difference}" for difference in shown]
+        lines += [f"  [{rounds.label(name)}] {difference}" for difference in shown]
     return "\n".join(lines)
 
 

@@ -1,12 +1,15 @@
-"""The graph of stages: finds each stage's code and the stages that it reads."""
+"""The graph of stages: finds each stage's code and the stages that it reads.
+
+A node of the graph is a stage in a round. Its name is its folder (`jaxalign.config.rounds`): "ppo" or "round-2/ppo".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from jaxalign.config import Config
+from jaxalign.config import Config, rounds
 from jaxalign.errors import UserError
-from jaxalign.registry.stages import STAGES, stages_in_order
+from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared.base import Stage
 from jaxalign.stages.shared.manifest import Manifest
 
@@ -40,8 +43,19 @@ def loader(config: Config) -> Load:
 
 
 def names(config: Config) -> tuple[str, ...]:
-    """The names of the stages to run, in order."""
-    return tuple(record.name for record in stages_in_order(config.stages))
+    """The folders of the stages to run, in order."""
+    return rounds.folders(config)
+
+
+def inputs(config: Config, folder: str, load: Load) -> tuple[str, ...]:
+    """The folders that a stage reads.
+
+    In a later round these are the folders of the first round's inputs, with those of the round's own stages in their place, and
+    the policy that the round starts from.
+    """
+    own, start = rounds.inputs_of(config, folder), rounds.start_of(config, folder)
+    found = (own.get(name, name) for name in load(rounds.parse(folder)[0]).inputs(config))
+    return tuple(dict.fromkeys((*found, *([start] if start else []))))
 
 
 def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load: Load,
@@ -50,7 +64,7 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
 
     Args:
       config: the config.
-      manifests: returns the manifest of a stage by name, or None if it was never started.
+      manifests: returns the manifest in a folder, or None if it was never started.
       load: finds a stage.
       as_recorded: if a stage has a manifest, take the stages that it reads from there instead of loading its code.
 
@@ -64,11 +78,11 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
             return
         manifest = manifests(name)
         if manifest is None and name not in planned:
-            raise UserError(f"stage {reader} reads stage {name}, which has not been run in this work directory; "
-                            f"add {name} to config.stages")
-        known = name in planned or name in STAGES
+            raise UserError(f"stage {rounds.label(reader)} reads stage {rounds.label(name)}, which has not been run in this "
+                            f"work directory; add {rounds.parse(name)[0]} to config.stages")
+        known = name in planned or rounds.parse(name)[0] in STAGES
         recorded = manifest is not None and (as_recorded or not known)
-        sources = tuple(manifest.inputs) if recorded else tuple(load(name).inputs(config))
+        sources = tuple(manifest.inputs) if recorded else inputs(config, name, load)
         for source in sources:
             visit(source, name)
         graph[name] = sources

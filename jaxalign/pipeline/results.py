@@ -14,7 +14,8 @@ from jaxalign.tracking import table
 
 @dataclasses.dataclass(frozen=True)
 class StageResult:
-    """A finished stage: its name, its folder, and its summary (empty if it wrote none)."""
+    """A finished stage: its name ("ppo", or "round-2/ppo" in a later round of `config.rounds`), its folder, and its summary
+    (empty if it wrote none)."""
 
     name: str
     directory: Path

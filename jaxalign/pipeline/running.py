@@ -7,12 +7,12 @@ import os
 import time
 import uuid
 
-from jaxalign.config import Config, schema, to_dict
+from jaxalign.config import Config, rounds, schema, to_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
-from jaxalign.pipeline.changes import CONFIG, find_changes, refusal, with_current_judge, with_style
-from jaxalign.pipeline.graph import Load, loader, names
+from jaxalign.pipeline.changes import CONFIG, compare_stages, refusal, with_current_judge, with_style
+from jaxalign.pipeline.graph import Load, inputs, loader, names
 from jaxalign.pipeline.results import RunResult, read_results
 from jaxalign.registry.judges import judge_file
 from jaxalign.stages.shared import manifest as manifests
@@ -84,17 +84,20 @@ def _appears(storage: Storage, content: bytes) -> bool:
 
 def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -> None:
     """Raises UserError if the run is not possible, and moves aside the stages that will be redone."""
-    changed = find_changes(config, storage, load)
-    if changed and not overwrite:
-        raise UserError(refusal(storage.path(), changed))
-    planned = names(config)
+    changes = compare_stages(config, storage, load)
+    changed, planned = changes.stages, names(config)
+    refused = {name: differences for name, differences in changed.items() if name not in changes.extended}
+    if refused and not overwrite:
+        raise UserError(refusal(storage.path(), refused))
     for name in changed:
         if name not in planned:
-            raise UserError(f"stage {name} in {storage.path()} was run with a different config and must be redone; "
-                            f"add {name} to config.stages")
+            title = rounds.label(name)
+            raise UserError(f"stage {title} in {storage.path()} was run with a different config and must be redone; "
+                            f"add {rounds.parse(name)[0]} to config.stages")
     for name in changed:
         aside = storage.move_aside(name)
-        print(f"[{name}] changed; the old folder is now {storage.path(aside)}", flush=True)
+        reason = "will include the new rounds" if name in changes.extended else "changed"
+        print(f"[{rounds.label(name)}] {reason}; the old folder is now {storage.path(aside)}", flush=True)
     write_json(storage, CONFIG, to_dict(config))
 
 
@@ -103,13 +106,18 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
     if resumed is None:
         return
     use_compile_cache(config.compile_cache)
-    stage, directory = load(name), storage.path(name)
+    (stage_name, number), directory = rounds.parse(name), storage.path(name)
+    stage = load(stage_name)
+    context = StageContext(
+        config=config, workdir=storage.path(), directory=directory, resumed=resumed, round=number,
+        inputs=rounds.inputs_of(config, name), start=rounds.start_of(config, name),
+    )
     try:
         with rest_of(directory / TIMING):
-            stage.run(StageContext(config=config, workdir=storage.path(), directory=directory, resumed=resumed))
+            stage.run(context)
     except Exception:
         if not resumed and hosts.is_first():
-            _forget(stage, storage)
+            _forget(stage, name, storage)
         raise
     hosts.wait()
     hosts.once(lambda: _finish(name, storage))
@@ -117,38 +125,37 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
 
 def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | None:
     """Marks a stage as running. Returns whether it resumes an interrupted run, or None if the stage is done."""
-    manifest = find_manifest(storage, name)
+    manifest, title = find_manifest(storage, name), rounds.label(name)
     if manifest is not None and manifest.status == DONE:
-        print(f"[{name}] done, nothing to compute", flush=True)
+        print(f"[{title}] done, nothing to compute", flush=True)
         return None
     resumed = manifest is not None
     if manifest is None:
-        stage = load(name)
-        inputs = {source: find_manifest(storage, source).output_hash for source in stage.inputs(config)}
-        manifest = new_manifest(stage, config, inputs)
+        read = {source: find_manifest(storage, source).output_hash for source in inputs(config, name, load)}
+        manifest = new_manifest(load(rounds.parse(name)[0]), config, read)
     current = with_current_judge(manifest, config)
     if current != manifest:
-        print(f"[{name}] {judge_file(config, name).name} has changed since this stage began; rows written before are kept",
-              flush=True)
+        judge = judge_file(config, manifest.stage).name
+        print(f"[{title}] {judge} has changed since this stage began; rows written before are kept", flush=True)
     # A run may be resumed on another mesh; the manifest records the last mesh.
-    dataclasses.replace(current, mesh=schema.to_plain(config.mesh)).write(storage)
-    print(f"[{name}] {'continuing' if resumed else 'starting'}", flush=True)
+    dataclasses.replace(current, mesh=schema.to_plain(config.mesh)).write(storage, name)
+    print(f"[{title}] {'continuing' if resumed else 'starting'}", flush=True)
     return resumed
 
 
-def _forget(stage: Stage, storage: Storage) -> None:
+def _forget(stage: Stage, folder: str, storage: Storage) -> None:
     """Removes the folder of a failed first start if it contains no work to resume, only setup files and empty files.
 
     The user can then correct the config and repeat the command without --overwrite.
     """
     setup = {manifests.FILE, TIMING, *stage.setup_files}
-    if not any(storage.size(f"{stage.name}/{file}") for file in storage.list(stage.name) if file not in setup):
-        storage.remove(stage.name)
+    if not any(storage.size(f"{folder}/{file}") for file in storage.list(folder) if file not in setup):
+        storage.remove(folder)
 
 
 def _finish(name: str, storage: Storage) -> None:
-    dataclasses.replace(find_manifest(storage, name), status=DONE).write(storage)
-    print(f"[{name}] finished", flush=True)
+    dataclasses.replace(find_manifest(storage, name), status=DONE).write(storage, name)
+    print(f"[{rounds.label(name)}] finished", flush=True)
 
 
 def _print_results(result: RunResult) -> None:

@@ -211,6 +211,8 @@ class _Run:
                 found[role] = 0.0  # The labeller is the frozen base, which is counted once below.
             if role in trained:
                 found[f"{role}'s optimizer"] = own.optimizer[optimizer_kind(self.config, task.stage, role)]
+                if task.stage == "preference" and self.config.preference.early_stopping:
+                    found[f"best {role}"] = own.parameters
         if self.policy.lora is not None:
             found["frozen base"] = self.weights("policy").frozen
         return {role: size for role, size in found.items() if size}

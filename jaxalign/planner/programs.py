@@ -106,9 +106,12 @@ class Run:
         """The weights of the models of config.judge.path that a stage holds, by role."""
         return {judge.role: judge.params for judge in planned_judges(self.config, stage, self.policy.sharding)}
 
-    def start(self, stage: str) -> Params:
-        """The weights that a stage starts from: those of lora.path or an earlier stage, or the base."""
-        made = self.config.lora.path or policies_before(self.config.stages, stage)
+    def start(self, stage: str, trained: bool = False) -> Params:
+        """The weights that a stage starts from: those of lora.path or an earlier stage, or the base.
+
+        trained: whether they are those of an earlier stage, whichever stages `config.stages` has before this one.
+        """
+        made = trained or self.config.lora.path or policies_before(self.config.stages, stage)
         if self.frozen is None or made:
             return join(self.frozen, self.policy.abstract())
         return self.frozen

@@ -103,6 +103,7 @@ def preference(run: Run) -> list[Program]:
         packed=parts,
     )
     held = run.base | trained_roles("preference model", state)
+    held |= {"best preference model": state.params} if section.early_stopping else {}
     scorer, params = stacked_members(section, Scorer(model), join(run.frozen, model.abstract()))
     pairs = pair_batch(run, section.batch, section.max_length)
     return [

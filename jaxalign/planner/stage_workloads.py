@@ -6,7 +6,7 @@ rows of the data file (None: unknown), and returns the stage's tasks.
 
 from __future__ import annotations
 
-from jaxalign.config import Config
+from jaxalign.config import Config, rounds
 from jaxalign.planner import judges
 from jaxalign.planner.memory import Rows
 from jaxalign.planner.workload import (
@@ -53,9 +53,10 @@ def revise(config: Config, prompt: int | None, examples: int | None) -> list[Tas
 def compare(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section, others = config.compare, judges.roles(config, "compare")
     labelling = others or (("labeller",) if stage_judge(config, "compare").runs_base else ())
-    asked = 2 * section.prompts * config.feedback.principles_per_comparison  # Each pair is shown in both orders.
+    # At most: each pair is shown in both orders, unless the first verdict is a tie.
+    asked = 2 * section.prompts * config.feedback.principles_per_comparison * config.feedback.reasonings
     found = [generate(config, "compare", section.batch, section.max_new_tokens, prompt,
-                      calls_for(2 * section.prompts, section.batch), labelling)]
+                      calls_for(section.samples * section.prompts, section.batch), labelling)]
     return found + _verdicts(config, "compare", section.batch, asked, labelling, ("policy", *labelling), prompt)
 
 
@@ -168,7 +169,7 @@ def ppo(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
 
 def evaluate(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section = config.evaluate
-    models = 1 + sum(record.makes_policy for record in stages_in_order(config.stages))
+    models = 1 + sum(record.makes_policy for record in stages_in_order(config.stages)) + len(rounds.later_policies(config))
     answering = generate(config, "evaluate", section.batch, section.max_new_tokens, prompt,
                          models * calls_for(section.prompts, section.batch), ())
     others, contests = judges.roles(config, "evaluate"), models * (models - 1) // 2

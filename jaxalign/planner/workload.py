@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jaxalign.config import Config
+from jaxalign.config import Config, rounds
 from jaxalign.planner.memory import Rows
 from jaxalign.registry.stages import stages_in_order
 from jaxalign.training.packed import pair_rows, part_rows
@@ -59,17 +59,23 @@ class Task:
 def tasks(config: Config, prompt: int | None = None, examples: int | None = None) -> list[Task]:
     """The tasks of config.stages, in order, from the stages' registry records.
 
+    The calls of a stage that every round repeats (`config.rounds`) are those of all rounds.
+
     Args:
       config: the run's config.
       prompt: tokens of the longest prompt; None: model.max_length minus the response.
       examples: rows or pairs of the data file, for stages with a number of steps that depends on it; None if unknown.
     """
-    found = []
+    found: list[Task] = []
     for record in stages_in_order(config.stages):
         workload = record.load("workload")
         if workload is not None:
             found += workload(config, prompt, examples)
-    return found
+    if config.rounds == 1:
+        return found
+    repeated = rounds.repeated_stages(config)
+    calls = [task.calls and task.calls * (config.rounds if task.stage in repeated else 1) for task in found]
+    return [dataclasses.replace(task, calls=count) for task, count in zip(found, calls, strict=True)]
 
 
 def prompt_length(config: Config, new: int, prompt: int | None) -> int:

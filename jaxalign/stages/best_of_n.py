@@ -64,7 +64,7 @@ class BestOfN(Stage):
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
     """Samples n answers to every prompt and writes the best one, chunk by chunk."""
     section, timing, scoring = context.config.best_of_n, loops.timing(context, model), None
-    key = stage_key(context.config, "best_of_n", streams.SAMPLES)
+    key = stage_key(context, "best_of_n", streams.SAMPLES)
     sampled = sampled_answers(context, "best_of_n", model, tokenizer, shards, section.n, key, timing)
     for queue, prompts, rollout in sampled:
         scorer, preference = scoring = scoring or load_scorer(context, "preference", model)

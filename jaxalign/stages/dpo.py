@@ -30,7 +30,9 @@ BALANCE_SLACK = 2.0
 
 class DPO(Stage):
     name = "dpo"
-    config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided")
+    config_fields = (
+        *reads.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided", "feedback.undecided_weight",
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))
@@ -44,14 +46,14 @@ class DPO(Stage):
         model = run_models.make_model(config, tokenizer.vocab_size)
         judged = sources.is_judged(config)
         rows, held_out_rows, report = (sources.human_judgements if judged else direct_split)(context, tokenizer)
-        extra = print_report(self.name, report)
+        extra = print_report(context.title, report)
         extra |= {"balance": balance(section, rows)} if judged else {}
         make, measure = (judged_arrays, separation) if judged else (pair_arrays, accuracy)
         single = not objectives_of(section.objective)[0].pairs
         train = make(tokenizer, rows, config.data.style, section, single)
         held_out = make(tokenizer, held_out_rows, config.data.style, section)
         per_row = len(train.label) // len(rows)
-        loader = sources.pair_loader(config, rows, section.batch, streams.LOADERS[self.name], per_row)
+        loader = sources.pair_loader(context, rows, section.batch, streams.LOADERS[self.name], per_row)
         start = policy_start(context, model, shared=True)
         direct = Direct(start, section, run_settings(context, model), train, loader, held_out)
         for _ in direct.steps():

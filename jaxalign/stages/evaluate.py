@@ -1,8 +1,9 @@
 """evaluate: samples answers to held-out prompts from every model and compares the models.
 
-Computes gold measures, win rates judged by the labeller, KL, lengths and scores. Reads the weights of the base and of every
-stage that trains a policy, and the preference model. Writes one row per answer, and summary.json both in the stage's folder
-and in the work directory. No other stage may use the gold judge.
+Computes gold measures, win rates judged by the labeller, KL, lengths and scores, and in the world how many labels of stage
+compare are right by the gold judge. Reads the weights of the base and of every stage that trains a policy, the preference
+model, and the labels. Writes one row per answer, and summary.json both in the stage's folder and in the work directory. No
+other stage may use the gold judge.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import Config
+from jaxalign.config import Config, rounds
 from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world import gold
+from jaxalign.data.world.label_scores import label_quality
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.reasons import gold_labels_sentence
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import policy_makers
@@ -36,6 +39,7 @@ from jaxalign.stages.shared import engines, judges, loops, reads, run_models, so
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown
 from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.labelled import row_comparison
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
@@ -44,8 +48,8 @@ from jaxalign.training import work
 
 
 def evaluated(config: Config) -> tuple[str, ...]:
-    """The models to compare, in training order."""
-    return ("base", *policy_makers(config.stages))
+    """The models to compare, in training order. The last policy of a later round has the name of its folder, "round-2/ppo"."""
+    return ("base", *policy_makers(config.stages), *rounds.later_policies(config))
 
 
 class Evaluate(Stage):
@@ -57,7 +61,8 @@ class Evaluate(Stage):
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         made = ("preference",) if "preference" in config.stages else ()
-        return (*reads.base_stages(config), *evaluated(config)[1:], *made)
+        labels = ("compare",) if has_gold_labels(config) else ()
+        return (*reads.base_stages(config), *evaluated(config)[1:], *made, *labels)
 
     def files(self, config: Config):
         found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
@@ -75,10 +80,19 @@ class Evaluate(Stage):
         if section.win_rate_prompts and judges.compares(config):
             compared = compare(context, model, rows, names, prompts[: section.win_rate_prompts])
             summary["win_rates"] = [contest.to_dict() for contest in compared]
+        if has_gold_labels(config):
+            labelled = (row_comparison(row) for row in Shards(context.input_directory("compare")).read())
+            summary["labels"] = label_quality(world_of(config), labelled)
+            print(f"[{self.name}] {gold_labels_sentence(summary['labels'])}", flush=True)
         columns = breakdown(rows, names, compared) if config.data.eval else {}
         summary |= {"by_column": columns} if columns else {}
         write_json(context.directory / "summary.json", summary)
         write_json(context.workdir / "summary.json", summary)
+
+
+def has_gold_labels(config: Config) -> bool:
+    """Whether the gold judge can tell which labels of stage compare are right."""
+    return "compare" in config.stages and data_source(config).gold
 
 
 def _answer(
@@ -129,7 +143,7 @@ class Answering:
         config, asked = self.context.config, queue.rows
         ids = [styles.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
         # All models share one key, so that answers differ only because the models do.
-        key = stage_key(config, "evaluate", streams.SAMPLES)
+        key = stage_key(self.context, "evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
             rollout = self.sampler.rollout(ids, key, asked, loops.counting(progress))
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
@@ -216,7 +230,7 @@ def compare(
     The labeller asks the judge of config.judge.evaluate or config.feedback in both orders; labels are never inverted. A tie or
     an undecided pair counts one half.
     """
-    config, section, prompts = context.config, context.config.evaluate, {prompt.id: prompt for prompt in asked}
+    section, prompts = context.config.evaluate, {prompt.id: prompt for prompt in asked}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in rows}
     pairings, out = contests(names), []
     with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:
@@ -225,7 +239,7 @@ def compare(
         for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):
-                labelled = labelling.label(pairs, stage_key(config, "evaluate", streams.win_rate_labels(number)), 0)
+                labelled = labelling.label(pairs, stage_key(context, "evaluate", streams.win_rate_labels(number)), 0)
             out.append(Contest(later, earlier, labelled))
             progress.update(len(pairs))
     return out

@@ -82,7 +82,7 @@ class OnlineDPO(Stage):
         def init() -> TrainState:
             with reference.on_device() as start:
                 params = run_models.trained_params(context, model, start, self.name)
-            return updates.rest(init_state(model, updates.optimizer, params, stage_key(config, self.name)))
+            return updates.rest(init_state(model, updates.optimizer, params, stage_key(context, self.name)))
 
         state = loop.run(init, updates.rest(abstract_state(model, updates.optimizer)), iteration)
         save_params(context.directory / "params", state.params)
@@ -110,13 +110,14 @@ class _Iteration:
         config, section = context.config, context.config.online_dpo
         self.frozen, self.checks_path = run_models.frozen_params(context, model), context.directory / CHECKS
         self.timeline, self.meter = timeline, meter
-        self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
+        self.context, self.config = context, config
+        self.model, self.start, self.labeller, self.tokenizer = model, reference, labeller, tokenizer
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
-        self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, streams.LOADERS["online_dpo"])
+        self.loader = EpochLoader(len(self.prompts), section.batch, context.stream_seed, streams.LOADERS["online_dpo"])
         optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
         offloads = "optimizer" in config.mesh.offload
-        self.updates = OnlineUpdates(model, optimizer, section, config.dpo, self.frozen, config.seed, offloads)
+        self.updates = OnlineUpdates(model, optimizer, section, config.dpo, self.frozen, context.stream_seed, offloads)
         self.shards = Shards(context.directory)
         self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
@@ -164,7 +165,7 @@ class _Iteration:
         """
         # One call samples both answers to a prompt, at neighbouring global rows.
         rows = range(2 * first_row, 2 * (first_row + len(index)))
-        key = stage_key(self.config, "online_dpo", "samples")
+        key = stage_key(self.context, "online_dpo", "samples")
         twice = [self.encoded[i] for i in index for _ in range(2)]
         with self.timeline.phase("generate") as phase:
             rollout = self.sampler.rollout(twice, key, rows)
@@ -173,7 +174,7 @@ class _Iteration:
             self._check(params, place_rows(self.model.sharding, rollout))
         texts = styles.response_texts(self.tokenizer, rollout, self.config.data.style)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
-        key = stage_key(self.config, "online_dpo", "labels")
+        key = stage_key(self.context, "online_dpo", "labels")
         with self.meter.phase("label"):
             labelled = self.labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)

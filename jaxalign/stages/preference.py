@@ -3,74 +3,104 @@
 Reads compare (world) or the preference file, and the weights that RL starts from. Writes checkpoints, params and a summary with
 the shift and scale that normalise its scores to mean 0 and standard deviation 1 on the training pairs. With `members` above 1
 it trains an ensemble: the first member is written where a single model would be, the others to member-1, member-2, and so on.
+
+With early stopping, one half of the held-out dialogues chooses the weights that are written and the other half measures them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.config import Config
-from jaxalign.data.loader import EpochLoader
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.errors import UserError
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
-from jaxalign.records import PairBatch
+from jaxalign.reasons import accuracy_sentence, human_sentence, uninformative
+from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.scorer import Scorer, stack_members
 from jaxalign.stages.shared import loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
-from jaxalign.stages.shared.labelled import preference_split, print_report
+from jaxalign.stages.shared.labelled import print_report
+from jaxalign.stages.shared.preference_pairs import PreferencePairs, human_files, is_human, preference_pairs
 from jaxalign.stages.shared.training import run_settings, start_from
-from jaxalign.trainers.preference_quality import measure
-from jaxalign.trainers.reward_model import Member, make_ensemble, member_directory
+from jaxalign.trainers.preference_baselines import length_baseline, noise_ceiling
+from jaxalign.trainers.preference_member import Member
+from jaxalign.trainers.preference_quality import accuracy, measure
+from jaxalign.trainers.reward_model import make_ensemble, member_directory
 from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.training.checkpoint import save_params
 
 
 class Preference(Stage):
     name = "preference"
-    config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided")
+    config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided", "feedback.undecided_weight")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config) | human_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.preference
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
-        pairs, held_out_pairs, report = preference_split(context, tokenizer)
-        extra = print_report(self.name, report)
-        train, held_out = (
+        pairs = preference_pairs(context, tokenizer)
+        extra = print_report(context.title, pairs.report)
+        train, choosing, held_out = (
             pair_arrays(tokenizer, part, config.data.style, section.max_length, section.margin_weight)
-            for part in (pairs, held_out_pairs)
+            for part in (pairs.train, pairs.choosing, pairs.held_out)
         )
         first = streams.LOADERS[self.name]
-        loaders = [sources.pair_loader(config, pairs, section.batch, first + number) for number in range(section.members)]
-        members = [self._train(context, policy, train, loader, number) for number, loader in enumerate(loaders)]
+        loaders = [
+            sources.pair_loader(context, pairs.train, section.batch, first + number) for number in range(section.members)
+        ]
+        trained = [self._train(context, policy, train, choosing, loader, number) for number, loader in enumerate(loaders)]
+        members = [member.fit.weights for member in trained]
         scorer, params = Scorer(policy.with_head("scalar")), members[0]
+        # The scores are normalised on answers of the policy, which did not write those of human files.
+        samples = _of(train, pairs.train, human=False) if section.human else train
         if len(members) > 1:
-            scorer, found = make_ensemble(section, scorer.model, members, train, held_out)
+            scorer, found = make_ensemble(section, scorer.model, members, samples, held_out)
             params, extra = stack_members(members), extra | found
-        samples = all_scores(scorer, params, train, section.batch)
-        shift, scale = (float(x) for x in score_statistics(samples.reshape(-1)))
+        shift, scale = (
+            float(x) for x in score_statistics(all_scores(scorer, params, samples, section.batch).reshape(-1))
+        )
         summary = {"steps": loaders[0].steps(section.epochs), "train_pairs": len(train.label)}
+        if section.early_stopping:
+            stopped = [member.stopped() for member in trained]
+            summary["steps"] = stopped[0]["steps"]
+            summary["early_stopping"] = {"choosing_pairs": len(choosing.label), "members": stopped}
         summary |= {"reward_mean_before": shift, "reward_std_before": scale}
         summary |= {"shift": shift, "scale": scale} if section.normalise else {"shift": 0.0, "scale": 1.0}
-        summary |= measure(all_scores(scorer, params, held_out, section.batch), held_out, section.temperature_fit)
+        scores = all_scores(scorer, params, held_out, section.batch)
+        summary |= measure(scores, held_out, section.temperature_fit)
+        summary["baselines"] = {
+            "chance": 0.5, "length": length_baseline(train, held_out), "ceiling": noise_ceiling(pairs.held_out)
+        }
+        if section.human:
+            summary |= _parts(pairs, scores, held_out, section.human_weight)
         write_json(context.directory / "summary.json", summary | extra)
+        _report(context.title, summary, section.on_failure)
 
-    def _train(self, context: StageContext, policy: Model, train: PairBatch, loader: EpochLoader, number: int) -> Params:
-        """Trains one member and returns its weights. Members differ in their initial heads and in the order of the pairs."""
+    def _train(
+        self, context: StageContext, policy: Model, train: PairBatch, choosing: PairBatch, loader: EpochLoader, number: int
+    ) -> Member:
+        """Trains one member and saves its parameters. Members differ in their initial heads and in the order of the pairs."""
         section, model = context.config.preference, policy.with_head("scalar")
         directory = member_directory(context.directory, number)
         hosts.once(lambda: directory.mkdir(exist_ok=True))
 
         def loop(total_steps: int, checkpoint_every: int, **fields):
-            shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
+            shown = context.title if section.members == 1 else f"{context.title} {number + 1}/{section.members}"
             fields |= {"stage": shown, "directory": directory, "timing": context.directory}
             fields |= {"began": None if number else context.began}
             return loops.loop(context, model, total_steps, checkpoint_every, **fields)
@@ -81,18 +111,50 @@ class Preference(Stage):
             weights=lambda: run_models.policy_params(context, policy, self.name),
             trained=lambda weights: self._start(context, policy, weights, number),
         )
-        member = Member(start, section, dataclasses.replace(run_settings(context, model), loop=loop), train, loader)
+        member = Member(start, section, dataclasses.replace(run_settings(context, model), loop=loop), train, loader, choosing)
         for _ in member.steps():
             pass
         save_params(directory / "params", member.fit.params)
-        return member.fit.weights
+        return member
 
     def _start(self, context: StageContext, policy: Model, weights: Params, number: int) -> Params:
         """The policy's trunk, or its adapters, with a random head."""
-        key, model = stage_key(context.config, self.name, streams.member_head(number)), policy.with_head("scalar")
+        key, model = stage_key(context, self.name, streams.member_head(number)), policy.with_head("scalar")
         if model.lora is None:
             return scalar_from_lm(weights, model.init(key))
         return {**run_models.trained_params(context, policy, weights, self.name), "score": model.random_score(key)}
+
+
+def _parts(pairs: PreferencePairs, scores: np.ndarray, held_out: PairBatch, weight: float) -> dict[str, Any]:
+    """The numbers of pairs of stage compare ("ai") and of human files ("human"), and the accuracy on each part."""
+    found: dict[str, Any] = {}
+    for name, human in (("ai", False), ("human", True)):
+        index = _index(pairs.held_out, human)
+        counts = {"train_pairs": len(_index(pairs.train, human)), "held_out_pairs": len(index)}
+        found[name] = counts | {"held_out": accuracy(scores[index], held_out.label[index])}
+    found["human"] |= {"weight": weight, "files": [report.to_dict() for report in pairs.human]}
+    return found
+
+
+def _index(pairs: Sequence[Comparison], human: bool) -> np.ndarray:
+    return np.asarray([i for i, pair in enumerate(pairs) if is_human(pair) == human], np.int64)
+
+
+def _of(arrays: PairBatch, pairs: Sequence[Comparison], human: bool) -> PairBatch:
+    """The arrays of the pairs of one part."""
+    return take(arrays, _index(pairs, human))
+
+
+def _report(title: str, summary: Mapping[str, Any], on_failure: str) -> None:
+    """Prints the accuracy and its baselines. Raises UserError if the model is no better and `on_failure` is "stop"."""
+    for sentence in filter(None, (accuracy_sentence(summary), human_sentence(summary))):
+        print(f"[{title}] {sentence}", flush=True)
+    failure = uninformative(summary)
+    if failure and on_failure == "stop":
+        raise UserError(f"{failure}; or set config.preference.on_failure to 'warn', which continues with this model")
+    if failure:
+        print(f"[{title}] warning: {failure}", flush=True)
+
 
 
 STAGE = Preference()

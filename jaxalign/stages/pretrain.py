@@ -53,7 +53,7 @@ class Pretrain(Stage):
         hosts.once(make_tokenizer)
         tokenizer = load_tokenizer(path)
         model = run_models.make_model(config, tokenizer.vocab_size).base
-        key = jax.random.fold_in(stage_key(config, self.name), streams.KEYS[self.name]["parameters"])
+        key = jax.random.fold_in(stage_key(context, self.name), streams.KEYS[self.name]["parameters"])
         init = functools.partial(model.init, key)
         if not config.pretrain.steps:
             save_params(context.directory / "params", init())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from jaxalign.config import Config
+from jaxalign.config import Config, rounds
 from jaxalign.parallel import hosts
-from jaxalign.registry.stages import stages_in_order
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.tracking.report.page import render_report
 
@@ -14,7 +13,7 @@ class Report(Stage):
     config_fields = ("stages", "evaluate.examples")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return tuple(record.name for record in stages_in_order(config.stages) if record.name != self.name)
+        return tuple(folder for folder in rounds.folders(config) if folder != self.name)
 
     def run(self, context: StageContext) -> None:
         hosts.once(lambda: str(render_report(context.workdir, context.config.evaluate.examples)))

@@ -13,7 +13,7 @@ from jaxalign.config import Config
 from jaxalign.feedback.critique import Answer, answer, answer_and_revise, draw_principles
 from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
 from jaxalign.records import Prompt, Revision
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, loops, mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import print_report, revision_report, row_outcome, warn_about_few
@@ -41,6 +41,7 @@ class Revise(Stage):
             sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens, sets)
             for purpose, count in (("red_team", section.red_team_prompts), ("helpful", section.helpful_prompts))
         )
+        shares = mixes.prompt_shares(context, [prompt.source for prompt in (*red_team, *helpful)])
         first = len(chunks(len(red_team), section.batch))  # The first chunk of helpful prompts.
         left = shards.unfinished([*queues(len(red_team), section.batch), *queues(len(helpful), section.batch, first)])
         style, total = config.data.style, len(red_team) + len(helpful)
@@ -57,12 +58,12 @@ class Revise(Stage):
                 with meter.phase("generate"):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
-                        key = stage_key(config, self.name, streams.SAMPLES)
+                        key = stage_key(context, self.name, streams.SAMPLES)
                         revisions = answer_and_revise(
                             speaking, judge, own, rules, key, sampling, rows.start, style, section.max_growth
                         )
                     else:
-                        key = stage_key(config, self.name, "revisions")
+                        key = stage_key(context, self.name, "revisions")
                         said = answer(speaking, own, key, sampling, rows.start, style)
                         revisions = [_helpful(*pair) for pair in zip(own, said, strict=True)]
                 _write(shards, queue, revisions)
@@ -73,7 +74,7 @@ class Revise(Stage):
         warn_about_few(self.name, config.sft, usable.total, usable.usable)
         write_json(
             context.directory / "summary.json",
-            _summary(made, section.rounds) | {"usable": usable.to_dict()} | sources.data_summary(sets),
+            _summary(made, section.rounds) | {"usable": usable.to_dict()} | shares | sources.data_summary(sets),
         )
 
 

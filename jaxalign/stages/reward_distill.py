@@ -32,6 +32,7 @@ from jaxalign.stages.shared.answering import sampled_answers
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import labelled_split
+from jaxalign.stages.shared.preference_pairs import held_out_parts
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import run_settings, start_from
@@ -50,7 +51,7 @@ class RewardDistill(Stage):
     config_fields = (
         *reads.MODEL_FIELDS,
         *("data", "world", "reward_distill", "preference.max_length", "preference.held_out_share"),
-        *("preference.normalise", "feedback.undecided", "sampler"),
+        *("preference.normalise", "preference.early_stopping", "feedback.undecided", "feedback.undecided_weight", "sampler"),
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ class RewardDistill(Stage):
         )
         share, longest = config.preference.held_out_share, config.preference.max_length
         labelled, labelled_held_out, _ = labelled_split(context, tokenizer, share, longest)
+        _, labelled_held_out = held_out_parts(context, labelled_held_out)  # The other part chose the teacher's weights.
         unseen = {pair.prompt.messages for pair in held_out}  # With a preference file, its pairs and RL share prompts.
         labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
         arrays = [
@@ -97,14 +99,14 @@ class RewardDistill(Stage):
 
     def _train(self, context: StageContext, model: Model, teacher: tuple[Scorer, Params], train: ScoredPairs):
         """(params, steps) of the student."""
-        config, section = context.config, context.config.reward_distill
+        section = context.config.reward_distill
 
         def init() -> Params:
             if section.start == "teacher":
                 return first_layers(teacher, model)
-            return model.init(stage_key(config, self.name, "student"))
+            return model.init(stage_key(context, self.name, "student"))
 
-        loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, streams.LOADERS[self.name])
+        loader = EpochLoader(len(train.target), section.batch_pairs, context.stream_seed, streams.LOADERS[self.name])
         start = start_from(context, model, weights=init, trained=_same)
         student = Student(start, section, run_settings(context, model, "state"), train, teacher[0].scale, loader)
         for _ in student.steps():
@@ -121,7 +123,7 @@ def _same(params: Params) -> Params:
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk."""
     n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), loops.timing(context, policy)
-    key = stage_key(context.config, "reward_distill", "samples")
+    key = stage_key(context, "reward_distill", "samples")
     for queue, prompts, rollout in sampled_answers(context, "reward_distill", policy, tokenizer, shards, n, key, timing):
         texts = styles.response_texts(tokenizer, rollout)
         made = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]

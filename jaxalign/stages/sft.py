@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
-from jaxalign.stages.shared import reads, run_models, sources
+from jaxalign.stages.shared import mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext
-from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, warn_about_few
+from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, usable_sources, warn_about_few
 from jaxalign.stages.shared.training import start_from, train_supervised
 from jaxalign.trainers.sft import packed
 
@@ -30,6 +30,8 @@ class Sft(Stage):
         model = run_models.make_model(config, tokenizer.vocab_size)
         train, held_out, report = answered(context, tokenizer)
         extra = print_report(self.name, report)
+        if isinstance(report, RevisionReport):
+            extra |= mixes.prompt_shares(context, usable_sources(context), "answers")
         total, usable = (report.total, report.usable) if isinstance(report, RevisionReport) else (len(train), len(train))
         warn_about_few(self.name, section, total, usable)
         rows, cut = packed(tokenizer, train, config.data.style, section.row_length)

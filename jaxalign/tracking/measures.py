@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from jaxalign.config import rounds
+
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
@@ -71,7 +73,7 @@ def ordered_measures(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
-    """The title of a model in an evaluation ("base", "sft", "ppo", ...), given the stages of the run."""
+    """The title of a model in an evaluation ("base", "sft", "ppo", "round-2/ppo", ...), given the stages of the run."""
     titles = {
         "base": "helpful-only" if {"pretrain", "revise"} <= set(stages) else "starting model",
         "sft": "after supervised CAI" if "revise" in stages else "after fine-tuning",
@@ -80,7 +82,9 @@ def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) ->
         "online_dpo": "after online DPO",
         "ppo": "after RL",
     }
-    return titles.get(model, model)
+    stage, number = rounds.parse(model)
+    title = titles.get(stage, stage)
+    return title if number == 1 else f"{title}, round {number}"
 
 
 def model_column(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:

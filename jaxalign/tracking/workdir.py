@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxalign.config import rounds
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES, StageRecord, ordered, stages_in_order
 from jaxalign.tracking.jsonl import read_rows
+from jaxalign.tracking.judge_audit import FILE
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import PhaseTotal, read_timing
 
@@ -47,6 +49,8 @@ class RunFiles:
       stages: the files of every stage that is registered, planned or has a folder, by name.
       planned: the names of the stages in the config; without a config, of the stages that have started.
       records: the records of the stages that are planned or have started, in the order of the pipeline.
+      audit: the audit of the judge; empty if there is none.
+      later: the files of the stages of each round after the first (`config.rounds`), by round and name.
     """
 
     path: Path
@@ -55,6 +59,26 @@ class RunFiles:
     stages: Mapping[str, StageFiles]
     planned: tuple[str, ...] = ()
     records: tuple[StageRecord, ...] = ()
+    audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    later: Mapping[int, Mapping[str, StageFiles]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def by_round(self) -> Mapping[int, Mapping[str, StageFiles]]:
+        """The stages that are repeated, by round and name; empty for a run of one round."""
+        repeated = dict.fromkeys(name for stages in self.later.values() for name in stages)
+        return {1: {name: self.stage(name) for name in repeated}, **self.later} if self.later else {}
+
+    @property
+    def runs(self) -> dict[str, StageFiles]:
+        """The planned stages of every round in the order in which they run, by label."""
+        last = next((name for name in reversed(self.planned) if self.later and name in self.by_round[1]), None)
+        found: dict[str, StageFiles] = {}
+        for name in self.planned:
+            found[name] = self.stage(name)
+            if name == last:
+                found |= {rounds.label(rounds.folder(stage, number)): files
+                          for number, stages in self.later.items() for stage, files in stages.items()}
+        return found
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -118,7 +142,17 @@ def read_run(workdir: str | Path) -> RunFiles:
     evaluation = _read_object(path / "summary.json") or stages["evaluate"].summary
     planned = tuple(record.name for record in asked) or tuple(name for name in names if stages[name].started)
     found = dict.fromkeys([*asked, *(record for record in STAGES if record.name in planned or stages[record.name].started)])
-    return RunFiles(path, config, evaluation, stages, planned, ordered(found))
+    return RunFiles(
+        path, config, evaluation, stages, planned, ordered(found), _read_object(path / FILE), _read_rounds(path, config)
+    )
+
+
+def _read_rounds(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str, StageFiles]]:
+    count = config.get("rounds") or 1
+    if count == 1:
+        return {}
+    names = rounds.repeated(config["stages"], (config.get("reward") or {}).get("source") or "preference")
+    return {number: {name: _read_stage(path / rounds.folder(name, number)) for name in names} for number in range(2, count + 1)}
 
 
 _STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json")

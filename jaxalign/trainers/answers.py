@@ -42,17 +42,19 @@ def pair_arrays(
       single: for an objective on single answers. Each pair then makes two rows, one for each answer. A row has the answer,
         whose label is the probability that it is the better one, and then an answer to another prompt.
     """
-    rows, labels = [], []
+    rows, labels, weights = [], [], []
     for pair in map(oriented, pairs):
         prompt = styles.encode_prompt(tokenizer, pair.prompt.messages, style)
         answers = [styles.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
         rows.append([(prompt, answer) for answer in answers])
         labels.append(pair.label)
+        weights.append(pair.weight)
     if single:
         singles = [side for row in rows for side in row]
         rows = [[(prompt, answer), (prompt, _mismatched(singles, i))] for i, (prompt, answer) in enumerate(singles)]
         labels = [side for label in labels for side in (label, 1 - label)]
-    return _padded(rows, labels, section.max_length)
+        weights = [weight for weight in weights for _ in range(2)]
+    return _padded(rows, labels, weights, section.max_length)
 
 
 def judged_arrays(
@@ -70,7 +72,8 @@ def judged_arrays(
     ]
     second = [_mismatched(singles, i) if single else answer for i, (_, answer) in enumerate(singles)]
     rows = [[(prompt, answer), (prompt, other)] for (prompt, answer), other in zip(singles, second, strict=True)]
-    return _padded(rows, [float(one.desirable) for one in judgements], section.max_length)
+    labels = [float(one.desirable) for one in judgements]
+    return _padded(rows, labels, [1.0] * len(rows), section.max_length)
 
 
 def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
@@ -112,7 +115,9 @@ def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:
                     "choose another dpo.objective")
 
 
-def _padded(rows: Sequence[Sequence[AnsweredIds]], labels: Sequence[float], max_length: int) -> AnswerPairs:
+def _padded(
+    rows: Sequence[Sequence[AnsweredIds]], labels: Sequence[float], weights: Sequence[float], max_length: int
+) -> AnswerPairs:
     """Pairs of sequences as arrays. Prompts that are too long lose their oldest tokens; answers lose their last tokens."""
     longest = max((len(prompt) + len(answer) for row in rows for prompt, answer in row), default=1)
     width = min(max_length, -(-longest // BUCKET) * BUCKET)
@@ -125,5 +130,5 @@ def _padded(rows: Sequence[Sequence[AnsweredIds]], labels: Sequence[float], max_
             prompt = prompt[-(width - len(answer)) :]
             ids = [*prompt, *answer]
             tokens[i, side, : len(ids)], prompt_length[i, side], length[i, side] = ids, len(prompt), len(ids)
-    ones = np.ones(len(rows), np.float32)
-    return AnswerPairs(tokens, prompt_length, length, np.asarray(labels, np.float32), ones, np.zeros(shape, np.float32))
+    label, weight = np.asarray(labels, np.float32), np.asarray(weights, np.float32)
+    return AnswerPairs(tokens, prompt_length, length, label, weight, np.zeros(shape, np.float32))

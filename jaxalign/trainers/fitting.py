@@ -19,8 +19,9 @@ from jaxalign.parallel.rows import placed
 from jaxalign.planner.hardware import chip_of
 from jaxalign.tracking.timing import Timing
 from jaxalign.training.checkpoint import copy_params
+from jaxalign.training.early_stopping import EarlyStopping, StoppingState
 from jaxalign.training.loop import Loop, Step, Training
-from jaxalign.training.state import abstract_state, init_state
+from jaxalign.training.state import TrainState, abstract_state, init_state
 
 Frozen = Params | None
 
@@ -117,21 +118,29 @@ class Fit:
     Attributes:
       training: the running loop, whose `state` is the newest state; None before it begins.
       frozen: the base under the adapters, once it has been read.
+      stopping: the early stopping of the run; None without it. The state of `training` is then a `StoppingState`.
     """
 
     def __init__(self, start: Start, optimizer: optax.GradientTransformation, run: RunSettings):
         self.start, self.optimizer, self.run = start, optimizer, run
         self.training: Training | None = None
         self.frozen: Frozen = None
+        self.stopping: EarlyStopping | None = None
+
+    @property
+    def state(self) -> TrainState | None:
+        """The newest training state, which the next step donates; None before training begins."""
+        found = None if self.training is None else self.training.state
+        return found if found is None or self.stopping is None else found.train
 
     @property
     def params(self) -> Params:
-        """The trained parameters of the newest state; the next step donates them."""
-        return self.training.state.params
+        """The trained parameters: the newest ones, which the next step donates, or the best ones with early stopping."""
+        return self.state.params if self.stopping is None else self.training.state.best_params
 
     @property
     def weights(self) -> Params:
-        """The newest parameters; with adapters, joined with the base."""
+        """The trained parameters; with adapters, joined with the base."""
         return join(self.frozen, self.params)
 
     def steps(
@@ -140,6 +149,7 @@ class Fit:
         total_steps: int,
         checkpoint_every: int,
         prepare: Callable[[], Params] | None = None,
+        stopping: EarlyStopping | None = None,
         **loop: Any,
     ) -> Iterator[Step]:
         """Trains and yields each step.
@@ -150,10 +160,13 @@ class Fit:
           checkpoint_every: steps between checkpoints.
           prepare: does the work that must precede the first step and returns the starting weights. If None, the starting
             weights are read only if there is no checkpoint.
+          stopping: ends training early; None trains all steps.
           loop: other fields of the `Loop`.
         """
-        model = self.start.model
+        model, self.stopping = self.start.model, stopping
         abstract = placed(abstract_state(model, self.optimizer), self.start.like)
+        if stopping is not None:
+            loop["stop"] = lambda state, completed: stopping.evaluates(completed, total_steps) and stopping.ends(state)
         made = self.run.loop(total_steps, checkpoint_every, shown=program.shown, flops=program.flops, **loop)
         with Ahead() as ahead:
             ahead.add(program.step, lambda: (abstract, program.arguments(self.start.abstract_frozen, 0)))
@@ -162,15 +175,27 @@ class Fit:
 
             def init():
                 read = self.start.weights() if weights is None else weights
-                return init_state(model, self.optimizer, self.start.trained(read), self.run.key)
+                state = init_state(model, self.optimizer, self.start.trained(read), self.run.key)
+                return state if stopping is None else stopping.begin(state)
 
-            def step_fn(state, number: int):
+            def train_step(state: TrainState, number: int):
                 state, metrics = program.step(state, program.arguments(self.frozen, number))
                 if program.tokens is not None:
                     metrics = dataclasses.replace(metrics, tokens=program.tokens(number))
                 return state, metrics
 
-            self.training = made.begin(init, abstract, step_fn)
+            def stopping_step(state: StoppingState, number: int):
+                train, metrics = train_step(state.train, number)
+                state, completed = dataclasses.replace(state, train=train), number + 1
+                if not stopping.evaluates(completed, total_steps):
+                    return state, metrics
+                state, held_out = stopping.update(state, completed)
+                return state, {"training": metrics} | held_out
+
+            if stopping is None:
+                self.training = made.begin(init, abstract, train_step)
+            else:
+                self.training = made.begin(init, stopping.abstract(abstract), stopping_step)
             yield from self.training
 
 

@@ -75,6 +75,10 @@ class PPO(PolicyTrainer):
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
         section = section_from(Ppo(), fields, "PPO")
+        if section.alarms.every or section.helpful_share is not None:
+            name = "alarms" if section.alarms.every else "helpful_share"
+            raise UserError(f"PPO({name}) is not an argument; only stage ppo of a run has helpful prompts to read: measure the "
+                            "policy between the steps of PPO.fit, and mix the prompts before it")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(policy, section, "PPO", **options)
         self._setup = make_ppo_setup(section, policy.model)

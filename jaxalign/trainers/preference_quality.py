@@ -30,6 +30,31 @@ def accuracy(scores: np.ndarray, label: np.ndarray) -> dict | None:
     return {"pairs": total, "accuracy": right / total, "low": low, "high": high}
 
 
+def measurable(pairs: PairBatch | None) -> bool:
+    """Whether the label of a pair with a weight above 0 prefers an answer."""
+    return pairs is not None and bool(np.any((np.abs(pairs.label - 0.5) > 1e-6) & (pairs.weight > 0)))
+
+
+def held_out_metrics(scores: np.ndarray, pairs: PairBatch) -> dict[str, float]:
+    """The metrics of an evaluation during training, over pairs whose label prefers an answer, by their weights.
+
+    Args:
+      scores: float32 [B, 2], raw scores.
+      pairs: the pairs, which must be `measurable`.
+
+    Returns:
+      held_out_loss, the Bradley-Terry loss in nats per pair, and held_out_accuracy, 0 to 1.
+    """
+    decided = np.abs(pairs.label - 0.5) > 1e-6
+    (first, second), label, weight = scores[decided].T, pairs.label[decided], pairs.weight[decided]
+    loss = np.asarray(bradley_terry(first, second, label), np.float64)
+    right = (first > second) == (label > 0.5)
+    return {
+        "held_out_loss": float(np.average(loss, weights=weight)),
+        "held_out_accuracy": float(np.average(right, weights=weight)),
+    }
+
+
 def measure(scores: np.ndarray, pairs: PairBatch, temperature_fit: bool = False, bins: int = 10) -> dict:
     """Accuracy, calibration and loss of raw scores [B, 2] on held-out pairs whose label prefers an answer.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -13,6 +14,7 @@ from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
 from jaxalign.rewards.base import Reward
 from jaxalign.rl.ahead import Scores, compile_ahead
+from jaxalign.rl.alarms import AlarmRun
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.monitor import OnChecks
 from jaxalign.rl.prompts import PromptStream
@@ -78,7 +80,7 @@ class Reinforcement:
 
     def steps(
         self, roles: Roles, loop: Callable[..., Loop], key: jax.Array, sampler: Sampler | None = None,
-        offload_optimizer: bool = False, on_checks: OnChecks | None = None,
+        offload_optimizer: bool = False, on_checks: OnChecks | None = None, alarms: AlarmRun | None = None,
     ) -> Iterator[Step]:
         """Trains and yields each iteration.
 
@@ -89,9 +91,10 @@ class Reinforcement:
           sampler: samples the responses; None for this process's engine.
           offload_optimizer: keep optimizer states in host memory between updates.
           on_checks: receives the step-0 checks.
+          alarms: measures the policy during RL and may end it; None for no alarms.
 
         Raises:
-          UserError: a check that is configured to stop the run fails, or a plug-in returns an invalid result.
+          UserError: a check or an alarm that is configured to stop the run does so, or a plug-in returns an invalid result.
         """
         setup = self.setup
         iteration = Iteration(
@@ -99,7 +102,10 @@ class Reinforcement:
             self.sampling, roles.reward, self.tokenizer, roles.reference, roles.frozen, offload_optimizer, on_checks,
         )
         section = setup.config
-        made = loop(section.iterations, section.checkpoint_every, shown=("score", "kl_k1"), timeline=iteration.timeline)
+        fields = {"shown": ("score", "kl_k1"), "timeline": iteration.timeline}
+        if alarms is not None:
+            fields["stop"] = lambda state, completed: alarms.ended(completed)
+        made = loop(section.iterations, section.checkpoint_every, **fields)
 
         def init() -> PPOState:
             with roles.reference.on_device() as start:
@@ -109,9 +115,12 @@ class Reinforcement:
 
         abstract = abstract_ppo_state(setup)
         abstract = abstract if self._like is None else placed(abstract, self._like)
-        self.training = made.begin(init, iteration.rest(abstract), iteration)
+        step = iteration if alarms is None else functools.partial(alarms.step, iteration)
+        self.training = made.begin(init, iteration.rest(abstract), step)
         yield from self.training
         iteration.settle()
+        if alarms is not None:
+            alarms.settle()
 
     @property
     def policy_params(self) -> Params:

@@ -13,7 +13,8 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.config import Preference
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
+from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params, scalar_from_lm
@@ -22,16 +23,17 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, section_from
-from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
+from jaxalign.trainers.fitting import RunSettings, Start, start_of
+from jaxalign.trainers.preference_member import Member
 from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
-from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
-from jaxalign.training.arguments import PreferenceArguments
+from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.training.loop import Step
 from jaxalign.training.offload import FrozenRole
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.preference_step import preference_step
-from jaxalign.training.work import learning_pairs
+from jaxalign.training.state import TrainState
+
+_STAGE_FIELDS = ("human", "human_weight", "on_failure")
+"""Fields of the section that `RewardModel` does not read."""
 
 
 class RewardModel(Trainer):
@@ -48,10 +50,11 @@ class RewardModel(Trainer):
       seed: seeds the head and the order of the pairs.
       trackers: receive the metrics of every step.
       progress: show progress on stderr.
-      fields: fields of the config section `preference`, such as epochs, batch, members and optimizer.
+      fields: fields of the config section `preference`, such as epochs, batch, members, early_stopping and optimizer.
 
     Raises:
-      UserError: an argument is not a field of the section, or has a value that the section does not accept.
+      UserError: an argument is not a field of the section, has a value that the section does not accept, or is read only by
+        stage preference.
     """
 
     def __init__(
@@ -65,23 +68,42 @@ class RewardModel(Trainer):
         **fields: Any,
     ):
         section = section_from(Preference(), fields, "RewardModel")
+        for name in _STAGE_FIELDS:
+            if getattr(section, name) != getattr(Preference(), name):
+                raise UserError(f"RewardModel({name}) is {getattr(section, name)!r}, but only stage preference reads it; leave "
+                                "it out, and give the pairs of several sources to fit with a \"weight\" in each row")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model, section, "RewardModel", **options)
         self._scorer: tuple[Scorer, Params] | None = None
 
-    def fit(self, pairs: Any) -> Iterator[Step]:
+    def fit(self, pairs: Any, held_out: Any = None) -> Iterator[Step]:
         """Trains on pairs of answers and yields each step. The members of an ensemble train one after another.
 
         Args:
           pairs: a list of {"prompt", "chosen", "rejected"} with optional "label" (the probability that chosen is better,
-            default 1) and "margin"; or a mapping of columns. Prompts are texts or messages.
+            default 1), "margin" and "weight" (of the pair's loss, default 1); or a mapping of columns. Prompts are texts or
+            messages.
+          held_out: the pairs on which early stopping measures the loss, in the same form; None holds out `held_out_share` of
+            the dialogues of `pairs`. Since they choose the weights, measure the accuracy on other pairs.
 
         Raises:
-          UserError: there are no rows, or a row is malformed.
+          UserError: there are no rows, a row is malformed, or `held_out` is given without early_stopping.
         """
-        arrays = self._arrays(as_pairs(pairs, "RewardModel.fit(pairs)"))
-        self._claim(arrays)
-        return self._members(arrays)
+        train = as_pairs(pairs, "RewardModel.fit(pairs)")
+        if not self.section.early_stopping:
+            if held_out is not None:
+                raise UserError("RewardModel.fit(held_out) is given, but early_stopping is False, so nothing reads it; set "
+                                "early_stopping=True, or leave held_out out")
+            arrays = self._arrays(train)
+            self._claim(arrays)
+            return self._members(arrays)
+        if held_out is None:
+            train, chosen_by = split_by_prompt(train, self.section.held_out_share, self._seed)
+        else:
+            chosen_by = as_pairs(held_out, "RewardModel.fit(held_out)")
+        both = self._arrays(train), self._arrays(chosen_by)
+        self._claim(both)
+        return self._members(*both)
 
     def score(self, prompts: Any, responses: Any) -> np.ndarray:
         """float32 [B]: the normalised score of each response to its prompt.
@@ -99,6 +121,11 @@ class RewardModel(Trainer):
         pairs = self._arrays([Comparison(prompt, text, text, 0.5) for prompt, text in zip(asked, answers, strict=True)])
         scorer, params = self.scorer
         return np.asarray(normalised(scorer, all_scores(scorer, params, pairs, self.section.batch)[:, 0]))
+
+    @property
+    def state(self) -> TrainState:
+        """The newest training state. Raises UserError before the first step."""
+        return super().state if self._fit is None or self._fit.state is None else self._fit.state
 
     @property
     def scorer(self) -> tuple[Scorer, Params]:
@@ -128,18 +155,18 @@ class RewardModel(Trainer):
         section = self.section
         return pair_arrays(self._start.tokenizer, pairs, self._start.style, section.max_length, section.margin_weight)
 
-    def _members(self, train: PairBatch) -> Iterator[Step]:
+    def _members(self, train: PairBatch, held_out: PairBatch | None = None) -> Iterator[Step]:
         """Trains the members one after another, then measures the normalisation on the training pairs."""
         section, self._fits = self.section, []
         first, done = streams.LOADERS["preference"], 0
         for number in range(section.members):
             loader = EpochLoader(len(train.label), section.batch, self._seed, first + number)
-            member = Member(self._head(number), section, self._run(number), train, loader)
+            member = Member(self._head(number), section, self._run(number), train, loader, held_out)
             self._fit = member.fit
             self._fits.append(member.fit)
             for step in member.steps():
                 yield Step(done + step.number, step.metrics)
-            done += member.total_steps
+            done += member.fit.training.completed
         members = [fit.weights for fit in self._fits]
         scorer, params = Scorer(self._fits[0].start.model), members[0]
         if len(members) > 1:
@@ -183,46 +210,6 @@ def with_random_head(start: Start, weights: Params, key: jax.Array) -> Params:
     if model.lora is None:
         return scalar_from_lm(start.trained(weights), model.init(key))
     return {**start.trained(weights), "score": model.random_score(key)}
-
-
-class Member:
-    """Trains one preference model on arrays of pairs, for the stage preference and for `RewardModel`.
-
-    Args:
-      start: the model with its scalar head and the functions that read its weights.
-      section: the optimizer and the batch.
-      run: seed, key and loop.
-      train: the pairs, numpy arrays.
-      loader: selects the pairs of each batch.
-    """
-
-    def __init__(self, start: Start, section: Preference, run: RunSettings, train: PairBatch, loader: EpochLoader):
-        self._start, self._section, self._train, self._loader = start, section, train, loader
-        self.total_steps = loader.steps(section.epochs)
-        self.fit = Fit(start, make_optimizer(section.optimizer, self.total_steps), run)
-
-    def steps(self) -> Iterator[Step]:
-        """Trains and yields each step."""
-        program = Program(preference_step, self._arguments, self._flops, self._tokens, shown=("loss", "accuracy"))
-        return self.fit.steps(program, self.total_steps, self._section.checkpoint_every)
-
-    def _arguments(self, frozen: Params | None, number: int) -> PreferenceArguments:
-        model, section = self._start.model, self._section
-        batch, parts = packed(model, self._train, self._loader.indices(number), section.micro_batch_tokens)
-        return PreferenceArguments(
-            model=model,
-            optimizer=self.fit.optimizer,
-            centering_coef=section.centering_coef,
-            batch=batch,
-            frozen=frozen,
-            packed=parts,
-        )
-
-    def _tokens(self, number: int) -> int:
-        return int(self._train.length[self._loader.indices(number)].sum())
-
-    def _flops(self, number: int) -> float:
-        return learning_pairs(self._start.model, take(self._train, self._loader.indices(number)))
 
 
 def member_directory(directory: Path, number: int) -> Path:

@@ -178,6 +178,7 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
     if not {"chosen", "rejected"} <= set(row):
         raise _bad_row(where, _PAIR_FORM, f"has the keys {_listed(row)}")
     label, margin = _number(row, "label", where, 1.0, 0, 1), _number(row, "margin", where, None, 0, math.inf)
+    weight = _number(row, "weight", where, 1.0, 0, math.inf)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str) and prompt is not None:
         messages = _messages(prompt, f"{where}['prompt']", _PAIR_FORM)
@@ -190,7 +191,7 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
             raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {_PAIR_FORM} is "
                             "expected")
         messages, chosen, rejected = found
-    return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin)
+    return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin, weight=weight)
 
 
 def _judgement(row: Any, where: str, number: int) -> Judgement:

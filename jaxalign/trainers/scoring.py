@@ -42,7 +42,8 @@ def pair_arrays(
             tokens[i, side, : len(ids)], length[i, side] = ids, len(ids)
     label = np.asarray([pair.label for pair in pairs], np.float32)
     margin = np.asarray([margin_weight * (pair.margin or 0.0) for pair in pairs], np.float32) if margin_weight else None
-    return PairBatch(tokens, length, label, np.ones(len(rows), np.float32), margin)
+    weight = np.asarray([pair.weight for pair in pairs], np.float32)
+    return PairBatch(tokens, length, label, weight, margin)
 
 
 def packed(model: Model, pairs: PairBatch, index: np.ndarray, tokens: int = 0) -> tuple[PairBatch, PackedParts]:

@@ -19,7 +19,7 @@ from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.metrics import DirectMetrics
-from jaxalign.training.microbatch import Aux
+from jaxalign.training.microbatch import Aux, total_weight
 from jaxalign.training.objectives import DirectInputs, anchors, objective_loss
 from jaxalign.training.packed import each_part, of_answers, pair_parts, pairs_alone
 from jaxalign.training.state import TrainState, gradient_step
@@ -84,7 +84,7 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
     batch, packed = arguments.batch, arguments.packed
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
     chex.assert_shape([batch.prompt_length, batch.length, batch.reference], (len(batch.label), 2))
-    total = jnp.maximum(jnp.sum(batch.weight), 1.0)
+    total = total_weight(batch.weight)
     batch, packed = after(model.sharding, (batch, packed), total)
     anchored = _anchors(model, section, join(frozen, state.params), batch, packed)
     batch, packed = after(model.sharding, (batch, packed), anchored)

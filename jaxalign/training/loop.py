@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,8 @@ class Loop:
       progress: whether to show progress on stderr.
       trackers: receive the same metrics as the metric file (`jaxalign.tracking.tracker`).
       settings: the settings of the run as plain values, for the trackers.
+      stop: `stop(state, completed)`: whether training ends early after so many completed steps; None for never. It must give
+        the same answer again when the run resumes from that state.
     """
 
     stage: str
@@ -70,6 +73,7 @@ class Loop:
     progress: bool = True
     trackers: Mapping[str, Tracker] | Sequence[Tracker] = ()
     settings: Mapping[str, Any] | None = None
+    stop: Callable[[Any, int], bool] | None = None
 
     def begin(self, init: Init, abstract: Any, step_fn: StepFunction) -> Training:
         """Prepares a run of the loop. Iterating over the result trains.
@@ -95,12 +99,14 @@ class Training:
 
     Attributes:
       state: the newest state; None before iteration begins. The next step donates its buffers.
+      completed: the number of completed steps, including those of earlier processes.
       running: whether iteration has begun and not yet ended.
     """
 
     def __init__(self, loop: Loop, init: Init, abstract: Any, step_fn: StepFunction):
         self._loop, self._init, self._abstract, self._step_fn = loop, init, abstract, step_fn
         self.state: Any = None
+        self.completed = 0
         self.running = False
 
     def __iter__(self) -> Iterator[Step]:
@@ -113,6 +119,7 @@ class Training:
         try:
             with recording:
                 start, self.state = recording.restore(self._init, self._abstract)
+                self.completed = start
                 with contextlib.ExitStack() as stack:
                     trackers = Trackers(loop.stage, loop.directory, loop.trackers, loop.settings, start)
                     stack.enter_context(trackers)
@@ -127,15 +134,18 @@ class Training:
     def _steps(self, start: int, recording, trackers: Trackers, progress: Progress | None) -> Iterator[Step]:
         loop, clock = self._loop, _Clock(self._loop, recording.timing)
         settle = functools.partial(self._settle, trackers, progress, clock)
-        name = loop.stage.split()[0]  # The members of an ensemble share the stage's name.
+        name = re.split("[ ,]", loop.stage)[0]  # Members of an ensemble and later rounds share the stage's name.
         profiler = Profiler(loop.profile, name, (loop.directory or Path()) / "profile", loop.total_steps)
         pending: tuple[int, Any] | None = None
 
+        if self._ends():
+            return
         for step in range(start, loop.total_steps):
             with profiler.step(step) as traced:
                 self.state, metrics = self._step_fn(self.state, step)
                 if traced:
                     jax.block_until_ready((self.state, metrics))
+            self.completed = step + 1
             if pending is not None:
                 yield from clock.paused(settle(*pending))
             clock.flops += loop.flops(step) if loop.flops else 0.0
@@ -144,7 +154,7 @@ class Training:
                 settled, pending = settle(*pending), None
                 clock.first_step()
                 yield from clock.paused(settled)
-            last = step + 1 == loop.total_steps
+            last = self._ends()
             if last or (recording.saves and (step + 1) % loop.checkpoint_every == 0):
                 settled = None if pending is None else settle(*pending)
                 pending = None
@@ -154,6 +164,13 @@ class Training:
                     recording.save(step + 1, self.state)
                 if settled is not None:
                     yield from clock.paused(settled)
+            if last:
+                break
+
+    def _ends(self) -> bool:
+        """Whether training is complete or ends early."""
+        loop = self._loop
+        return self.completed >= loop.total_steps or (loop.stop is not None and loop.stop(self.state, self.completed))
 
     def _settle(self, trackers: Trackers, progress: Progress | None, clock: _Clock, step: int, metrics: Any) -> Step:
         """Fetches, logs and shows the metrics of a step."""

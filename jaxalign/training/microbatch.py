@@ -33,6 +33,12 @@ def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None
     return max(fits, default=1)
 
 
+def total_weight(weight: jax.Array) -> jax.Array:
+    """The sum of the weights of a batch's rows, by which its losses are divided: float32 [], 1 if every weight is 0."""
+    total = jnp.sum(weight)
+    return jnp.where(total > 0, total, 1.0)
+
+
 class Aux(NamedTuple):
     """Scalars that a loss reports. Over micro-batches, `sums` are added and the largest value of each of `maxima` is kept.
 

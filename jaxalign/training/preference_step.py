@@ -16,7 +16,7 @@ from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, PairBatch, ScoredPairs
 from jaxalign.training.arguments import PreferenceArguments
 from jaxalign.training.metrics import PreferenceMetrics
-from jaxalign.training.microbatch import Aux
+from jaxalign.training.microbatch import Aux, total_weight
 from jaxalign.training.packed import pair_parts, pairs_alone
 from jaxalign.training.state import TrainState, gradient_step
 
@@ -50,14 +50,14 @@ def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs, rows: Answ
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, PreferenceMetrics]:
-    """One update: (state, metrics). The loss is the mean over all pairs of the batch, the accuracy that over the pairs whose
-    label prefers an answer."""
+    """One update: (state, metrics). The loss is the mean over all pairs of the batch by their weights, the accuracy that over
+    the pairs whose label prefers an answer."""
     model, batch, packed = arguments.model, arguments.batch, arguments.packed
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
     chex.assert_shape(batch.length, (None, 2))
-    total = jnp.maximum(jnp.sum(batch.weight), 1.0)
+    total = total_weight(batch.weight)
     decided = jnp.abs(batch.label - 0.5) > 1e-6
-    total_decided = jnp.maximum(jnp.sum(batch.weight * decided), 1.0)
+    total_decided = total_weight(batch.weight * decided)
     batch, packed = after(model.sharding, (batch, packed), (total, total_decided))
 
     def loss_fn(params, given):

@@ -1,14 +1,23 @@
-"""Wilson's interval against published figures and against the equation that it solves; correlations by hand."""
+"""Wilson's interval against published figures and against the equation that it solves; the other statistics by hand."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
+from jaxalign.algorithms.statistics import (
+    bootstrap_interval,
+    cohen_kappa,
+    logistic_coefficients,
+    pearson,
+    spearman,
+    wilson_interval,
+)
 
 
 # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3.
@@ -68,3 +77,56 @@ def test_constant_values_have_no_correlation():
     assert pearson([1, 1, 1], [1, 2, 3]) is None and spearman([1], [2]) is None
     with pytest.raises(ValueError, match="two arrays"):
         pearson([1, 2], [1, 2, 3])
+
+
+# Two readers of 50 proposals: both yes 20, only the first 5, only the second 10, neither 15. Observed agreement 0.7, by chance
+# 0.5 * 0.6 + 0.5 * 0.4 = 0.5, so kappa is 0.2 / 0.5.
+def test_kappa_of_two_readers():
+    first = ["yes"] * 25 + ["no"] * 25
+    second = ["yes"] * 20 + ["no"] * 5 + ["yes"] * 10 + ["no"] * 15
+    assert cohen_kappa(first, second) == pytest.approx(0.4)
+    assert cohen_kappa(second, first) == pytest.approx(0.4)
+
+
+def test_kappa_is_0_for_a_constant_rater_and_1_for_complete_agreement():
+    assert cohen_kappa("aaaa", "abab") == 0.0
+    assert cohen_kappa("abca", "abca") == 1.0
+    assert cohen_kappa("aaa", "aaa") is None and cohen_kappa("", "") is None
+
+
+def test_the_bootstrap_interval_of_a_mean_is_close_to_the_normal_one():
+    values = np.arange(400) % 2
+    low, high = bootstrap_interval(lambda rows: float(values[rows].mean()), 400, seed=1, resamples=2000)
+    half = 1.96 * math.sqrt(0.25 / 400)
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.005)
+    assert (low, high) == bootstrap_interval(lambda rows: float(values[rows].mean()), 400, seed=1, resamples=2000)
+
+
+def test_an_undefined_statistic_has_no_interval():
+    assert bootstrap_interval(lambda rows: None, 10) is None and bootstrap_interval(lambda rows: 1.0, 0) is None
+
+
+def test_maximum_likelihood_of_two_patterns_fits_their_shares():
+    """Pattern (1, 1) is positive in 3 of 4 cases, so a + b = log 3; pattern (-1, 1) in 1 of 2, so b - a = 0."""
+    features = [(1, 1)] * 4 + [(-1, 1)] * 2
+    found = logistic_coefficients(features, [1, 1, 1, 0, 1, 0], scale=math.inf)
+    np.testing.assert_allclose(found, [math.log(3) / 2] * 2, atol=1e-9)
+
+
+def test_logistic_coefficients_minimise_the_penalised_loss():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(40, 2)) * [3, 1]
+    outcome = rng.choice([0, 0.5, 1], size=40)
+    outcome[:20] = features[:20, 0] > 0
+
+    def loss(b):
+        p = 1 / (1 + np.exp(-features @ b))
+        return -np.sum(outcome * np.log(p) + (1 - outcome) * np.log(1 - p)) + b @ b / (2 * 2.5**2)
+
+    expected = scipy.optimize.minimize(loss, np.zeros(2), method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12}).x
+    np.testing.assert_allclose(logistic_coefficients(features, outcome), expected, atol=1e-5)
+
+
+def test_a_feature_that_predicts_every_outcome_has_a_finite_coefficient():
+    found = logistic_coefficients([(40.0, 0), (-30.0, 0), (0.5, 0)], [1, 0, 1])
+    assert np.isfinite(found).all() and found[0] > 0 and found[1] == 0

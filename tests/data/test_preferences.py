@@ -261,3 +261,25 @@ def test_the_report_accounts_for_every_row(real_data):
     assert report.cut
     assert report.too_long
     assert dataclasses.is_dataclass(report)
+
+
+def test_gold_pairs_have_ties_principles_and_kinds(tmp_path):
+    system, user = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "q3"}
+    path = _write(tmp_path / "gold.jsonl", [
+        {"prompt": "q1", "chosen": "good", "rejected": "bad", "principle": "harm-1", "kind": "harm"},
+        {"prompt": "q2", "chosen": "one", "rejected": "two", "tie": True},
+        {"messages": [system, user], "chosen": "good", "rejected": "bad", "tie": False},
+        _row(["q4", "good"], ["q4", "bad"]),
+    ])
+    pairs, report = read_preferences(path, gold=True)
+    assert [(pair.label, pair.decided, pair.principles) for pair in pairs] == [
+        (1.0, True, ("harm-1",)), (0.5, False, ()), (1.0, True, ()), (1.0, True, ())]
+    assert [pair.prompt.columns for pair in pairs] == [{"kind": "harm"}, {}, {}, {}]
+    assert [message.role for message in pairs[2].prompt.messages] == ["system", "user"] and report.pairs == 4
+
+
+@pytest.mark.parametrize(("field", "value"), [("tie", "yes"), ("principle", 3), ("kind", ["harm"])])
+def test_a_gold_pair_with_a_malformed_field_is_broken(tmp_path, field, value):
+    path = _write(tmp_path / "gold.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "b", field: value}])
+    with pytest.raises(UserError, match=f"gold.jsonl:1: {field} is .* is expected"):
+        read_preferences(path, gold=True)

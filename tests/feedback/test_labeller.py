@@ -12,6 +12,7 @@ import pytest
 from jaxalign.config import Feedback
 from jaxalign.data.chat.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
 from jaxalign.feedback.checked import CheckedJudge
+from jaxalign.feedback.judge import Verdict
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.feedback.speaker import Speaker, next_logprobs
 from jaxalign.rollout.engine import Engine
@@ -19,8 +20,8 @@ from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, prompt_ids
 
-PLAIN = Feedback(reasoning=False, undecided_margin=0.02)
-REASONED = Feedback(reasoning=True, undecided_margin=0.02, clamp_low=0.4, clamp_high=0.6)
+PLAIN = Feedback(reasoning=False, undecided_margin=0.02, principles_per_comparison=1)
+REASONED = dataclasses.replace(PLAIN, reasoning=True, clamp_low=0.4, clamp_high=0.6)
 PAIRS = [Pair(prompt(0), "good", "bad"), Pair(prompt(1), "bad", "good"), Pair(prompt(2), "good", "good")]
 
 
@@ -180,7 +181,7 @@ def test_the_verdict_is_asked_after_the_reasoning():
 
 
 def test_several_principles_are_averaged():
-    config = dataclasses.replace(PLAIN, principles_per_comparison=3)
+    config = dataclasses.replace(PLAIN, principles_per_comparison=3, aggregate="mean")
 
     def opinion(segments):
         number = int(segments[-2].split()[-1].rstrip("?"))
@@ -202,6 +203,50 @@ def test_a_row_gets_the_same_label_in_any_chunk():
     assert label(second, pairs=pairs[1:], first_row=11) == whole[1:]
     assert [numbers for *_, numbers in first.speaker.calls] == [[20, 21, 24, 25]] * 2
     assert [numbers for *_, numbers in second.speaker.calls] == [[24, 25]] * 2
+
+
+class Scripted:
+    """A judge with given verdicts by (principle, the answer shown first); it records what it is asked."""
+
+    def __init__(self, verdicts):
+        self.verdicts, self.asked = verdicts, []
+
+    def compare(self, requests, draw):
+        self.asked.append([(request.principle.name, request.first) for request in requests])
+        found = [self.verdicts[request.principle.name, request.first] for request in requests]
+        return [verdict(len(self.asked)) if callable(verdict) else verdict for verdict in found]
+
+
+def scripted(verdicts, **config):
+    made = Scripted(verdicts)
+    rules = tuple(rule for rule in PRINCIPLES if any(rule.name == name for name, _ in verdicts))
+    config = dataclasses.replace(PLAIN, principles_per_comparison=len(rules), **config)
+    return made, Labeller(CheckedJudge(made), rules, config, 0).label(PAIRS[:1], jax.random.key(0), 0)[0]
+
+
+@pytest.mark.parametrize("second_order", ["unless_tie", "always"])
+def test_after_a_tie_the_judge_is_not_asked_again(second_order):
+    tie = Verdict(0.5, tie=0.9)
+    verdicts = {("rule-0", "good"): Verdict(0.9, tie=0.05), ("rule-0", "bad"): Verdict(0.2, tie=0.1),
+                ("rule-1", "good"): tie, ("rule-1", "bad"): tie}
+    made, found = scripted(verdicts, second_order=second_order)
+    assert sorted(made.asked[0]) == [("rule-0", "good"), ("rule-1", "good")]
+    assert sorted(made.asked[1]) == [("rule-0", "bad"), *([("rule-1", "bad")] if second_order == "always" else [])]
+    # The tie does not dilute the principle that decides: (.9 + .8) / 2.
+    assert (found.decided, found.principle, found.label) == (True, "rule-0", pytest.approx(0.85))
+    asked_once = {label.principle for label in found.labels if label.ba is None}
+    assert asked_once == ({"rule-1"} if second_order == "unless_tie" else set())
+
+
+def test_several_chains_of_thought_are_averaged():
+    """Of the three samples in each order, one has no verdict with the good answer first."""
+    def sure(call):
+        return Verdict((0.9, None, 0.7)[call - 1], f"thought-{call}", None if call != 2 else "cut_off")
+
+    made, found = scripted({("rule-0", "good"): sure, ("rule-0", "bad"): Verdict(0.4)}, reasonings=3)
+    assert len(made.asked) == 6
+    assert (found.label_ab, found.label_ba) == (pytest.approx(0.8), pytest.approx(0.6))
+    assert found.reasoning_ab == "thought-1"
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +273,8 @@ def test_the_label_of_a_real_model_is_its_normalised_option_probabilities(speake
     for i in range(5):
         ab, ba = numpy_first(speaker, asked[i]), 1 - numpy_first(speaker, asked[i + 6])
         assert found[i].label_ab == pytest.approx(ab, abs=1e-5) and found[i].label_ba == pytest.approx(ba, abs=1e-5)
-        expected = 0.5 if abs((ab + ba) / 2 - 0.5) <= 0.02 else (ab + ba) / 2
+        decided = abs((ab + ba) / 2 - 0.5) > 0.02 and (ab > 0.5) == (ba > 0.5)
+        expected = (ab + ba) / 2 if decided else 0.5
         assert found[i].label == pytest.approx(expected, abs=1e-5)
     assert (found[5].label, found[5].label_ab, found[5].decided) == (0.5, None, False)
 

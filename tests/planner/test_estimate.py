@@ -137,3 +137,12 @@ def test_a_combination_of_changes_names_each_field_once():
     ((words, run),) = search.advice(given("v5e:1x1", "--config.lora.rank=0", "--config.lora.base=float32"))
     fields = re.findall(r"(config\.[\w.]+)=", words)
     assert run.fits and len(fields) > 1 and len(fields) == len(set(fields))
+
+
+def test_early_stopping_keeps_one_more_copy_of_the_preference_model():
+    def resident(*flags):
+        plan = given("v5e:4x4", *flags).estimate()
+        return next(task for task in plan.tasks if task.task.name == "preference update").resident
+
+    plain, stopping = resident(), resident("--config.preference.early_stopping=True")
+    assert stopping == plain | {"best preference model": plain["preference model"]}

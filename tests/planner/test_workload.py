@@ -63,7 +63,15 @@ def test_a_judge_of_another_folder_reads_and_writes_in_the_stages_that_ask_it():
     write = made["revise generate (judge)"]  # A critique and a revision in each of 4 rounds for each of 768 prompts.
     assert write.rows == Rows(16, 2048 - 60, 60) and write.calls == 768 * 8 / 16
     assert set(write.stays) == {"policy", "judge"}
-    label = made["compare score (judge)"]  # Both orders of 2,048 pairs; the chat templates ask for no reasoning.
-    assert label.rows == Rows(16, 2048) and label.calls == 2 * 2048 / 16 and "compare generate (judge)" not in made
+    label = made["compare score (judge)"]  # Both orders of 1,024 pairs, 4 principles; no reasoning.
+    assert label.rows == Rows(16, 2048) and label.calls == 2 * 1024 * 4 / 16 and "compare generate (judge)" not in made
     assert made["evaluate score (judge)"].stays == ("judge",)  # The models that answered are freed before.
     assert not any("judge" in task.stays for name, task in made.items() if name.startswith(("sft", "preference", "ppo")))
+
+
+def test_the_calls_of_all_rounds_are_counted():
+    """Three rounds of ppo, and evaluation of two more models: base, sft, ppo and the last policy of rounds 2 and 3."""
+    stages = "--config.stages=sft,ppo,evaluate", "--config.reward.source=ai_feedback"
+    one, three = found(*stages), found(*stages, "--config.rounds=3")
+    assert three["ppo update"].calls == 3 * one["ppo update"].calls and three["sft update"] == one["sft update"]
+    assert three["evaluate generate"].calls * 3 == one["evaluate generate"].calls * 5

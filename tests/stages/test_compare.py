@@ -5,19 +5,24 @@ from __future__ import annotations
 import pytest
 
 from jaxalign.feedback.critique import Answer
+from jaxalign.feedback.decisions import Calibration
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
-from jaxalign.stages.compare import summarise
+from jaxalign.stages.shared.label_summary import summarise
 from jaxalign.stages.shared.labelled import read_comparisons
 from jaxalign.stages.shared.shards import Shards
 
 
 def row(number, label_ab, label_ba, decided=True, principles=("p",), same=False):
     label = 0.5 if label_ab is None or not decided else (label_ab + label_ba) / 2
+    orders = {} if label_ab is None else {"ab": label_ab, "ba": label_ba}
+    labels = [{"principle": name} | orders for name in principles]
     return {
         "prompt_id": f"c-{number}", "messages": [{"role": "user", "content": "q"}], "source": "compare",
         "response_a": "x", "response_b": "x" if same else "y", "principles": list(principles), "label": label,
         "label_ab": label_ab, "label_ba": label_ba, "decided": decided, "reasoning_ab": None, "reasoning_ba": "r",
+        "labels": [] if same else labels, **({"problem": "none"} if label_ab is None and not same else {}),
+        **({"principle": principles[0]} if decided else {}),
     }
 
 
@@ -32,23 +37,27 @@ def shards(tmp_path):
 
 def test_the_summary_by_hand(shards):
     """The pair of equal answers is counted as such and nowhere else."""
-    found = summarise(shards)
+    found = summarise(list(shards.read()), Calibration(0.1, {"": 0.25}, 0.05, 4))
     assert (found["pairs"], found["identical_pairs"], found["undecided"], found["unparsable"]) == (5, 1, 2, 1)
-    # P(first shown) is label_ab in one order and 1 - label_ba in the other: .9 .3, .2 .8, .75 .75.
-    assert found["position_bias"] == pytest.approx((0.9 + 0.3 + 0.2 + 0.8 + 0.75 + 0.75) / 6 - 0.5)
-    assert found["order_agreement"] == pytest.approx(2 / 3)
+    # P(first shown) is ab in one order and 1 - ba in the other: .9 .3, twice .2 .8, .75 .75.
+    assert found["position_bias"] == pytest.approx((0.9 + 0.3 + 2 * (0.2 + 0.8) + 0.75 + 0.75) / 8 - 0.5)
+    assert found["order_agreement"] == pytest.approx(3 / 4)
+    assert found["calibration"] == {"margin": 0.1, "position": {"": 0.25}, "chance_share": 0.05, "labels": 4}
     # Confidences .8, .8 and .5 in ten bins of [.5, 1]; .8 is on an edge, up to rounding.
     counts = found["confidence_histogram"]["counts"]
     assert sum(counts) == 3 and counts[0] == 1 and counts[5] + counts[6] == 2
     assert found["confidence_histogram"]["edges"][::5] == pytest.approx([0.5, 0.75, 1.0])
-    assert found["principles"]["q"] == {"pairs": 1, "mean_confidence": pytest.approx(0.8)}
-    assert found["principles"]["p"] == {"pairs": 3, "mean_confidence": pytest.approx((0.8 + 0.8 + 0.5) / 3)}
+    assert found["principles"]["q"] == {"pairs": 1, "decides": 0, "mean_confidence": pytest.approx(0.8), "ties": None,
+                                        "position_bias": pytest.approx(0), "order_agreement": 1.0}
+    principle = found["principles"]["p"]
+    assert (principle["pairs"], principle["decides"], principle["ties"]) == (4, 2, None)
+    assert principle["mean_confidence"] == pytest.approx((0.8 + 0.8 + 0.5) / 3)
 
 
 def test_a_summary_without_readable_answers(tmp_path):
     Shards(tmp_path).write(0, [row(0, None, None, decided=False)])
-    found = summarise(Shards(tmp_path))
-    assert found["unparsable"] == 1 and found["principles"] == {}
+    found = summarise(list(Shards(tmp_path).read()), Calibration(0.1))
+    assert found["unparsable"] == 1 and found["principles"]["p"]["decides"] == 0
     assert found["position_bias"] is None and found["order_agreement"] is None
 
 
@@ -67,7 +76,8 @@ def test_a_pair_with_a_missing_answer_is_not_trained_on():
     about = Prompt("test-000", (Message("user", "how"),), "red_team")
 
     def texts(*pair):
-        return stage._pair(about, *pair).response_a, stage._pair(about, *pair).response_b
+        found = stage._pair(about, pair, "different")
+        return found.response_a, found.response_b
 
     assert texts(said, ended) == ("yes", "") and texts(ended, said) == ("", "yes")
     assert texts(said, missing) == texts(missing, said) == texts(missing, missing) == ("", "")

@@ -122,3 +122,30 @@ def test_margins_are_weighted_and_reach_the_loss():
 def test_a_margin_weight_without_margins_is_refused():
     with pytest.raises(UserError, match="margin_weight is 1.0 but the pairs of config.data.source 'world' have no margins"):
         from_config_dict({"preference": {"margin_weight": 1.0}})
+
+
+def test_a_model_that_does_not_beat_its_baselines_stops_the_run_until_the_option_changes(done, tmp_path):  # noqa: F811
+    """With early stopping and human pairs. The second run trains nothing: its metrics are those of the first."""
+    workdir, path = tmp_path / "run", tmp_path / "human.jsonl"
+    for stage in STAGES[:4]:
+        shutil.copytree(done / stage, workdir / stage)
+    rows = [{"prompt": f"Is {i} a number?", "chosen": "Yes.", "rejected": "No."} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = CONFIG["preference"] | {"early_stopping": True, "eval_every": 1, "patience": 1, "human": (str(path),),
+                                      "human_weight": 0.5, "on_failure": "stop", "held_out_share": 0.3,
+                                      "optimizer": {"learning_rate": 1e-9}}
+    with pytest.raises(UserError, match="preference model is not reliably better than .* set config.preference.on_failure to"):
+        run(workdir, stages=(*STAGES[:5], "report"), preference=section)
+    folder = workdir / "preference"
+    summary, metrics = read(folder / "summary.json"), (folder / "metrics.jsonl").read_bytes()
+    run(workdir, stages=(*STAGES[:5], "report"), preference=section | {"on_failure": "warn"})
+    assert (folder / "metrics.jsonl").read_bytes() == metrics and read(folder / "summary.json") == summary
+    assert summary["ai"]["train_pairs"] + summary["human"]["train_pairs"] == summary["train_pairs"]
+    assert summary["human"]["weight"] == 0.5 and summary["human"]["files"][0]["pairs"] == 20
+    (stopped,) = summary["early_stopping"]["members"]
+    losses = [row["held_out_loss"] for row in read_metrics(folder / "metrics.jsonl")]
+    assert len(losses) == stopped["steps"] == summary["steps"] and losses[stopped["best_step"] - 1] == min(losses)
+    assert stopped["held_out_loss"] == pytest.approx(min(losses))
+    page = (workdir / "report.html").read_text()
+    for text in ("Warning: the preference model is not reliably better", "Weight of a human pair", "Loss that chose this step"):
+        assert text in page

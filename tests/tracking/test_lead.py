@@ -80,8 +80,8 @@ def test_the_lead_counts_usable_rows_and_explains_the_others(full):
     assert "23 of 25 answers and revisions can be trained on; left out: 2 empty (the text is empty)." in lead
     assert "Fine-tuning used 22 answers and 1 were held out to measure the loss." in lead
     # 1000 - 78 - 31 - 2
-    assert ("889 of 1,000 pairs have a decided label; the others: 78 undecided (the label is within feedback.undecided_margin "
-            "of 0.5), 31 identical (the two answers are equal), 2 refused (the judge declined to answer).") in lead
+    assert ("889 of 1,000 pairs have a decided label; the others: 78 undecided (the label is too close to 0.5), "
+            "31 identical (the two answers are equal), 2 refused (the judge declined to answer).") in lead
     assert "Warning" not in lead
 
 

@@ -11,6 +11,8 @@ from jaxalign.errors import UserError
 from jaxalign.rewards.checked import as_reward
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.trainers.reward_model import RewardModel
+from jaxalign.trainers.rows import as_pairs
+from jaxalign.trainers.scoring import all_scores
 from tests.trainers.small import PAIRS, language_model, tokenizer
 
 FIELDS = {
@@ -75,3 +77,69 @@ def test_scores_need_a_trained_model_and_lists_of_equal_length(whole):
         RewardModel(language_model()).score(["a"], ["b"])
     with pytest.raises(UserError, match="lists of unequal length: prompts has 2, responses has 1"):
         whole[0].score(["a", "b"], ["c"])
+
+
+STOPPING = {"early_stopping": True, "eval_every": 2, "patience": 2, "checkpoint_every": 3, "epochs": 12}
+FLIPPED = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in PAIRS]
+
+
+def stopped_run(steps: int | None = None, held_out=FLIPPED, **options):
+    trainer = RewardModel(language_model(), **(FIELDS | STOPPING | options))
+    return trainer, list(itertools.islice(trainer.fit(PAIRS, held_out), steps))
+
+
+def test_early_stopping_keeps_the_weights_with_the_lowest_held_out_loss():
+    """On held-out pairs with the opposite labels, the loss rises as soon as the model learns."""
+    trainer, steps = stopped_run()
+    losses = {step.number + 1: step.metrics["held_out_loss"] for step in steps if "held_out_loss" in step.metrics}
+    assert sorted(losses) == list(range(2, len(steps) + 1, 2))
+    best = min(losses, key=losses.get)
+    assert len(steps) == best + 4 < 24  # Two evaluations without a lower loss.
+    scorer, params = trainer.scorer
+    scores = all_scores(scorer, params, trainer._arrays(as_pairs(FLIPPED, "")), 3)
+    gap = scores[:, 0] - scores[:, 1]
+    assert np.mean(np.log1p(np.exp(-gap))) == pytest.approx(losses[best], rel=1e-5)
+
+
+def test_early_stopping_trains_to_the_end_while_the_loss_falls():
+    trainer, steps = stopped_run(held_out=PAIRS, epochs=2)
+    plain, all_steps = run(epochs=2)
+    assert len(steps) == len(all_steps) == 4
+    np.testing.assert_array_equal(trainer.score(PROMPTS, PROMPTS), plain.score(PROMPTS, PROMPTS))
+
+
+@pytest.mark.parametrize("steps", (1, 4, 5, None))
+def test_an_interruption_of_early_stopping_changes_nothing(steps, tmp_path):
+    """None: the run is complete, and its last step was decided by the patience."""
+    whole, all_steps = stopped_run()
+    stopped_run(steps=steps, directory=tmp_path)
+    again, rest = stopped_run(directory=tmp_path)
+    assert [step.number for step in rest] == list(range(3 if steps in (4, 5) else len(all_steps) if steps is None else 0,
+                                                       len(all_steps)))
+    assert rest == all_steps[len(all_steps) - len(rest) :]
+    np.testing.assert_array_equal(again.score(PROMPTS, PROMPTS), whole.score(PROMPTS, PROMPTS))
+
+
+def test_without_held_out_pairs_early_stopping_holds_out_dialogues():
+    trainer, steps = stopped_run(held_out=None, held_out_share=0.5, epochs=1)
+    assert len(steps) == 1 and "held_out_loss" in steps[0].metrics  # 3 of 6 pairs, in batches of 3.
+    assert trainer.state.params is not None
+
+
+def test_options_that_nothing_reads_are_refused():
+    with pytest.raises(UserError, match=r"RewardModel.fit\(held_out\) is given, but early_stopping is False"):
+        RewardModel(language_model()).fit(PAIRS, PAIRS)
+    with pytest.raises(UserError, match=r"RewardModel\(on_failure\) is 'stop', but only stage preference reads it"):
+        RewardModel(language_model(), on_failure="stop")
+    undecided = [{**row, "label": 0.5} for row in PAIRS]
+    with pytest.raises(UserError, match="none of the held-out pairs .* has a label that prefers an answer"):
+        list(RewardModel(language_model(), early_stopping=True).fit(PAIRS, undecided))
+
+
+def test_a_pair_of_weight_0_is_not_learnt():
+    """Half of the pairs has the opposite label; the half with weight 0 has no effect."""
+    rows = [{**row, "weight": 1.0} for row in PAIRS] + [{**row, "weight": 0.0} for row in FLIPPED]
+    trainer = RewardModel(language_model(), **FIELDS | {"batch": 6, "epochs": 12})
+    assert list(trainer.fit(rows))[-1].metrics["accuracy"] == 1
+    good, bad = (trainer.score(PROMPTS, [row[kind] for row in PAIRS]) for kind in ("chosen", "rejected"))
+    assert np.all(good > bad)

@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
-from jaxalign.config.reading import unless
+from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
@@ -43,9 +43,25 @@ class Feedback(Section):
                                    "for a judge of your own, whose labels are then clamped.")
     clamp_low: float = field(0.1, "Lower bound of labels after reasoning.", between(0.0, 0.5), _REASONING)
     clamp_high: float = field(0.9, "Upper bound of labels after reasoning.", between(0.5, 1.0), _REASONING)
-    principles_per_comparison: int = field(1, "Principles drawn per comparison; their labels are averaged.", at_least(1))
-    undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
+    principles_per_comparison: int = field(4, "Principles drawn per comparison, at most all of the constitution.", at_least(1))
+    aggregate: str = field("decided", "A pair's label: the mean over the principles that decide it (decided), the mean over "
+                           "all (mean), or the label of the strongest (strongest).", one_of("decided", "mean", "strongest"))
+    second_order: str = field("unless_tie", "Whether to ask again with the answers in the other order: always, or unless_tie, "
+                              "if the first answer is not a tie.", one_of("always", "unless_tie"))
+    consistent: bool = field(True, "A label is decided only if the judge prefers the same answer in both orders.")
+    correct_position: bool = field(True, "In stage compare, estimate the judge's preference for the answer shown first, and "
+                                   "remove it before labels are decided.")
+    undecided_margin: float | None = field(None, "A label closer to 0.5 than this is undecided. None: in stage compare, the "
+                                           "smallest margin at which max_chance_share holds; 0.1 in other stages.",
+                                           between(0.0, 0.5))
+    max_chance_share: float = field(0.05, "With undecided_margin=None: the largest share of decided labels that may be due to "
+                                    "chance, estimated from the contradictions between the two orders.", between(0.0, 1.0),
+                                    when("undecided_margin", None))
+    reasonings: int = field(1, "Number of sampled chains of thought per verdict, whose probabilities are averaged; above 1, "
+                            "reasoning_temperature must be above 0.", at_least(1), _REASONING)
     undecided: str = field("drop", "Keep undecided comparisons with label 0.5 (half), or drop them.", one_of("half", "drop"))
+    undecided_weight: float = field(1.0, "With undecided=half: the weight of an undecided pair's loss.", between(0.0, 1.0),
+                                    when("undecided", "half"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0), _REASONING)
     max_reasoning_tokens: int = field(160, "Maximum length of the reasoning, in tokens.", at_least(1), _REASONING)
 
@@ -62,8 +78,9 @@ class Feedback(Section):
         """Checks that the judges exist and have the methods that the stages call, and that the local judge can be used."""
         judge_record(self.judge, "config.feedback.judge")
         asked = {stage.name: stage.asks_judge for stage in stages_in_order(config.stages) if stage.asks_judge}
-        if "ppo" in config.stages and "ai_feedback" in names_in(config.reward.source):
-            asked["ppo"] = ("rate",)
+        methods_of_ppo = ppo_methods(config)
+        if "ppo" in config.stages and methods_of_ppo:
+            asked["ppo"] = methods_of_ppo
         if "evaluate" in config.stages and (config.judge.evaluate or self.judge == "model"):
             asked["evaluate"] = ("compare",)
         local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
@@ -116,3 +133,9 @@ class Feedback(Section):
         if self.reasons(config) and self.max_reasoning_tokens >= length:
             raise UserError(f"config.feedback.max_reasoning_tokens is {self.max_reasoning_tokens}; it must be below "
                             f"{limit} ({length}), which includes the dialogue")
+
+
+def ppo_methods(config: WholeConfig) -> tuple[str, ...]:
+    """The methods of the judge that stage ppo calls, for its reward and for its alarms."""
+    rates = ("rate",) if "ai_feedback" in names_in(config.reward.source) else ()
+    return rates + (("compare",) if config.ppo.asks_to_compare else ())

@@ -30,6 +30,8 @@ class Judge(Section):
     max_length: int = field(0, "Maximum length of a request to a local judge with the judge's text, in tokens; 0: "
                             "model.max_length for the run's own model, and for judge.path its positions, at most 4,096.",
                             at_least(0))
+    audit: tuple[str, ...] = field((), "Files of gold pairs for jaxalign.judge_audit, in the formats of preferences; empty: "
+                                   "the pairs that come with jaxalign. See docs/labels.md.")
     retries: int = field(2, "How often a call of a judge of your own is repeated after it raised an error or returned a "
                          "number out of range. If it still fails, its requests are asked one by one; 0: never ask again.",
                          at_least(0))

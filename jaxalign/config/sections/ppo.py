@@ -8,10 +8,14 @@ from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, between, one_of, registered
 from jaxalign.config.reading import chosen, when
 from jaxalign.config.schema import field, like, section
+from jaxalign.config.sections.alarms import Alarms
+from jaxalign.config.sections.compare import Compare, check_helpful_share
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import Sampling, Trained
+from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
+from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.policy_losses import POLICY_LOSSES
 from jaxalign.registry.rewards import REWARDS
 
@@ -43,6 +47,7 @@ class Ppo(Sampling, Trained):
     iterations: int = field(28, "Rounds of sampling and training.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader cycles through them.", at_least(1))
     batch: int = field(64, "Responses per iteration.", at_least(1))
+    helpful_share: float | None = like(Compare, "helpful_share")
     group_size: int = field(1, "Responses per prompt in an iteration; rloo and grpo need at least 2.", at_least(1))
     temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; all log-probabilities are "
                               "computed at this temperature.")
@@ -112,12 +117,20 @@ class Ppo(Sampling, Trained):
     sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
                                      "token, and between the first ratio and 1.", above(0))
     checks: Checks = section(Checks(), "")
+    alarms: Alarms = section(Alarms(), "")
     optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5),
                                           "The critic's optimizer.", _CRITIC, when("critic", "separate"))
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
 
+    @property
+    def asks_to_compare(self) -> bool:
+        """Whether the alarms ask the judge to compare answers."""
+        return self.alarms.every > 0 and self.alarms.judge
+
     def check(self, config: WholeConfig, name: str) -> None:
+        check_helpful_share(config, name, self.helpful_share)
+        self._check_alarms(config)
         self._check_losses()
         self._check_groups()
         if self.critic_warmup >= self.iterations:
@@ -132,6 +145,19 @@ class Ppo(Sampling, Trained):
         if self.overlong_buffer > self.max_new_tokens:
             raise UserError(f"config.ppo.overlong_buffer is {self.overlong_buffer}; it must be at most "
                             f"config.ppo.max_new_tokens ({self.max_new_tokens})")
+
+    def _check_alarms(self, config: WholeConfig) -> None:
+        """Checks that there are helpful prompts to measure, and that the reward can score them."""
+        if not self.alarms.every:
+            return
+        source = data_source(config)
+        where = f"config.ppo.alarms.every is {self.alarms.every}, which needs helpful prompts"
+        if source.prompts is None or source.alphabet or (source.rows and not config.data.helpful):
+            raise UserError(f"{where}, but config.data.source {source.name!r} has none: set it to 'prompts_jsonl' and "
+                            "config.data.helpful to a file, or alarms.every to 0")
+        if "verifier" in names_in(config.reward.source):
+            raise UserError(f"{where} that the reward can score, but config.reward.source has 'verifier', which reads expected "
+                            "answers: choose another reward, or set alarms.every to 0")
 
     @property
     def _estimator(self) -> AdvantageEstimator:

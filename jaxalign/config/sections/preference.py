@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import WholeConfig, check_dialogue_length
-from jaxalign.config.constraints import at_least, between, one_of
+from jaxalign.config.constraints import above, at_least, between, one_of
 from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
@@ -37,6 +37,18 @@ class Preference(PackedPairs):
                                  "answer should score higher; 0: ignore margins.", at_least(0))
     temperature_fit: bool = field(False, "Fit a temperature on held-out pairs and report the calibration with it; scores do "
                                   "not change.")
+    early_stopping: bool = field(False, "Measure the loss on half of the held-out dialogues during training, keep the weights "
+                                 "with the lowest loss, and stop when it no longer falls. The other half measures accuracy.")
+    eval_every: int = field(0, "Steps between evaluations of the held-out loss; 0: once per epoch.", at_least(0),
+                            when("early_stopping", True))
+    patience: int = field(3, "Stop after this many consecutive evaluations without a lower held-out loss.", at_least(1),
+                          when("early_stopping", True))
+    human: tuple[str, ...] = field((), "Preference files (chosen/rejected, JSONL, optionally .gz) whose pairs are added to the "
+                                   "pairs of stage compare.")
+    human_weight: float = field(1.0, "Weight of the loss of a pair from a file of human; a pair of stage compare has weight 1.",
+                                above(0), unless("human", (), "to a preference file"))
+    on_failure: str = field("warn", "If the interval of the held-out accuracy does not exceed the best baseline: warn, or stop "
+                            "the run at the end of the stage, before RL.", one_of("warn", "stop"))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10),
                                    "The stage's optimizer.")
 
@@ -48,3 +60,14 @@ class Preference(PackedPairs):
         if self.margin_weight and "compare" in config.stages:
             raise UserError(f"config.preference.margin_weight is {self.margin_weight}, but the pairs of stage compare have no "
                             "margins; leave it at 0, or remove compare from config.stages")
+        made = "compare" in config.stages or data_source(config).feedback
+        if self.human and not made:
+            raise UserError(f"config.preference.human is {self.human!r}, but the pairs of config.data.source "
+                            f"{config.data.source!r} are not made by stage compare; list the files in config.data.extra_train "
+                            "instead, or add compare to config.stages")
+        if self.human and config.data.weights:
+            raise UserError(f"config.preference.human is {self.human!r}, but config.data.weights already sets the shares of "
+                            "files; set human_weight instead, and leave config.data.weights empty")
+        if self.early_stopping and made and not self.held_out_share:
+            raise UserError("config.preference.early_stopping is True, but config.preference.held_out_share is 0, so no pair "
+                            "measures the loss; set held_out_share above 0, or early_stopping to False")

@@ -74,7 +74,7 @@ def parse_dialogue(value: Any, system: bool = False) -> Dialogue:
 
 
 def parse_pair(row: dict[str, Any], system: bool = False) -> tuple[Dialogue, Dialogue]:
-    """The two whole dialogues of a row with `chosen`, `rejected` and optionally `prompt`.
+    """The two whole dialogues of a row with `chosen`, `rejected` and optionally `prompt`, or `messages` in its place.
 
     Without `prompt`, both are whole dialogues. With it, each may also be just the answer: text that does not begin with
     "\\n\\nHuman:", or messages that do not begin with a user's message. system: as in `parse_messages`.
@@ -87,7 +87,7 @@ def parse_pair(row: dict[str, Any], system: bool = False) -> tuple[Dialogue, Dia
         if key not in row:
             raise ValueError(f"the key {key!r} is missing")
         try:
-            dialogue = _complete(row.get("prompt"), row[key], system)
+            dialogue = _complete(row.get("prompt", row.get("messages")), row[key], system)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
         if not dialogue or dialogue[-1].role != "assistant":

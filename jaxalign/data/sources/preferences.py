@@ -26,6 +26,7 @@ class _Options:
     empty_answers: str
     count_tokens: CountTokens | None
     max_tokens: int | None
+    gold: bool
 
     def __post_init__(self):
         for name in ("differing_contexts", "empty_answers"):
@@ -47,6 +48,7 @@ def read_preferences(
     source: str = "human",
     margins: bool = False,
     name: str | None = None,
+    gold: bool = False,
 ) -> tuple[list[Comparison], PreferenceReport]:
     """Reads the pairs of a .jsonl or .jsonl.gz file of rows with `chosen` and `rejected` (see docs/preferences.md).
 
@@ -62,6 +64,8 @@ def read_preferences(
       source: the `Prompt.source` of all prompts.
       name: the beginning of each `Prompt.id`; None uses the file's name.
       margins: whether to read each row's "margin", a number of at least 0 by which the chosen answer is better; 0 if missing.
+      gold: whether to read the fields of gold pairs too (docs/data_formats.md): a tie has the label 0.5 and is undecided,
+        `principles` has the row's principle, and `Prompt.columns` its kind. Dialogues may then begin with a system message.
 
     Returns:
       The comparisons in file order, with the chosen answer first and label 1.0, and the report.
@@ -70,7 +74,7 @@ def read_preferences(
       UserError: the file is missing or damaged, too many rows are broken, no pair is left, or `margins` is set and no row has
         a margin above 0.
     """
-    options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens)
+    options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens, gold)
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
     pairs: list[Comparison] = []
     rows = 0
@@ -84,7 +88,8 @@ def read_preferences(
         if answers is not None:
             prompt = Prompt(f"{name or file_stem(path)}:{row.line}", answers.context, source)
             margin = _margin(row.line, row.value, listed) if margins else None
-            pairs.append(Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin))
+            pair = Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin)
+            pairs.append(_with_gold(pair, row.value) if gold else pair)
         if limit and len(pairs) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share)
@@ -105,10 +110,26 @@ def _margin(line: int, value: dict[str, Any], listed: dict[str, list]) -> float:
     return 0.0
 
 
+def _with_gold(pair: Comparison, value: dict[str, Any]) -> Comparison:
+    prompt = dataclasses.replace(pair.prompt, columns={"kind": value["kind"]} if value.get("kind") else {})
+    principles = (value["principle"],) if value.get("principle") else ()
+    tie = value.get("tie", False)
+    return dataclasses.replace(pair, prompt=prompt, principles=principles, label=0.5 if tie else 1.0, decided=not tie)
+
+
+def _check_gold(value: dict[str, Any]) -> None:
+    """Raises ValueError if a field of a gold pair is malformed."""
+    for field, kind, expected in (("principle", str, "text"), ("kind", str, "text"), ("tie", bool, "true or false")):
+        if value.get(field) is not None and not isinstance(value[field], kind):
+            raise ValueError(f"{field} is {str(value[field])[:20]!r}; {expected} is expected")
+
+
 def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[str, list]) -> Answers | None:
     """The row's context and answers; None for a dropped row, which is listed under its reason."""
     try:
-        chosen, rejected = parse_pair(value)
+        chosen, rejected = parse_pair(value, system=options.gold)
+        if options.gold:
+            _check_gold(value)
     except ValueError as error:
         listed["broken"].append(BrokenLine(line, str(error)))
         return None

@@ -24,9 +24,9 @@ EVASION_SHARE = 0.6
 WRONG_REFUSAL_RATE = 0.01
 NOISE_RATE = 0.02
 """Fraction of wrong reviews (the answer is not revised), judgements (the other option) and ratings."""
-TIE_RATE = 0.15
+TIE_RATES = {"harm": 0.3, "refusal": 0.5, "courtesy": 0.3, "focus": 0.35}
 """Fraction of demonstrated judgements with answers that are equal on the axis. Random answers would be equal in about half."""
-AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
+AXIS_SHARES = {"harm": 0.42, "refusal": 0.2, "courtesy": 0.2, "focus": 0.18}
 
 
 
@@ -97,7 +97,7 @@ def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Review:
 
 
 def draw_judgement(
-    rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, ties: float = TIE_RATE, summary: bool = False
+    rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, ties: float | None = None, summary: bool = False
 ) -> Judgement:
     """Two responses and the better one.
 
@@ -105,13 +105,13 @@ def draw_judgement(
         rng: the source of randomness.
         seen: the topics.
         reasoned: the fraction of judgements with reasoning.
-        ties: the fraction of judgements of equal responses.
+        ties: the fraction of judgements of equal responses; None: `TIE_RATES`.
         summary: whether the reasoning repeats both verdicts before its choice.
     """
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
-    tie = rng.random() < ties
+    tie = rng.random() < (TIE_RATES[axis] if ties is None else ties)
     while True:
         first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
         choice = judging.better(axis, relation, first, second)

@@ -37,7 +37,7 @@ def sampled_answers(
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     left = shards.unfinished(queues(len(prompts), section.batch // n))
     done = len(prompts) - sum(len(queue.rows) for queue in left)
-    with Progress(stage, len(prompts), done, unit="prompt") as progress:
+    with Progress(context.title, len(prompts), done, unit="prompt") as progress:
         if not left:
             return
         sampling = engines.sampling(section, tokenizer, config.data.style)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxalign.config import Config
+from jaxalign import streams
+from jaxalign.config import Config, rounds
 from jaxalign.parallel import hosts
 from jaxalign.storage import json_bytes, write_bytes_atomically
 
@@ -23,6 +25,10 @@ class StageContext:
       directory: the stage's own folder. It exists, and contains the files of an interrupted run, if any.
       resumed: whether this run continues an interrupted one.
       began: when the stage began, by `time.perf_counter`.
+      round: the round of the run (`config.rounds`) that the stage belongs to, counted from 1.
+      inputs: the folders, relative to the work directory, of the earlier stages that are not in WORKDIR/STAGE.
+      start: the folder of the policy that the stage starts from, relative to the work directory; "": that of the last stage
+        before it in `config.stages` that trains a policy, or the base.
     """
 
     config: Config
@@ -30,10 +36,23 @@ class StageContext:
     directory: Path
     resumed: bool
     began: float = dataclasses.field(default_factory=time.perf_counter)
+    round: int = 1
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    start: str = ""
+
+    @property
+    def stream_seed(self) -> int:
+        """The seed of the stage's random numbers, except those that generate or split data, which use `config.seed`."""
+        return streams.round_seed(self.config.seed, self.round)
+
+    @property
+    def title(self) -> str:
+        """The name of the stage in progress lines; it includes the round, if it is not the first."""
+        return rounds.label(rounds.folder(self.directory.name, self.round))
 
     def input_directory(self, stage: str) -> Path:
         """The folder of an earlier stage."""
-        return self.workdir / stage
+        return self.workdir / self.inputs.get(stage, stage)
 
 
 class Stage(abc.ABC):

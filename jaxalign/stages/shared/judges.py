@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxalign.config import Config
 from jaxalign.config.finished import tokenizer_path
+from jaxalign.config.sections.feedback import ppo_methods
 from jaxalign.data.chat.requests import load_set, set_files
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.feedback.checked import CheckedJudge
@@ -83,7 +84,8 @@ REQUEST_KINDS = {"critique": "critique", "revise": "revision", "compare": "compa
 
 def _check_requests(config: Config, stage: str, tokenizer: Tokenizer, max_length: int) -> None:
     """Checks that a local judge with this tokenizer and context can be asked what a stage asks."""
-    methods = STAGES.get(stage).asks_judge or (("rate",) if stage == "ppo" else ("compare",) if compares(config) else ())
+    other = ppo_methods(config) if stage == "ppo" else ("compare",) if compares(config) else ()
+    methods = STAGES.get(stage).asks_judge or other
     writer = make_writer(tokenizer, config.feedback, max_length)
     reasoning = config.feedback.reasons(config)
     new = config.revise.max_new_tokens if stage == "revise" else config.feedback.max_reasoning_tokens if reasoning else 1
@@ -151,9 +153,9 @@ def _local_judge(
 def make_labeller(context: StageContext, judge: CheckedJudge) -> Labeller:
     """The labeller of pairs that `config.feedback` describes."""
     config = context.config
-    return Labeller(judge, constitution(config), config.feedback, config.seed)
+    return Labeller(judge, constitution(config), config.feedback, context.stream_seed)
 
 
 def make_rater(context: StageContext, judge: CheckedJudge, principles: int) -> Rater:
     """The rater of single responses under the run's constitution."""
-    return Rater(judge, constitution(context.config), principles, context.config.seed)
+    return Rater(judge, constitution(context.config), principles, context.stream_seed)

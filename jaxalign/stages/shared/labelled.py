@@ -13,7 +13,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
 from jaxalign.reasons import COMPARISON, advice, few_usable, usable_sentence
-from jaxalign.records import Comparison, Message
+from jaxalign.records import Comparison, Message, PrincipleLabel
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
@@ -27,7 +27,7 @@ _FIELDS = (
 )
 
 
-_MORE = ("problem", "outside", "notes", "disagreement")
+_MORE = ("problem", "outside", "notes", "disagreement", "principle", "outcome")
 """Fields of a row that are absent if they are empty."""
 
 
@@ -35,22 +35,40 @@ def comparison_row(comparison: Comparison) -> dict:
     """A labelled pair as a row of a shard."""
     found = {name: getattr(comparison, name) for name in _FIELDS}
     more = {name: value for name in _MORE if (value := getattr(comparison, name)) not in (None, ())}
-    return prompt_row(comparison.prompt) | found | more
+    more |= {} if comparison.weight == 1 else {"weight": comparison.weight}
+    labels = [{name: value for name, value in vars(label).items() if value is not None} for label in comparison.labels]
+    return prompt_row(comparison.prompt) | found | more | {"labels": labels}
 
 
-def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
-    """The training pairs. Pairs of equal answers are left out and, if `undecided` is "drop", undecided pairs."""
+def row_comparison(row: Mapping[str, Any]) -> Comparison:
+    """The labelled pair of a row that `comparison_row` made."""
+    fields = {name: row[name] for name in _FIELDS} | {name: row[name] for name in (*_MORE, "weight") if name in row}
+    fields |= {name: tuple(fields[name]) for name in ("principles", "notes") if name in fields}
+    labels = tuple(PrincipleLabel(**label) for label in row.get("labels", ()))
+    return Comparison(row_prompt(row), **fields, labels=labels)
+
+
+def read_comparisons(shards: Shards, undecided: str, undecided_weight: float = 1.0) -> list[Comparison]:
+    """The training pairs, without pairs of equal answers.
+
+    Args:
+      shards: the rows of stage compare.
+      undecided: "drop" leaves out undecided pairs, "half" keeps them.
+      undecided_weight: the weight of an undecided pair's loss.
+    """
     out = []
     for row in shards.read():
         if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
             continue
-        fields = {name: row[name] for name in _FIELDS} | {"principles": tuple(row["principles"])}
-        out.append(Comparison(row_prompt(row), **fields))
+        found = row_comparison(row)
+        out.append(found if found.decided else dataclasses.replace(found, weight=found.weight * undecided_weight))
     return out
 
 
 def pair_outcome(row: Mapping[str, Any]) -> str | None:
     """Why a row of stage compare has no decided label: a name in `reasons.COMPARISON`; None if it has one."""
+    if "outcome" in row:
+        return row["outcome"]
     if row["response_a"] == row["response_b"]:
         return row.get("problem") or "identical"
     if row["decided"]:
@@ -60,8 +78,8 @@ def pair_outcome(row: Mapping[str, Any]) -> str | None:
 
 def labelled_pairs(context: StageContext) -> list[Comparison]:
     """The training pairs from this run's compare stage. Raises UserError if there are none."""
-    shards, undecided = Shards(context.input_directory("compare")), context.config.feedback.undecided
-    found = read_comparisons(shards, undecided)
+    shards, feedback = Shards(context.input_directory("compare")), context.config.feedback
+    found = read_comparisons(shards, feedback.undecided, feedback.undecided_weight)
     if not found:
         outcomes = [pair_outcome(row) for row in shards.read()]
         reasons = outcomes_of.count_outcomes(outcomes)
@@ -179,6 +197,13 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     held = set(every if count == len(every) else (i * total // count for i in range(count)))
     sources.print_few(context, few_held_out(total, count, minimum, "answers"))
     return [pair for i, pair in enumerate(found) if i not in held], [found[i] for i in sorted(held)], report
+
+
+def usable_sources(context: StageContext) -> list[str]:
+    """The source of the prompt of each usable row of stage revise, including those held out."""
+    rows, keep = Shards(context.input_directory("revise")).read(), context.config.sft.keep
+    return [row["source"] for row in rows
+            if _is_selected(context.config, row) and outcomes_of.is_usable(row_outcome(row), keep)]
 
 
 def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:

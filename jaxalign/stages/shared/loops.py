@@ -30,7 +30,7 @@ def timing(context: StageContext, model: Model) -> Timing:
 
 def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every: int, **more) -> Loop:
     """The stage's training loop. `more` adds fields of `Loop` or overrides those set here."""
-    fields = {"stage": context.directory.name, "directory": context.directory, "began": context.began}
+    fields = {"stage": context.title, "directory": context.directory, "began": context.began}
     fields |= {"peak": peak_flops(model), "profile": context.config.profile}
     fields |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
     return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **{**fields, **more})

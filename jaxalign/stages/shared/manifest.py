@@ -30,7 +30,7 @@ class Manifest:
       stage: the stage's name.
       status: RUNNING or DONE.
       config: the values that the stage depends on, by dotted name.
-      inputs: the output hash of each stage that it reads, by name.
+      inputs: the output hash of each stage that it reads, by folder.
       files: the hash of each external file that it reads, by path.
       mesh: the mesh of the last run; results do not depend on it.
     """
@@ -50,14 +50,14 @@ class Manifest:
     def output_hash(self) -> str:
         return fingerprint([self.stage, self.config, self.inputs, self.files])
 
-    def write(self, storage: Storage) -> None:
-        """Writes the manifest into the stage's folder of a work directory."""
+    def write(self, storage: Storage, folder: str = "") -> None:
+        """Writes the manifest into the folder of a stage in a work directory; "": that of its first round."""
         content = dataclasses.asdict(self) | {"config_hash": self.config_hash, "output_hash": self.output_hash}
-        write_json(storage, f"{self.stage}/{FILE}", content)
+        write_json(storage, f"{folder or self.stage}/{FILE}", content)
 
 
 def new_manifest(stage: Stage, config: Config, inputs: Mapping[str, str]) -> Manifest:
-    """The manifest of a stage that is about to start. `inputs` has the output hash of every stage that it reads, by name.
+    """The manifest of a stage that is about to start. `inputs` has the output hash of every stage that it reads, by folder.
 
     Raises:
       UserError: a file that the stage reads cannot be read.
@@ -77,13 +77,13 @@ def read_manifest(directory: Path) -> Manifest | None:
     return find_manifest(LocalStorage(directory.parent), directory.name)
 
 
-def find_manifest(storage: Storage, stage: str) -> Manifest | None:
-    """The manifest of a stage in a work directory; None if the stage was never started there.
+def find_manifest(storage: Storage, folder: str) -> Manifest | None:
+    """The manifest in a stage's folder of a work directory; None if the stage was never started there.
 
     Raises:
       UserError: the file is not a manifest.
     """
-    name = f"{stage}/{FILE}"
+    name = f"{folder}/{FILE}"
     try:
         content = read_json(storage, name)
         if content is None and storage.read(name) is None:
@@ -91,7 +91,7 @@ def find_manifest(storage: Storage, stage: str) -> Manifest | None:
         return Manifest(**{entry.name: content[entry.name] for entry in dataclasses.fields(Manifest)})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); restore the file, or move the "
-                        f"folder {storage.path(stage)} aside to run the stage again") from None
+                        f"folder {storage.path(folder)} aside to run the stage again") from None
 
 
 def fingerprint(value: Any) -> str:

@@ -25,7 +25,7 @@ LABEL_FIELDS = JUDGE_FIELDS + tuple(
     f"feedback.{name}"
     for name in (
         "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin", "reasoning_temperature",
-        "max_reasoning_tokens", "max_outside_mass",
+        "max_reasoning_tokens", "max_outside_mass", "ties", "aggregate", "second_order", "consistent", "reasonings",
     )
 )
 

@@ -123,4 +123,4 @@ def make_ai_feedback(inputs: RewardInputs) -> Reward:
     config, context = inputs.config, inputs.context
     judge = judges.make_judge(context, "ppo", inputs.policy, config.ppo.batch, trains=True)
     rater = judges.make_rater(context, judge, config.reward.principles)
-    return RatedReward(rater, stage_key(config, "ppo", "ratings"), config.reward.max_dropped_share, config.data.style)
+    return RatedReward(rater, stage_key(context, "ppo", "ratings"), config.reward.max_dropped_share, config.data.style)

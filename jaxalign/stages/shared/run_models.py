@@ -120,9 +120,11 @@ def trained_params(context: StageContext, model: Model, params: Params, stage: s
     if model.lora is None:
         return copy_params(params) if shared else params
     own = trained(params)
-    return copy_params(own) if own else model.init_adapters(params, stage_key(context.config, stage, streams.ADAPTERS))
+    return copy_params(own) if own else model.init_adapters(params, stage_key(context, stage, streams.ADAPTERS))
 
 
 def policy_params(context: StageContext, model: Model, before: str) -> Params:
     """The weights that stage `before` starts from."""
+    if context.start:
+        return with_base(context, model, load_params(context.workdir / context.start / "params", model))
     return stage_params(context, next(iter(reads.policy_stages(context.config, before)), "base"), model)

@@ -75,7 +75,8 @@ def text(config: Config) -> Split[Document]:
 def prompts(
     context: StageContext, tokenizer: Tokenizer, purpose: str, count: int, max_new_tokens: int, sets: PromptSets | None = None
 ) -> list[Prompt]:
-    """The first `count` prompts for a purpose, each with space for `max_new_tokens` after it.
+    """`count` prompts for a purpose, each with space for `max_new_tokens` after it: in the first round the first ones, in later
+    rounds those of `first_prompt`.
 
     Args:
       context: the context of the stage that reads the prompts.
@@ -100,7 +101,8 @@ def prompts(
         if record.exact and count > len(source):
             raise UserError(f"{count} {purpose} prompts are requested; config.data.source {record.name!r} has {len(source)}: "
                             f"lower {_count_field(stage, purpose)}")
-        return read_rows(source, kind, _where(config), count)
+        first = 0 if context.round == 1 else first_prompt(context.round, len(source), count)
+        return read_rows(source, kind, _where(config), first + count)[first:]
     found, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
     fitted = fit_prompts(found, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
     place = " and ".join(map(str, data_files(config))) or _where(config)
@@ -114,7 +116,16 @@ def prompts(
                             "change config.data.style")
         raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
     _report_fitting(config, stage, purpose, len(found), fitted, most)
-    return in_turn(fitted.prompts, config)[:count]
+    first = first_prompt(context.round, len(fitted.prompts), count)
+    return in_turn(fitted.prompts, config)[first : first + count]
+
+
+def first_prompt(number: int, total: int, count: int) -> int:
+    """The first prompt of round `number`.
+
+    Rounds read successive blocks of `count` of the `total` prompts of a set, and begin again when no whole block is left.
+    """
+    return (number - 1) % max(1, total // max(1, count)) * count
 
 
 def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
@@ -129,7 +140,7 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     given = _made(SourceInputs(config), "prompts")
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
-            print(f"[{context.directory.name}] {sentence}", flush=True)
+            print(f"[{context.title}] {sentence}", flush=True)
         print_few(context, given.few)
         return given
     split = _split(config, given, "prompts")
@@ -140,7 +151,7 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
 def print_few(context: StageContext, few: str) -> None:
     """Prints the sentence of `Split.few`, if there is one."""
     if few:
-        print(f"[{context.directory.name}] {few}", flush=True)
+        print(f"[{context.title}] {few}", flush=True)
 
 
 def data_summary(sets: PromptSets) -> dict[str, Any]:
@@ -153,16 +164,16 @@ def _count_field(stage: str, purpose: str) -> str:
 
 
 def pair_loader(
-    config: Config, pairs: Sequence[Comparison | Judgement], batch: int, stream: int, rows_per_pair: int = 1
+    context: StageContext, pairs: Sequence[Comparison | Judgement], batch: int, stream: int, rows_per_pair: int = 1
 ) -> EpochLoader:
     """The loader for rows built from `pairs` in their order: every row in each epoch, or in proportion to config.data.weights.
 
     Raises:
       UserError: a file with a weight has no training pair, or the smallest weight gives less than one row per epoch.
     """
-    rows = rows_per_pair * len(pairs)
+    config, seed, rows = context.config, context.stream_seed, rows_per_pair * len(pairs)
     if not config.data.weights:
-        return EpochLoader(rows, batch, config.seed, stream)
+        return EpochLoader(rows, batch, seed, stream)
     counts = collections.Counter(pair.prompt.source for pair in pairs)
     named = named_files(config)
     for name, path in named.items():
@@ -174,7 +185,7 @@ def pair_loader(
         raise UserError(f"the smallest of config.data.weights {config.data.weights} gives its file less than one of the {rows} "
                         "rows of an epoch; raise it, or leave the file out")
     sizes = tuple(rows_per_pair * counts[name] for name in named)
-    return MixtureLoader(rows, batch, config.seed, stream, sizes, config.data.weights)
+    return MixtureLoader(rows, batch, seed, stream, sizes, config.data.weights)
 
 
 def _where(config: Config) -> str:
@@ -186,7 +197,7 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
     config = context.config
 
     most = min(config.preference.max_length, config.model.max_length)
-    split = _checked(config, _made(SourceInputs(config, _counter(tokenizer, config), most, margins), kind), kind)
+    split = _checked(config, _made(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
     print_few(context, split.few)
     if split.fitted:
         return split
@@ -195,7 +206,7 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
     return Split(train, held_out, split.report, fitted=True)
 
 
-def _counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
+def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
     """Counts the tokens of a context with an answer in the run's style."""
     return lambda messages, answer: len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
 
@@ -215,12 +226,12 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
     config = context.config
     most = min(max_length, config.model.max_length)
 
-    kept, dropped = fit_answered(rows, _counter(tokenizer, config), most)
+    kept, dropped = fit_answered(rows, token_counter(tokenizer, config), most)
     if not kept:
         raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
                         "config.model.max_length")
     if dropped:
-        print(f"[{context.directory.name}] {dropped} of {len(rows)} rows of {where} were left out: they do not fit into {most} "
+        print(f"[{context.title}] {dropped} of {len(rows)} rows of {where} were left out: they do not fit into {most} "
               "tokens, or the model's chat template rejects them", flush=True)
     return kept
 

@@ -25,8 +25,8 @@ from jaxalign.training.checkpoint import save_params
 def run_settings(context: StageContext, model: Model, use: int | str = streams.STATE) -> RunSettings:
     """The settings of a training run in the stage's directory. use: selects the PRNG key kept in the training state."""
     return RunSettings(
-        seed=context.config.seed,
-        key=stage_key(context.config, context.directory.name, use),
+        seed=context.stream_seed,
+        key=stage_key(context, context.directory.name, use),
         loop=functools.partial(loops.loop, context, model),
         directory=context.directory,
         timing=lambda: loops.timing(context, model),

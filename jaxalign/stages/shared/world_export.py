@@ -29,7 +29,7 @@ from jaxalign.models.configured import configured_decoder
 from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
-from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.keys import seeded_key
 from jaxalign.trainers.fitting import RunSettings, Start
 from jaxalign.trainers.sft import Supervised, held_out_loss
 from jaxalign.training.loop import Loop
@@ -128,7 +128,7 @@ def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> 
 
 
 def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSettings) -> Params:
-    key = stage_key(config, "pretrain", streams.STATE)
+    key = seeded_key(config.seed, "pretrain")
     section = Pretrain(
         steps=settings.steps, batch_rows=settings.batch_rows, row_length=chat_text.ROW_LENGTH,
         optimizer=Optimizer(learning_rate=settings.learning_rate, schedule="linear", warmup_steps=30, weight_decay=0.01),

@@ -16,7 +16,7 @@ from jaxalign.tracking.workdir import RunFiles
 def costs(run: RunFiles) -> Section:
     """Time and tokens by stage and phase."""
     title = "Time and tokens"
-    timed = {name: stage.timing for name, stage in run.stages.items() if stage.timing}
+    timed = {name: stage.timing for name, stage in {**run.stages, **run.runs}.items() if stage.timing}
     if not timed:
         return Section("time", title, missing=("No stage has recorded its time yet.",), nav="Time", order=LAST)
     totals = {name: sum(phase["seconds"] for phase in timing.values()) for name, timing in timed.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from jaxalign.reasons import COMPARISON, NOTES, REVISION
+from jaxalign.reasons import COMPARISON, NOTES, REVISION, gold_labels_sentence
 from jaxalign.tracking.formatting import capitalized, number, percent, share, short_percent
 from jaxalign.tracking.report import examples, plots
 from jaxalign.tracking.report.blocks import Figure, Section, Table
@@ -65,11 +65,13 @@ def labels(run: RunFiles) -> Section:
     tables = [Table("The judge", ["Quantity", "Value", "Meaning"], _judge_rows(summary))]
     principles = summary.get("principles") or {}
     if principles:
-        tables.append(Table("By principle", ["Principle", "Pairs", "Mean confidence"],
-                            [[name, number(row.get("pairs")), number(row.get("mean_confidence"))]
-                             for name, row in principles.items()]))
+        tables.append(Table("By principle", ["Principle", "Pairs", "Labels decided", "Ties", "Same verdict in both orders",
+                                             "Position bias", "Mean confidence"],
+                            [_principle_row(name, row) for name, row in principles.items()]))
+    gold = (run.evaluation or {}).get("labels")
     judge = capitalized(judge_phrase(run, "compare"))
-    intro = f"{judge} compared two answers to each prompt under a principle, in both orders."
+    intro = f"{judge} compared two answers to each prompt under each principle drawn for it."
+    intro += f" By the gold judge, {gold_labels_sentence(gold)}." if gold else ""
     return Section("labels", title, intro, figures=tuple(figures), tables=tuple(tables), body=body, nav="Labels")
 
 
@@ -83,9 +85,10 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
             ["Undecided", share(_undecided(summary), total), COMPARISON["undecided"]],
             *_reason_rows(problems, total, COMPARISON),
             ["Same verdict in both orders", "-" if agreement is None else percent(agreement),
-             "the share of pairs for which the judge prefers the same answer whichever is shown first"],
+             "the share of verdicts in both orders for which the judge prefers the same answer whichever is shown first"],
             ["Position bias", _bias(summary.get("position_bias")),
              "how far the mean probability of the answer shown first is from 50%; averaging both orders cancels it"]]
+    rows += _calibration_rows(summary.get("calibration") or {})
     if outside is not None:
         rows.append(["Outside mass", percent(outside),
                      "the mean probability of a text that is none of the options (docs/labels.md)"])
@@ -95,6 +98,27 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if not problems and summary.get("outcomes") is None:
         rows.append(["Unreadable judgements", share(summary.get("unparsable"), total), "pairs without a verdict in any order"])
     return rows
+
+
+def _principle_row(name: str, row: Mapping[str, Any]) -> list[str]:
+    return [name, number(row.get("pairs")), number(row.get("decides")), _share(row.get("ties")),
+            _share(row.get("order_agreement")), _bias(row.get("position_bias")), number(row.get("mean_confidence"))]
+
+
+def _calibration_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """How labels were decided: the margin, the share of chance decisions, and the correction of the position bias."""
+    if not found:
+        return []
+    shift = (found.get("position") or {}).get("")
+    return [["Margin", number(found.get("margin")), "a label is decided if it differs from 0.5 by more"],
+            ["Due to chance", _share(found.get("chance_share")),
+             "the share of decided labels that is expected by chance, estimated from contradictions between the two orders"],
+            ["Correction of the position bias", "-" if shift is None else f"{-shift:+.2f}",
+             "added to the log-odds of the answer shown first before labels are decided"]]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else percent(value)
 
 
 def _undecided(summary: Mapping[str, Any]) -> int | None:

@@ -22,6 +22,8 @@ from jaxalign.tracking.report import prose
 from jaxalign.tracking.report.blocks import Section
 from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
+from jaxalign.tracking.report.judge_audit import audit
+from jaxalign.tracking.report.rounds import across_rounds
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.report.terms import terms
 from jaxalign.tracking.workdir import RunFiles, read_run
@@ -54,7 +56,7 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
         "report.html.j2",
         name=run.path.resolve().name,
         seed=run.config.get("seed", run.evaluation.get("seed")),
-        stages=[(name, run.stage(name).status or "not run") for name in run.planned if name != "report"],
+        stages=[(name, stage.status or "not run") for name, stage in run.runs.items() if name != "report"],
         lead=prose.lead(run),
         headlines=headlines(run),
         models=model_table(run),
@@ -69,14 +71,14 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
 
 
 def sections(run: RunFiles) -> list[Section]:
-    """The sections of every stage of the run, sorted by `Section.order` and then by the order of the stages."""
+    """The sections of the rounds, of every stage and of the audit, sorted by `Section.order`, then by the order of stages."""
     found, functions = [], []
     for record in run.records:
         if record.report is None or record.report in functions:  # Stages that share a function share its sections.
             continue
         functions.append(record.report)
         found += _sections_of(record, run)
-    return sorted([*found, costs(run)], key=lambda section: section.order)
+    return sorted([*across_rounds(run), *found, *audit(run), costs(run)], key=lambda section: section.order)
 
 
 def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase, reference
+from jaxalign.tracking.report.alarms import alarm_warnings
 from jaxalign.tracking.report.headlines import change, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
 from jaxalign.tracking.report.usable import row_sentences, warnings
@@ -19,7 +20,7 @@ def lead(run: RunFiles) -> list[str]:
     failed, passed = _check_sentences(run)
     results = " ".join([*others, *conflict_sentences(run), *passed])
     method = " ".join([*role_sentences(run), *_inversion_sentence(run)])
-    paragraphs = (*failed, *warnings(run), first, results, method, " ".join(row_sentences(run)))
+    paragraphs = (*failed, *alarm_warnings(run), *warnings(run), first, results, method, " ".join(row_sentences(run)))
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
@@ -113,8 +114,10 @@ def _inversion_sentence(run: RunFiles) -> list[str]:
 
 def _check_sentences(run: RunFiles) -> tuple[list[str], list[str]]:
     """(a warning about failed checks, a sentence that all checks passed); at least one of the two is empty."""
-    checks = run.stage("ppo").summary.get("checks") or []
-    failed = [check["name"] for check in checks if not check.get("passed")]
+    rounds = [(number, stages["ppo"]) for number, stages in run.later.items() if "ppo" in stages]
+    checks = [(check["name"] + (f" in round {number}" if number > 1 else ""), check.get("passed"))
+              for number, stage in [(1, run.stage("ppo")), *rounds] for check in stage.summary.get("checks") or []]
+    failed = [name for name, passed in checks if not passed]
     if failed:
         warning = (f"Warning: {len(failed)} of {len(checks)} run-time checks of RL failed ({', '.join(failed)}); "
                    "do not trust the results of RL until the failure is explained.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from jaxalign.reasons import uninformative
 from jaxalign.tracking.formatting import number, percent
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import Curves, Figure, Section, Table, curve_figures
@@ -26,6 +27,11 @@ def preference(run: RunFiles) -> Section:
         return Section("preference", title, missing=(missing,), figures=figures, nav="Preference model")
     purpose = "Its scores are the reward for RL. " if rewards_rl(run) else ""
     intro = f"{purpose}Calibration and held-out metrics use pairs that it was not trained on."
+    if "early_stopping" in stage.summary:
+        intro += (" The curves of the held-out loss and accuracy use other held-out pairs, which chose the step whose weights "
+                  "are kept.")
+    failure = uninformative(stage.summary) if "baselines" in stage.summary else None
+    intro += f" Warning: {failure}." if failure else ""
     table = Table("Preference model statistics", ["Quantity", "Value"], _preference_rows(stage))
     figures = (*_calibration(stage), *figures)
     return Section("preference", title, intro, figures=figures, tables=(table,), nav="Preference model")
@@ -46,6 +52,7 @@ def _preference_rows(stage: StageFiles) -> list[list[str]]:
     summary, held_out = stage.summary, stage.summary.get("held_out") or {}
     rows = [["Held-out pairs", number(held_out.get("pairs"))],
             ["Held-out accuracy", _accuracy(held_out)],
+            *_baseline_rows(summary),
             ["Expected calibration error", number(held_out.get("ece"))],
             ["Held-out loss", number(held_out.get("loss"))],
             ["Mean score before normalisation", number(summary.get("reward_mean_before"))],
@@ -60,6 +67,30 @@ def _preference_rows(stage: StageFiles) -> list[list[str]]:
         rows += [[f"Accuracy of member {i}", _accuracy(member.get("held_out") or {})]
                  for i, member in enumerate(summary["members"] or [], 1)]
         rows.append(["Disagreement of the members", number(summary.get("disagreement"))])
+    return rows
+
+
+def _baseline_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """The baselines, the accuracy on the parts of the pairs, and the result of early stopping, if the summary has them."""
+    rows, baselines = [], summary.get("baselines")
+    if baselines:
+        length, ceiling = baselines.get("length") or {}, baselines.get("ceiling")
+        rows += [["Accuracy of chance", percent(baselines["chance"])],
+                 [f"Accuracy of choosing the {length.get('rule', 'longer')} answer", _accuracy(length)],
+                 ["Expected accuracy that the noise of the labels allows", "-" if ceiling is None else percent(ceiling)]]
+    for name, title in (("ai", "AI-labelled"), ("human", "human")):
+        part = summary.get(name)
+        if part:
+            rows += [[f"Training pairs, {title}", number(part.get("train_pairs"))],
+                     [f"Held-out pairs, {title}", number(part.get("held_out_pairs"))],
+                     [f"Held-out accuracy, {title} pairs", _accuracy(part.get("held_out") or {})]]
+    if summary.get("human"):
+        rows.append(["Weight of a human pair", number(summary["human"].get("weight"))])
+    members = (summary.get("early_stopping") or {}).get("members") or []
+    for i, member in enumerate(members, 1):
+        of = f", member {i}" if len(members) > 1 else ""
+        rows += [[f"Step whose weights are kept{of}", f"{number(member.get('best_step'))} of {number(member.get('steps'))}"],
+                 [f"Loss that chose this step{of}", number(member.get("held_out_loss"))]]
     return rows
 
 

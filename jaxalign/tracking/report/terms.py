@@ -40,8 +40,8 @@ def _row_terms(run: RunFiles) -> list[tuple[str, str, str]]:
         found.append(("Can be trained on", "a row whose text ended and was not refused; sft.keep admits further rows, and "
                       "sft.rounds_used selects the rounds", "docs/algorithms/supervised_cai.md, “Details”"))
     if run.stage("compare").summary:
-        found.append(("Decided label", "the mean verdict over both orders differs from 0.5 by more than "
-                      "feedback.undecided_margin", "docs/labels.md, “From log-probabilities to a label”"))
+        found.append(("Decided label", "the judge prefers the same answer in both orders, and the mean over the orders differs "
+                      "from 0.5 by more than the margin", "docs/labels.md, “From log-probabilities to a label”"))
     if run.stage("ppo").summary.get("checks"):
         found.append(("Run-time checks", "measurements before the first update that detect errors of the implementation or of "
                       "the settings", "docs/ppo.md, “Checks”"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxalign.tracking.formatting import number
+from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences
 from jaxalign.tracking.report.blocks import LAST, Curves, Section, Table, curve_figures
 from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.workdir import RunFiles
@@ -60,11 +61,13 @@ def reinforcement(run: RunFiles) -> Section:
     algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
     intro = f"{len(stage.metrics):,} iterations of {algorithm}"
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
+    intro = " ".join([intro, *alarm_sentences(run)])
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
     parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
     kl = Curves(f"KL to {run.start_of('ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
-    return Section("rl", title, intro, missing, curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)), tables,
+    figures = (*alarm_figures(run), *curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)))
+    return Section("rl", title, intro, missing, figures, tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
 
 

@@ -7,8 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
-from jaxalign.reasons import advice, contradictory, few_decided, few_usable, mostly_outside, pairs_sentence, usable_sentence
-from jaxalign.tracking.workdir import RunFiles
+from jaxalign.reasons import (
+    advice,
+    audit_warnings,
+    few_decided,
+    few_usable,
+    mostly_chance,
+    mostly_outside,
+    pairs_sentence,
+    self_agreement_sentence,
+    usable_sentence,
+)
+from jaxalign.tracking.formatting import capitalized
+from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _REPORTS = {"prompts": PromptReport, "pairs": PreferenceReport, "desirable": JudgementReport}
 """The reports on the rows of a file by a field that only they have."""
@@ -21,8 +32,10 @@ def row_sentences(run: RunFiles) -> list[str]:
         sentences.append(usable_sentence("answers and revisions", revised["total"], revised["usable"],
                                          revised.get("reasons") or {}, revised.get("kept")) + ".")
     sentences += _training_sentence(run, revised)
-    if compared := _compared(run):
+    if compared := _compared(run.stage("compare")):
         sentences.append(pairs_sentence(compared) + ".")
+        if "margin" in compared["calibration"]:
+            sentences.append(capitalized(self_agreement_sentence(compared)) + ".")
     return sentences
 
 
@@ -37,13 +50,18 @@ def _training_sentence(run: RunFiles, revised: Mapping[str, Any]) -> list[str]:
 
 def warnings(run: RunFiles) -> list[str]:
     """Sentences that start with "Warning", if few rows can be used or the judge's verdicts say little."""
-    found, revised, compared = [], _revised(run), _compared(run)
+    found, revised = [], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
-    if compared:
-        found += [few_decided(compared), mostly_outside(compared), contradictory(compared)]
+    later = [(f"in round {number}, ", stages["compare"]) for number, stages in run.later.items() if "compare" in stages]
+    for place, stage in [("", run.stage("compare")), *later]:
+        if compared := _compared(stage):
+            about = (few_decided(compared), mostly_outside(compared), mostly_chance(compared))
+            found += [place + sentence for sentence in about if sentence]
+    if run.audit:
+        found += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in found if sentence]
 
 
@@ -55,11 +73,15 @@ def _revised(run: RunFiles) -> Mapping[str, Any]:
     return {}
 
 
-def _compared(run: RunFiles) -> Mapping[str, Any]:
-    """The summary of stage compare; empty if it does not count the outcomes of all pairs."""
-    summary = run.stage("compare").summary
+_UNKNOWN = {"order_agreement": None, "position_bias": None, "calibration": {"chance_share": None}}
+"""Fields that summaries of older versions lack."""
+
+
+def _compared(stage: StageFiles) -> Mapping[str, Any]:
+    """The summary of stage compare in a round; empty if it does not count the outcomes of all pairs."""
+    summary = stage.summary
     complete = summary.get("pairs") and summary.get("outcomes") is not None
-    return {"order_agreement": None, "position_bias": None} | summary if complete else {}
+    return _UNKNOWN | summary if complete else {}
 
 
 def _file_sentences(run: RunFiles) -> Iterator[str]:
