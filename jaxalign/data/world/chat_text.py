@@ -24,8 +24,6 @@ MIX = {"knowledge": 0.2, "dialogue": 0.1, "review": 0.27, "judgement": 0.37, "ra
 """Fraction of the words by kind of document."""
 REASONED = 0.85
 """Fraction of judgements and ratings that begin with reasoning."""
-TIES = 0.3
-"""Fraction of judgements of equal answers. They are frequent among the answers that a policy gives to one prompt."""
 LONGEST = 340
 """The maximum number of words and punctuation marks in a document, so that rows of `ROW_LENGTH` tokens truncate none."""
 ROW_LENGTH = 400
@@ -121,7 +119,7 @@ def _review(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> Ch
 
 
 def _judgement(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> ChatDocument:
-    drawn = demonstrations.draw_judgement(rng, seen, REASONED, TIES, summary=True)
+    drawn = demonstrations.draw_judgement(rng, seen, REASONED, summary=True)
     option = templates.form["tie"] if drawn.choice is None else templates.form["options"][drawn.choice]
     shown = {"first": drawn.first, "second": drawn.second, "ties": True}
     return _judged(templates, "comparison", drawn, shown, option)
