@@ -15,7 +15,7 @@ from absl import flags
 
 from jaxalign.errors import UserError, print_error
 
-_USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--words=N] [--steps=N] [--prompts=N]
+_USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--tokens=N] [--steps=N] [--prompts=N]
        python -m jaxalign.world --score=ROWS [--seed=SEED]
 
   --export=DIR  trains a small chat model of the embedded world and writes it, with prompts and constitutions, to a new
@@ -23,11 +23,11 @@ _USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--words=
   --score=ROWS  judges answers by the rules of the world and prints a table: a .jsonl file, a folder with rows-*.jsonl such
                 as runs/x/evaluate, or a pattern in quotes (docs/data_formats.md)
   --seed=SEED   the world's seed; default 0. Scores need the seed of the export
-  --words=N     size of the training text, in words and punctuation marks; default {words:,}
+  --tokens=N    approximate size of the training text, counted in words and punctuation marks; default {tokens:,}
   --steps=N     training steps; default {steps:,}
   --prompts=N   maximum number of prompts in a file; default {prompts:,}
 """
-_DEFAULTS = {"words": 2_800_000, "steps": 1600, "prompts": 4096}
+_DEFAULTS = {"tokens": 2_800_000, "steps": 1600, "prompts": 4096}
 _EXPORTS = tuple(_DEFAULTS)
 
 

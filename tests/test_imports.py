@@ -16,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "jaxalign").rglob("*.py"))
 GOLD = "jaxalign.data.world.gold"
-EVALUATION = {"jaxalign.stages.evaluate", "jaxalign.data.world.scores", "jaxalign.world"}
+EVALUATION = {"jaxalign.stages.evaluate", "jaxalign.data.world.label_scores", "jaxalign.data.world.scores", "jaxalign.world"}
 FOREIGN = {"tensorflow", "tf_keras", "keras", "torch", "transformers"}
 
 

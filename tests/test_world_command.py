@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world") / "stranger"
-    assert main(["world", f"--export={folder}", "--seed=3", "--words=8000", "--steps=1", "--prompts=40"]) == 0
+    assert main(["world", f"--export={folder}", "--seed=3", "--tokens=8000", "--steps=1", "--prompts=40"]) == 0
     return folder
 
 

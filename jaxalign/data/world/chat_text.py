@@ -24,8 +24,6 @@ MIX = {"knowledge": 0.2, "dialogue": 0.1, "review": 0.27, "judgement": 0.37, "ra
 """Fraction of the words by kind of document."""
 REASONED = 0.85
 """Fraction of judgements and ratings that begin with reasoning."""
-TIES = 0.3
-"""Fraction of judgements of equal answers. They are frequent among the answers that a policy gives to one prompt."""
 LONGEST = 340
 """The maximum number of words and punctuation marks in a document, so that rows of `ROW_LENGTH` tokens truncate none."""
 ROW_LENGTH = 400
@@ -57,21 +55,21 @@ def chat_world(seed: int) -> World:
     return make_world(seed, TOPICS, HELD_OUT_TOPICS)
 
 
-def generate(world: World, split: str, words: int) -> Iterator[ChatDocument]:
-    """Documents of all kinds in random order, about `words` words and punctuation marks in total.
+def generate(world: World, split: str, tokens: int) -> Iterator[ChatDocument]:
+    """Documents of all kinds in random order, about `tokens` tokens in total.
 
     Facts are about all topics, demonstrations only about the seen ones. Each kind gets its share in `MIX`.
 
     Args:
         world: the world.
         split: "train" or "held_out" (a different text, for measuring the loss).
-        words: the approximate size.
+        tokens: the approximate size; each word and punctuation mark counts as one token.
     """
     rng = np.random.default_rng([world.seed, streams.DATA["chat documents"], _STREAMS[split]])
     seen = tuple(topic for topic in world.topics if not topic.held_out)
     templates = load_set("chat")
     made = dict.fromkeys(MIX, 0)
-    while (total := sum(made.values())) < words:
+    while (total := sum(made.values())) < tokens:
         lacking = {kind: share * (total + 1) - made[kind] for kind, share in MIX.items()}
         kind = max(lacking, key=lacking.get)
         if kind == "knowledge":
@@ -121,7 +119,7 @@ def _review(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> Ch
 
 
 def _judgement(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> ChatDocument:
-    drawn = demonstrations.draw_judgement(rng, seen, REASONED, TIES, summary=True)
+    drawn = demonstrations.draw_judgement(rng, seen, REASONED, summary=True)
     option = templates.form["tie"] if drawn.choice is None else templates.form["options"][drawn.choice]
     shown = {"first": drawn.first, "second": drawn.second, "ties": True}
     return _judged(templates, "comparison", drawn, shown, option)

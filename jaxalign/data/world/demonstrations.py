@@ -97,7 +97,7 @@ def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Review:
 
 
 def draw_judgement(
-    rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, ties: float | None = None, summary: bool = False
+    rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, summary: bool = False
 ) -> Judgement:
     """Two responses and the better one.
 
@@ -105,13 +105,12 @@ def draw_judgement(
         rng: the source of randomness.
         seen: the topics.
         reasoned: the fraction of judgements with reasoning.
-        ties: the fraction of judgements of equal responses; None: `TIE_RATES`.
         summary: whether the reasoning repeats both verdicts before its choice.
     """
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
-    tie = rng.random() < (TIE_RATES[axis] if ties is None else ties)
+    tie = rng.random() < TIE_RATES[axis]
     while True:
         first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
         choice = judging.better(axis, relation, first, second)

@@ -41,22 +41,22 @@ PROMPTS = {"red_team": ("red_team",), "helpful": ("helpful",), "rl": ("rl", "com
 """The prompt sets of the world in each file of prompts."""
 CONSTITUTIONS = {"constitution.json": "default", "constitution_courtesy.json": "courtesy"}
 """The constitution of the package in each file."""
-_TOKENIZER_WORDS = 400_000
-_HELD_OUT_WORDS = 20_000
-_TEXT_ROWS, _TEXT_WORDS = 1000, 1_000_000
+_TOKENIZER_TOKENS = 400_000
+_HELD_OUT_TOKENS = 20_000
+_TEXT_ROWS, _TEXT_TOKENS = 1000, 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings:
     """The settings of an export.
 
-    seed: the seed of the world and of the training. words: the size of the training text, in words and punctuation marks.
+    seed: the seed of the world and of the training. tokens: the approximate size of the training text.
     steps: optimizer steps; they may repeat the text. prompts: the maximum number of prompts in a file. batch_rows: rows of
     `chat_text.ROW_LENGTH` tokens per step.
     """
 
     seed: int
-    words: int
+    tokens: int
     steps: int
     prompts: int
     batch_rows: int = 5
@@ -83,15 +83,15 @@ def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
     config = Config(seed=settings.seed)
     world = chat_text.chat_world(settings.seed)
     with whole_folder(folder) as target, tempfile.TemporaryDirectory() as scratch:
-        documents = chat_text.generate(world, "train", min(settings.words, _TOKENIZER_WORDS))
+        documents = chat_text.generate(world, "train", min(settings.tokens, _TOKENIZER_TOKENS))
         files = chatml.train_files((turn.content for document in documents for turn in document.messages), VOCAB_SIZE)
         for name, text in files.items():
             (Path(scratch) / name).write_text(text, encoding="utf-8")
         tokenizer = load_tokenizer(scratch)
-        rows = _pack(tokenizer, chat_text.generate(world, "train", settings.words))
+        rows = _pack(tokenizer, chat_text.generate(world, "train", settings.tokens))
         model = Model(configured_decoder(config, tokenizer.vocab_size)[0], "lm", None)
         params = _train(config, model, rows, settings)
-        held_out = _pack(tokenizer, chat_text.generate(world, "held_out", min(settings.words, _HELD_OUT_WORDS)))
+        held_out = _pack(tokenizer, chat_text.generate(world, "held_out", min(settings.tokens, _HELD_OUT_TOKENS)))
         fields = config_json(model.config, POSITIONS)
         fields |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
         export(target / "model", model, params, config=fields, files=files)
@@ -115,7 +115,7 @@ def write_data(folder: Path, world: World, prompts: int) -> None:
         principles = [dataclasses.asdict(principle) for principle in load_constitution(name)]
         content = json.dumps({"name": name, "principles": principles}, indent=2)
         (folder / file).write_text(content + "\n", encoding="utf-8")
-    facts = (d.messages[0].content for d in chat_text.generate(world, "train", _TEXT_WORDS) if not d.messages[0].role)
+    facts = (d.messages[0].content for d in chat_text.generate(world, "train", _TEXT_TOKENS) if not d.messages[0].role)
     _write_rows(folder / "text.jsonl", [{"text": text} for text in itertools.islice(facts, _TEXT_ROWS)])
 
 
@@ -123,7 +123,7 @@ def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> 
     rows, cut = pack((chat_text.encode(tokenizer, document) for document in documents), chat_text.ROW_LENGTH)
     if cut:
         raise UserError(f"{cut} documents are longer than {chat_text.ROW_LENGTH} tokens; train the tokenizer on more text, "
-                        "with a larger value of --words")
+                        "with a larger value of --tokens")
     return rows
 
 
