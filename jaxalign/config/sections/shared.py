@@ -47,7 +47,7 @@ class PackedPairs(Trained):
     batch: int = field(32, "Pairs per step.", at_least(1))
     max_length: int = field(256, "Maximum length of a dialogue with its answer, in tokens; longer dialogues lose their oldest "
                             "turns.", at_least(8))
-    held_out_share: float = field(0.2, "Fraction of the pairs held out to measure accuracy.", between(0.0, 0.9))
+    held_out_share: float = field(0.15, "Fraction of the pairs held out to measure accuracy.", between(0.0, 0.9))
     micro_batch_tokens: int = field(0, "Maximum tokens of packed pairs per device in a micro-batch; results do not depend on "
                                     "it. 0: 1/16 of the maximum tokens of a batch, but at least 768.", at_least(0))
 
