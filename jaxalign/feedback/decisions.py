@@ -4,7 +4,7 @@ A pair is asked under several principles, in both orders. Let ab and ba be P(res
 and second, after the correction. Then m = (ab + ba) / 2 - 0.5 is the judge's preference and d = (ab - ba) / 2 its
 contradiction. If a judge sees no difference, its two orders differ from 0.5 only by noise, and m and d have the same
 distribution. The number of labels with a large d therefore estimates how many labels have a large m by chance, as in the
-knockoff filter (Barber and Candes 2015, arXiv 1404.5609).
+knockoff filter (Barber and Candès 2015, Annals of Statistics 43).
 """
 
 from __future__ import annotations
