@@ -63,7 +63,7 @@ def test_a_collapse_of_the_length_fires_the_alarm_and_ends_rl(whole):
     alarms, metrics = read(whole / "summary.json")["alarms"], read_metrics(whole / "metrics.jsonl")
     (fired,) = [one for one in alarms["fired"] if one["alarm"] == "short"]
     lengths = [one["length"] for one in alarms["measurements"]]
-    assert fired["limit"] == lengths[0] / 2 and fired["value"] == lengths[fired["since"]] < fired["limit"]
+    assert fired["limit"] == pytest.approx(0.7 * lengths[0]) and fired["value"] == lengths[fired["since"]] < fired["limit"]
     assert len(metrics) == alarms["fired"][0]["iteration"] < PPO["iterations"]
     assert [one["iteration"] for one in alarms["measurements"]] == list(range(len(metrics) + 1))
     assert metrics[0]["alarm/start_length"] == lengths[0] and metrics[-1]["alarm/length"] == lengths[-1]
@@ -72,7 +72,7 @@ def test_a_collapse_of_the_length_fires_the_alarm_and_ends_rl(whole):
 def test_the_result_is_the_best_policy_before_the_alarm(start, whole, tmp_path):
     """A run of as many iterations as were kept has the same parameters."""
     alarms = read(whole / "summary.json")["alarms"]
-    before = [one for one in alarms["measurements"][1:] if one["length"] >= alarms["measurements"][0]["length"] / 2]
+    before = [one for one in alarms["measurements"][1:] if one["length"] >= 0.7 * alarms["measurements"][0]["length"]]
     assert alarms["kept"] == max(before, key=lambda one: one["score"])["iteration"] > 0
     shorter = run(start, tmp_path / "run", alarms["kept"], action="warn")
     assert read(shorter / "summary.json")["alarms"]["fired"] == []

@@ -44,7 +44,8 @@ def config(root, real_data, **changes):
         "model": {"source": "huggingface", "path": str(root / "policy"), "max_length": 128},
         "data": {"source": "prompts_jsonl", "held_out_share": 0.2, "limit": 300,
                  "red_team": str(real_data / "hh-rlhf" / "harmless-base-test.jsonl.gz")},
-        "feedback": {"judge": "local", "max_outside_mass": 1.0, "undecided_margin": 0.0, "undecided": "half"},
+        "feedback": {"judge": "local", "max_outside_mass": 1.0, "undecided_margin": 0.0, "undecided": "half",
+                     "consistent": False, "correct_position": False, "second_order": "always", "aggregate": "mean"},
         "judge": {"max_length": 1024},
         "revise": SIZES | {"rounds": 1, "red_team_prompts": 16}, "compare": SIZES | {"prompts": 16},
         "sft": {"batch_rows": 2, "row_length": 128, "keep": ("unchanged", "grown", "cut_off"), "required_rows": 2},
@@ -96,7 +97,7 @@ def test_a_judge_that_equals_the_base_gives_the_same_verdicts(local, other):
 
 def test_a_jury_averages_its_members_and_records_their_disagreement(root, real_data, local, tmp_path):
     folders = (str(root / "judge"), str(local / "sft"))
-    changes = {"feedback": {"judge": "model"}, "stages": ("compare", "preference")}
+    changes = {"feedback": {"judge": "model", "principles_per_comparison": 1}, "stages": ("compare", "preference")}
     found = {}
     for name, path in (("jury", folders), ("first", folders[:1]), ("second", folders[1:])):
         pipeline.run(config(root, real_data, judge={"path": path}, **changes), tmp_path / name)
@@ -180,7 +181,8 @@ def test_a_model_rates_the_responses_of_ppo_and_labels_the_pairs_of_online_dpo(r
 
 def test_a_chat_model_judges_in_python(root):
     """`ja.Judge` reads with the chat template, without reasoning, and counts what is outside of the options."""
-    judge = ja.Judge(ja.load_model(root / "judge"), ["Be brief."], max_outside_mass=1.0, undecided_margin=0.0, max_new_tokens=8)
+    judge = ja.Judge(ja.load_model(root / "judge"), ["Be brief."], max_outside_mass=1.0, undecided_margin=0.0, consistent=False,
+                     max_new_tokens=8)
     found, = judge.compare([[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "why?"}]], ["so"], ["no"])
     assert found.reasoning_ab is None and found.label == pytest.approx((found.label_ab + found.label_ba) / 2)
     assert 0 < found.outside < 1 and 1 <= judge.rate(["why?"], ["so"])[0] <= 10

@@ -18,7 +18,7 @@ from jaxalign.registry.data_sources import data_source
 class Preference(PackedPairs):
     """The preference model, trained on soft labels."""
 
-    epochs: int = field(6, "Passes over the comparisons.", at_least(1))
+    epochs: int = field(4, "Passes over the comparisons.", at_least(1))
     max_length: int = like(PackedPairs, "max_length", doc="Maximum length of a dialogue with its answer, in tokens; longer "
                            "dialogues are cut at a turn.")
     held_out_share: float = like(PackedPairs, "held_out_share", default=0.2, doc="Fraction of the comparisons held out to "
@@ -49,7 +49,7 @@ class Preference(PackedPairs):
                                 above(0), unless("human", (), "to a preference file"))
     on_failure: str = field("warn", "If the interval of the held-out accuracy does not exceed the best baseline: warn, or stop "
                             "the run at the end of the stage, before RL.", one_of("warn", "stop"))
-    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10),
+    optimizer: Optimizer = section(Optimizer(learning_rate=1e-3, schedule="linear", warmup_steps=10),
                                    "The stage's optimizer.")
 
     def check(self, config: WholeConfig, name: str) -> None:
