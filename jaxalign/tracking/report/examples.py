@@ -132,10 +132,12 @@ def revision_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
 
 
 def _pair_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
-    outcome = row.get("problem") or (None if row.get("decided", True) else "undecided")
+    outcome = row.get("outcome") or row.get("problem") or (None if row.get("decided", True) else "undecided")
+    deciding = row.get("principle")
     numbers = [f"{title} {percent(row[name])}" for name, title in
                (("outside", "outside mass"), ("disagreement", "largest disagreement of the jury")) if row.get(name) is not None]
-    return (*(Tag(name, "plain") for name in row.get("principles") or ()), *_explained([outcome], COMPARISON),
+    named = (f"{name} (decides)" if name == deciding else name for name in row.get("principles") or ())
+    return (*(Tag(name, "plain") for name in named), *_explained([outcome], COMPARISON),
             *_explained(row.get("notes") or (), NOTES), *(Tag(text, "plain") for text in numbers))
 
 

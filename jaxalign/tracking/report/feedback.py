@@ -71,7 +71,7 @@ def labels(run: RunFiles) -> Section:
     gold = (run.evaluation or {}).get("labels")
     judge = capitalized(judge_phrase(run, "compare"))
     intro = f"{judge} compared two answers to each prompt under each principle drawn for it."
-    intro += f" By the gold judge, {gold_labels_sentence(gold)}." if gold else ""
+    intro += f" {capitalized(gold_labels_sentence(gold))}." if gold else ""
     return Section("labels", title, intro, figures=tuple(figures), tables=tuple(tables), body=body, nav="Labels")
 
 
