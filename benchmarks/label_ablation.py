@@ -1,9 +1,9 @@
 """Switch each part of the labelling off and measure the labels: `python benchmarks/label_ablation.py WORKDIR... --out=DIR`.
 
-WORKDIR is a finished default run of a seed. Its base model and supervised policy are kept; compare and preference run again with
-each change of `LEVERS`. The table has the labels that are right by the gold judge of the world on an axis of the pair's
-principles, and the held-out accuracy of the preference model, over all seeds together with 95% Wilson intervals, and the time of
-compare.
+WORKDIR is a finished default run of a seed. Its base model and supervised policy are kept; compare and preference run again
+with each change of `LEVERS`. The table has the labels that are right by the gold judge of the world on an axis of the pair's
+principles, and the held-out accuracy of the preference model, over all seeds together with 95% Wilson intervals, and the time
+of compare.
 """
 
 from __future__ import annotations

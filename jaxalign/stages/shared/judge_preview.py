@@ -99,7 +99,10 @@ def _drawn(context: StageContext, prompts: Sequence[Prompt], rows: Sequence[int]
 def _averaged(result: str, rules: Sequence[Principle]) -> tuple[str, ...]:
     """A line about the other principles of a request, if there are any."""
     names = ", ".join(rule.name for rule in rules)
-    return (f"the {result} is the average under the principles {names}",) if len(rules) > 1 else ()
+    if len(rules) < 2:
+        return ()
+    how = "follows from the verdicts" if result == "label" else "is the average"
+    return (f"the {result} {how} under the principles {names}",)
 
 
 class _Judge:

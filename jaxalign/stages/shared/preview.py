@@ -146,7 +146,8 @@ def revise_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list
 def compare_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The first `count` prompts of stage compare, each followed by the judge's requests."""
     prompts = _prompts(context, tokenizer, count, "compare", "compare")
-    rows = _prompt_rows(context, tokenizer, prompts, "compare", "twice, for the judge to compare, ")
+    use = f"{context.config.compare.samples} times, of which the judge compares two, "
+    rows = _prompt_rows(context, tokenizer, prompts, "compare", use)
     return _in_turn(rows, judge_preview.compare_requests(context, prompts))
 
 
