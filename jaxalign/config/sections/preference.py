@@ -21,7 +21,7 @@ class Preference(PackedPairs):
     epochs: int = field(4, "Passes over the comparisons.", at_least(1))
     max_length: int = like(PackedPairs, "max_length", doc="Maximum length of a dialogue with its answer, in tokens; longer "
                            "dialogues are cut at a turn.")
-    held_out_share: float = like(PackedPairs, "held_out_share", default=0.2, doc="Fraction of the comparisons held out to "
+    held_out_share: float = like(PackedPairs, "held_out_share", default=0.22, doc="Fraction of the comparisons held out to "
                                  "measure accuracy and calibration.")
     centering_coef: float = field(0.01, "Weight of the penalty that centres scores: the squared sum of a pair's scores.",
                                   at_least(0))
