@@ -16,6 +16,7 @@ from flax import nnx
 from jaxalign.models import generation
 from jaxalign.models.adapters.lora import Adapters, Lora, adapter_axes, adapter_shapes, init_adapters
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention.continued import continued_attention
 from jaxalign.models.attention.dispatch import attention, kind_of_attention
 from jaxalign.models.attention.ring import length_multiple
 from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes
@@ -226,6 +227,34 @@ class Model:
         out = self._merge(params).hidden(*given, attention_of, self.constrain, keep_cache, self._adapters(params), lean)
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
+
+    @property
+    def continues(self) -> bool:
+        """Whether `hidden_after` can be used: the mesh splits neither the length nor the layers, and no fused kernel is
+        required, since none reads the keys of another text."""
+        mesh = {} if self.sharding is None else self.sharding.mesh.shape
+        return mesh.get("context", 1) == mesh.get("pipeline", 1) == 1 and self.config.attention != "fused"
+
+    def hidden_after(self, params: Params, prefixes, counts, tokens) -> jax.Array:
+        """Final hidden states [B, T, D] of texts that continue prefixes, each of which is computed once.
+
+        Args:
+          params: the weights.
+          prefixes: int32 [G, P], right-padded. The mesh splits them like rows, so G is a multiple of `Sharding.batch_size`.
+          counts: int32 [G], the number of tokens of each prefix; may be 0.
+          tokens: int32 [B, T], right-padded, where B is a multiple of G: rows [g * B / G, (g + 1) * B / G) continue prefix g.
+        """
+        chex.assert_rank([prefixes, counts, tokens], [2, 1, 2])
+        chex.assert_is_divisible(len(tokens), len(prefixes))
+        # Exact keys and values: `cache_dtype` saves memory during sampling, and would change the hidden states.
+        exact = dataclasses.replace(self, config=dataclasses.replace(self.config, cache_dtype="compute"))
+        past = self._by_axes(self.constrain, exact._run(params, prefixes, None, None, keep_cache=True).cache)
+        T, multiple = tokens.shape[1], 1 if self.sharding is None else self.sharding.length_multiple
+        tokens = jnp.pad(tokens, ((0, 0), (0, -T % multiple)))
+        positions = default_positions(tokens) + jnp.repeat(counts, len(tokens) // len(prefixes))[:, None]
+        rows, attend = Rows(positions, jnp.ones(tokens.shape), None), continued_attention(self.config, counts)
+        merged, adapters = self._merge(params), self._adapters(params)
+        return merged.hidden(tokens, rows, lambda rows: attend, self.constrain, adapters=adapters, past=past).hidden[:, :T]
 
     def prefill(self, params: Params, tokens) -> tuple[jax.Array, Caches]:
         """Hidden states [B, P, D] of right-padded prompts, and keys and values in caches of P slots: token i in slot i."""

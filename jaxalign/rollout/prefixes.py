@@ -1,0 +1,144 @@
+"""Groups texts that begin with the same tokens, so that a model computes each common beginning once (docs/rollout.md).
+
+These decisions depend only on the texts and on sizes, so every process makes the same ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+LEAST = 32
+"""The minimum number of tokens that the texts of a group share."""
+WORTHWHILE = 0.75
+"""Prefixes are shared if the padded tokens to compute are at most this share of those without sharing."""
+
+
+class Group(NamedTuple):
+    """Texts with a common prefix: their indices, and the number of tokens of the prefix, less than those of every text."""
+
+    rows: tuple[int, ...]
+    shared: int
+
+
+class SharedBatch(NamedTuple):
+    """Texts to compute together, G prefixes with R texts each.
+
+    prefixes int32 [G, P] with counts int32 [G] tokens; tokens int32 [G * R, T], the rest of each text, with lengths int32
+    [G * R]; rows int32 [G * R], the index of each text, or -1 where there is none. Unused places have a length of 1.
+    """
+
+    prefixes: np.ndarray
+    counts: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+    rows: np.ndarray
+
+
+def plan_batches(
+    texts: Sequence[Sequence[int]], batch: int, parts: int, bucket: int, unshared: int
+) -> list[SharedBatch] | None:
+    """The batches in which to compute texts with shared prefixes.
+
+    Args:
+      texts: token ids, at least one for each text.
+      batch: the maximum number of texts to compute together.
+      parts: the number of parts into which the mesh splits them.
+      bucket: prefixes and texts are padded to a multiple of this length.
+      unshared: the number of tokens to compute without sharing, including padding.
+
+    Returns:
+      The batches; None if sharing is not worthwhile.
+    """
+    order = sorted(range(len(texts)), key=lambda i: (tuple(texts[i]), i))
+    common = [_common(texts[a], texts[b]) for a, b in itertools.pairwise(order)]
+    best, most, R = WORTHWHILE * unshared, None, 2
+    while R <= min(batch // parts, 2 * len(texts)):
+        G = batch // R // parts * parts
+        chunks = _chunks(texts, best_groups(texts, order, common, R), G, bucket)
+        cost = sum(G * P + G * R * T for _, P, T in chunks)
+        if cost <= best:
+            best, most = cost, (G, R, chunks)
+        R *= 2
+    if most is None:
+        return None
+    G, R, chunks = most
+    return [_filled(texts, groups, (G, R, P, T)) for groups, P, T in chunks]
+
+
+def best_groups(texts: Sequence[Sequence[int]], order: Sequence[int], common: Sequence[int], most: int) -> list[Group]:
+    """Groups of at most `most` texts that save the most tokens. A group shares at least `LEAST` tokens and half of its longest
+    text. A text that shares nothing is a group of its own, of which all tokens but the last are the prefix.
+
+    Args:
+      texts: token ids.
+      order: the indices of the texts in lexicographic order, in which texts with a long common prefix are adjacent.
+      common: the number of tokens that each text of `order` shares with the next one.
+      most: the maximum size of a group.
+    """
+    saved, sizes = [0], [0]  # For the first n texts of `order`: the saved tokens, and the size of the last group.
+    for n in range(1, len(order) + 1):
+        shortest = longest = shared = len(texts[order[n - 1]])
+        saved.append(saved[n - 1])
+        sizes.append(1)
+        for size in range(2, min(most, n) + 1):
+            length = len(texts[order[n - size]])
+            shortest, longest, shared = min(shortest, length), max(longest, length), min(shared, common[n - size])
+            prefix = min(shared, shortest - 1)
+            if prefix < LEAST or 2 * prefix < longest:
+                break  # A larger group shares no more, and its longest text is no shorter.
+            if saved[n - size] + (size - 1) * prefix > saved[n]:
+                saved[n], sizes[n] = saved[n - size] + (size - 1) * prefix, size
+    groups, n = [], len(order)
+    while n:
+        rows = tuple(order[n - sizes[n] : n])
+        shared = min([len(texts[row]) - 1 for row in rows] + list(common[n - sizes[n] : n - 1]))
+        groups.append(Group(rows, shared))
+        n -= sizes[n]
+    return groups[::-1]
+
+
+def padded_length(length: int, bucket: int) -> int:
+    """The length to which texts are padded, so that few shapes are compiled: a multiple of `bucket`, and beyond eight of them
+    of 2, 4, 8... `bucket`, so that the padding stays below a quarter."""
+    step = bucket
+    while length > 8 * step:
+        step *= 2
+    return -(-length // step) * step
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of equal tokens at the beginning of two texts."""
+    size = min(len(a), len(b))
+    differ = np.flatnonzero(np.asarray(a[:size]) != np.asarray(b[:size]))
+    return int(differ[0]) if len(differ) else size
+
+
+def _chunks(
+    texts: Sequence[Sequence[int]], groups: Sequence[Group], G: int, bucket: int
+) -> list[tuple[Sequence[Group], int, int]]:
+    """Groups to compute together, at most G, with the padded lengths of their prefixes and of the rest of their texts."""
+    sizes = [
+        (padded_length(max(len(texts[row]) for row in rows) - shared, bucket), padded_length(max(1, shared), bucket))
+        for rows, shared in groups
+    ]
+    order = sorted(range(len(groups)), key=lambda i: (sizes[i], i))
+    chunks = [order[i : i + G] for i in range(0, len(order), G)]
+    return [([groups[i] for i in chunk], max(sizes[i][1] for i in chunk), max(sizes[i][0] for i in chunk)) for chunk in chunks]
+
+
+def _filled(
+    texts: Sequence[Sequence[int]], groups: Sequence[Group], shape: tuple[int, int, int, int]
+) -> SharedBatch:
+    G, R, P, T = shape
+    prefixes, counts = np.zeros((G, P), np.int32), np.zeros(G, np.int32)
+    tokens, lengths, places = np.zeros((G, R, T), np.int32), np.ones((G, R), np.int32), np.full((G, R), -1, np.int32)
+    for g, (rows, shared) in enumerate(groups):
+        prefixes[g, :shared], counts[g] = texts[rows[0]][:shared], shared
+        for r, row in enumerate(rows):
+            rest = texts[row][shared:]
+            tokens[g, r, : len(rest)], lengths[g, r], places[g, r] = rest, len(rest), row
+    return SharedBatch(prefixes, counts, tokens.reshape(G * R, T), lengths.ravel(), places.ravel())
