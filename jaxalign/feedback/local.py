@@ -226,5 +226,5 @@ def make_local_judge(
     if settings.reasoning:
         reasoning = Sampling(settings.max_reasoning_tokens, stops, settings.reasoning_temperature)
     writing = writing and dataclasses.replace(writing, stop_ids=stops)
-    speaker = Speaker(Engine(model, batch, max_length), params, tokenizer, counted)
+    speaker = Speaker(Engine(model, batch, max_length), params, tokenizer, counted, settings.share_prefix)
     return LocalJudge(speaker, writer, writing, reasoning, settings.max_outside_mass, role)

@@ -135,10 +135,11 @@ class Speaker:
             used = batch.rows >= 0
             yield batch.rows[used], fetch(shared_logprobs(model, self.params, *arrays, tokens))[used]
             if self.counted:
-                before = np.repeat(batch.counts, len(batch.rows) // len(batch.counts))[used]
-                prefixes, rest = batch.counts[batch.counts > 0], batch.lengths[used]
-                lengths, heads = [*prefixes.tolist(), *(before + rest).tolist()], int(used.sum())
-                self.counted(lengths, int(prefixes.sum() + rest.sum()), heads, [0] * len(prefixes) + before.tolist())
+                G, R = len(batch.counts), len(batch.rows) // len(batch.counts)
+                prefix = np.repeat(batch.counts, R)
+                before = np.where(np.tile(np.arange(R), G) == 0, 0, prefix)  # The first text of a group counts the prefix.
+                lengths, before = (prefix + batch.lengths)[used], before[used]
+                self.counted(lengths.tolist(), int(np.sum(lengths - before)), len(lengths), before.tolist())
 
     def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:
         return len(prompt) + max_new_tokens <= self.engine.max_length

@@ -47,7 +47,7 @@ def plan_batches(
       texts: token ids, at least one for each text.
       batch: the maximum number of texts to compute together.
       parts: the number of parts into which the mesh splits them.
-      bucket: prefixes and texts are padded to a multiple of this length.
+      bucket: prefixes are padded to a multiple of this length, and the rest of texts to a multiple of half of it.
       unshared: the number of tokens to compute without sharing, including padding.
 
     Returns:
@@ -57,10 +57,10 @@ def plan_batches(
     common = [_common(texts[a], texts[b]) for a, b in itertools.pairwise(order)]
     best, most, R = WORTHWHILE * unshared, None, 2
     while R <= min(batch // parts, 2 * len(texts)):
-        G = batch // R // parts * parts
-        chunks = _chunks(texts, best_groups(texts, order, common, R), G, bucket)
+        G, groups = batch // R // parts * parts, best_groups(texts, order, common, R)
+        chunks = _chunks(texts, groups, G, bucket)
         cost = sum(G * P + G * R * T for _, P, T in chunks)
-        if cost <= best:
+        if cost <= best and len(groups) < len(texts):
             best, most = cost, (G, R, chunks)
         R *= 2
     if most is None:
@@ -121,9 +121,10 @@ def _chunks(
     texts: Sequence[Sequence[int]], groups: Sequence[Group], G: int, bucket: int
 ) -> list[tuple[Sequence[Group], int, int]]:
     """Groups to compute together, at most G, with the padded lengths of their prefixes and of the rest of their texts."""
+    rest = [max(len(texts[row]) for row in group.rows) - group.shared for group in groups]
     sizes = [
-        (padded_length(max(len(texts[row]) for row in rows) - shared, bucket), padded_length(max(1, shared), bucket))
-        for rows, shared in groups
+        (padded_length(length, max(1, bucket // 2)), padded_length(max(1, group.shared), bucket))
+        for length, group in zip(rest, groups, strict=True)
     ]
     order = sorted(range(len(groups)), key=lambda i: (sizes[i], i))
     chunks = [order[i : i + G] for i in range(0, len(order), G)]

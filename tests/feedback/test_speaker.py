@@ -135,7 +135,7 @@ def test_the_counted_work_is_that_which_is_computed():
     model = tiny.model()
     speaker = Speaker(Engine(model, 4, 64, 8), tiny.host_params(), WordTokenizer(), lambda *call: work.append(call))
     speaker.next_logprobs(prompts, WANTED)
-    assert work == [([40, 40, 45, 45, 45, 45], 2 * 40 + 4 * 5, 4, [0, 0, 40, 40, 40, 40])]
+    assert work == [([45] * 4, 2 * 40 + 4 * 5, 4, [0, 40, 0, 40])]
     whole = flops.forward(model, [45], 1)
     assert flops.forward(model, [40]) + flops.forward(model, [45], 1, [40]) == pytest.approx(whole)
     work.clear()
