@@ -40,7 +40,8 @@ def measure(options: argparse.Namespace, speaker: Speaker, principles: int) -> d
         for share in (False, True) if turn % 2 else (True, False):
             work: list[int] = []  # The computed tokens of each batch.
             counted = functools.partial(lambda work, lengths, count, *more: work.append(count), work)
-            own = dataclasses.replace(speaker, share_prefix=share, counted=counted)
+            engine = dataclasses.replace(speaker.engine, share_prefix=share)
+            own = dataclasses.replace(speaker, engine=engine, counted=counted)
             taken, found[share] = timed(functools.partial(own.next_logprobs, prompts, OPTIONS))
             tokens[share] = sum(work)
             if turn:

@@ -50,14 +50,13 @@ class Counted(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Speaker:
-    """A model with its tokenizer. `counted`, if given, receives the work that the model does. share_prefix: whether
-    `next_logprobs` computes the common beginning of several prompts only once, if the model can continue it."""
+    """A model with its tokenizer. `counted`, if given, receives the work that the model does. With `engine.share_prefix` the
+    common beginning of several prompts is computed once, if the model can continue it."""
 
     engine: Engine
     params: Any
     tokenizer: Tokenizer
     counted: Counted | None = None
-    share_prefix: bool = True
 
     def say_ids(
         self, ids: Sequence[list[int]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
@@ -76,7 +75,8 @@ class Speaker:
 
         def on_end(ended: Sequence[tuple[int, Response]]) -> None:
             written = sum(len(response.ids) for _, response in ended)
-            self.counted([len(asked[i]) + len(response.ids) for i, response in ended], written, written)
+            lengths = [len(asked[i]) + len(response.ids) for i, response in ended]
+            self.counted(lengths, written, written, [response.reused for _, response in ended])
 
         responses = self.engine.respond(
             self.params, asked, key, sampling, [numbers[i] for i in rows], on_end if self.counted else None
@@ -105,7 +105,7 @@ class Speaker:
     def _shared(self, prompts: Sequence[Sequence[int]]) -> list[SharedBatch] | None:
         """The batches in which to compute the prompts with shared prefixes; None to compute each prompt by itself."""
         engine, sharding = self.engine, self.engine.model.sharding
-        if not self.share_prefix or not engine.model.continues:
+        if not engine.share_prefix or not engine.model.continues:
             return None
         engine.padding.check(prompts, 1)
         unshared = sum(engine.batch * engine.padding.length([prompts[i] for i in index], 1) for index in self._batches(prompts))

@@ -11,8 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxalign.rollout.layouts import FEW, prefill_sizes
+
 LEAST = 32
 """The minimum number of tokens that the texts of a group share."""
+MOST = 8
+"""The maximum number of prompts that are prefilled with one prefix."""
 WORTHWHILE = 0.75
 """Prefixes are shared if the padded tokens to compute are at most this share of those without sharing."""
 
@@ -36,6 +40,55 @@ class SharedBatch(NamedTuple):
     tokens: np.ndarray
     lengths: np.ndarray
     rows: np.ndarray
+
+
+class Related(NamedTuple):
+    """Different prompts with a common prefix of `shared` tokens."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    shared: int
+
+
+def related(prompts: Sequence[tuple[int, ...]]) -> list[Related]:
+    """Groups of 2 to `MOST` of these different prompts that share a prefix; other prompts are in no group."""
+    order = sorted(range(len(prompts)), key=lambda i: prompts[i])
+    common = [_common(prompts[a], prompts[b]) for a, b in itertools.pairwise(order)]
+    groups = [group for group in best_groups(prompts, order, common, MOST) if len(group.rows) > 1]
+    return [Related(tuple(prompts[row] for row in group.rows), group.shared) for group in groups]
+
+
+class SharedPrefill(NamedTuple):
+    """Groups to prefill together: the padded lengths of their prefixes and of the rest of their prompts, the number of groups
+    and of prompts in a group for each part of the mesh, and the groups of each part."""
+
+    prefix: int
+    rest: int
+    count: int
+    each: int
+    groups: list[list[Related]]
+
+
+def shared_prefills(groups: Sequence[Sequence[Related]], bucket: int, most: int) -> list[SharedPrefill]:
+    """The prefills of groups of prompts.
+
+    Args:
+      groups: the groups of each part of the mesh.
+      bucket: see `padded_length`.
+      most: the maximum number of rows of a part.
+    """
+    def shape(group: Related) -> tuple[int, int, int]:
+        rest, each = max(map(len, group.prompts)) - group.shared, 1 << (len(group.prompts) - 1).bit_length()
+        return padded_length(group.shared, bucket), padded_length(rest, bucket), each
+
+    prefills = []
+    for prefix, rest, each in sorted({shape(group) for part in groups for group in part}):
+        left = [[group for group in part if shape(group) == (prefix, rest, each)] for part in groups]
+        few, many = prefill_sizes(prefix + each * rest, len(groups), max(1, most // each))
+        while any(left):
+            count = few if max(map(len, left)) <= FEW * few else many
+            prefills.append(SharedPrefill(prefix, rest, count, each, [part[:count] for part in left]))
+            left = [part[count:] for part in left]
+    return prefills
 
 
 def plan_batches(

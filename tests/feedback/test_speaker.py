@@ -109,17 +109,21 @@ def questions(pairs: int = 5, each: int = 4) -> list[list[int]]:
     return [*prompts, rng.integers(3, 32, 45).tolist()]
 
 
+def without_sharing(speaker: Speaker) -> Speaker:
+    return dataclasses.replace(speaker, engine=dataclasses.replace(speaker.engine, share_prefix=False))
+
+
 @pytest.mark.parametrize("mesh", [None, (8, 1, 1), (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
 def test_log_probabilities_with_shared_prefixes_are_those_of_each_prompt(changes, mesh):
     """Against all logits of each prompt alone, and against the same call without sharing."""
     model, prompts, work = tiny.model(mesh, **changes), questions(), []
     params, batch = tiny.place(model, tiny.host_params(scale=1.5)), 32 if mesh == (8, 1, 1) else 8
-    shared = Speaker(Engine(model, batch, 64, 8), params, WordTokenizer(), lambda *call: work.append(call))
+    shared = Speaker(Engine(model, batch, 64, 8, True), params, WordTokenizer(), lambda *call: work.append(call))
     found = shared.next_logprobs(prompts, WANTED)
     assert sum(tokens for _, tokens, *_ in work) < 0.6 * sum(map(len, prompts))
     np.testing.assert_array_equal(found, shared.next_logprobs(prompts, WANTED))
-    alone = dataclasses.replace(shared, share_prefix=False).next_logprobs(prompts, WANTED)
+    alone = without_sharing(shared).next_logprobs(prompts, WANTED)
     np.testing.assert_allclose(found, alone, **ROUNDING)
     plain, weights = tiny.model(**changes), tiny.host_params(scale=1.5)
     for row, prompt in zip(found, prompts, strict=True):
@@ -133,20 +137,20 @@ def test_the_counted_work_is_that_which_is_computed():
     texts = [rng.integers(3, 32, 40).tolist() for _ in range(2)]
     prompts = [[*text, k, 6, 7, 8, 9] for text in texts for k in (1, 2)]
     model = tiny.model()
-    speaker = Speaker(Engine(model, 4, 64, 8), tiny.host_params(), WordTokenizer(), lambda *call: work.append(call))
+    speaker = Speaker(Engine(model, 4, 64, 8, True), tiny.host_params(), WordTokenizer(), lambda *call: work.append(call))
     speaker.next_logprobs(prompts, WANTED)
     assert work == [([45] * 4, 2 * 40 + 4 * 5, 4, [0, 40, 0, 40])]
     whole = flops.forward(model, [45], 1)
     assert flops.forward(model, [40]) + flops.forward(model, [45], 1, [40]) == pytest.approx(whole)
     work.clear()
-    dataclasses.replace(speaker, share_prefix=False).next_logprobs(prompts, WANTED)
+    without_sharing(speaker).next_logprobs(prompts, WANTED)
     assert work == [([45] * 4, 4 * 45, 4)]
 
 
 def test_a_mesh_that_splits_the_length_computes_each_prompt_by_itself():
     model = dataclasses.replace(tiny.model(), sharding=make_sharding(Mesh(data=4, context=2)))
     params, work = tiny.place(model, tiny.host_params(scale=1.5)), []
-    speaker = Speaker(Engine(model, 8, 64, 8), params, WordTokenizer(), lambda *call: work.append(call))
+    speaker = Speaker(Engine(model, 8, 64, 8, True), params, WordTokenizer(), lambda *call: work.append(call))
     prompts = questions(2)
     found = speaker.next_logprobs(prompts, WANTED)
     assert sum(tokens for _, tokens, *_ in work) == sum(map(len, prompts))
