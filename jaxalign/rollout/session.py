@@ -274,13 +274,15 @@ class Session:
         self.related = {x: group for x, group in self.related.items() if any(y in self.waiting for y in group.prompts)}
 
     def _together(self, fresh: list[dict]) -> list[list[Related]]:
-        """The groups to prefill in each part of the mesh: entering prompts, and those of the same group that still wait."""
+        """The groups to prefill in each part of the mesh: entering prompts, and without a mesh those of the same group that
+        still wait. On a mesh the latter might enter another part."""
         found, known = [], {key for _, places in self.kept for key in places}
         for part, entering in enumerate(fresh):
             groups = {group.prompts: group for group in map(self.related.get, entering) if group is not None}
             needed = [
                 group._replace(prompts=tuple(
-                    x for x in group.prompts if x in entering or (x in self.waiting and (part, x) not in known)
+                    x for x in group.prompts
+                    if x in entering or (self.parts == 1 and x in self.waiting and (part, x) not in known)
                 ))
                 for group in groups.values()
             ]
