@@ -67,6 +67,26 @@ class SharedPrefill(NamedTuple):
     each: int
     groups: list[list[Related]]
 
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int32 prefixes [G, P], their numbers of tokens [G], and the rest of the prompts [G * each, T]. G is `count` times the
+        number of parts. Like other prompts in a prefill, prompts are padded with their own last token."""
+        P, T, count, each, parts = *self[:4], len(self.groups)
+        prefixes, counts = np.zeros((parts, count, P), np.int32), np.zeros((parts, count), np.int32)
+        rest = np.zeros((parts, count, each, T), np.int32)
+        for part, own in enumerate(self.groups):
+            for g, (prompts, shared) in enumerate(own):
+                prefixes[part, g, :shared], counts[part, g] = prompts[0][:shared], shared
+                for r, prompt in enumerate(prompts):
+                    rest[part, g, r] = prompt[-1]
+                    rest[part, g, r, : len(prompt) - shared] = prompt[shared:]
+        return prefixes.reshape(-1, P), counts.reshape(-1), rest.reshape(-1, T)
+
+
+def queue_order(group: Related | None, prompt: tuple[int, ...]) -> tuple:
+    """A key that sorts prompts by length, with each group behind its shortest prompt. group: that of the prompt."""
+    first = prompt if group is None else min(group.prompts, key=lambda one: (len(one), one))
+    return len(first), first, len(prompt), prompt
+
 
 def shared_prefills(groups: Sequence[Sequence[Related]], bucket: int, most: int) -> list[SharedPrefill]:
     """The prefills of groups of prompts.

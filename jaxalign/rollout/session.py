@@ -16,7 +16,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
-from jaxalign.rollout.prefixes import Related, SharedPrefill, related, shared_prefills
+from jaxalign.rollout.prefixes import Related, SharedPrefill, queue_order, related, shared_prefills
 from jaxalign.rollout.responses import BROKEN, Response, Row, check_rows, refuse
 from jaxalign.rollout.ring import exchange, insert, prefill, prefill_after, reroll
 from jaxalign.rollout.sampling import Sampling
@@ -85,24 +85,14 @@ class Session:
         # Sort so that equal prompts are adjacent and prefilled once, and similar lengths are adjacent and need little padding.
         added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
         if self.shares:
-            self._relate(added)
+            groups = related(list({row.prompt: None for row in added}))
+            self.related |= {prompt: group for group in groups for prompt in group.prompts}
+            added.sort(key=lambda row: queue_order(self.related.get(row.prompt), row.prompt))
         self.queue.extend(added)
         self.waiting.update(row.prompt for row in added)
         if self.tiers is None:  # Decoding that has begun keeps its sizes.
             self.sizes = row_counts(self.batch // self.parts, len(self.queue) / self.batch)
         self.longest = max([self.longest, *(self.padded(len(row.prompt)) for row in added)])
-
-    def _relate(self, added: list[Row]) -> None:
-        """Groups prompts that share a prefix, and makes them adjacent in `added`."""
-        groups = related(list({row.prompt: None for row in added}))
-        self.related |= {prompt: group for group in groups for prompt in group.prompts}
-
-        def place(row: Row) -> tuple:
-            group = self.related.get(row.prompt)
-            first = row.prompt if group is None else min(group.prompts, key=lambda prompt: (len(prompt), prompt))
-            return len(first), first, len(row.prompt), row.prompt, row.index
-
-        added.sort(key=place)
 
     def swap(self, params, version: int | None = None) -> None:
         """Continues with other weights. Tokens sampled from now on have this version (None: the next one). Keys and values of
@@ -302,20 +292,12 @@ class Session:
 
     def _prefill_shared(self, shared: SharedPrefill, fresh: list[dict]) -> None:
         """Prefills groups, and takes their prompts out of `fresh`."""
-        P, T, count, each, groups = shared
-        prefixes, counts = np.zeros((self.parts, count, P), np.int32), np.zeros((self.parts, count), np.int32)
-        rest, plan, known = np.zeros((self.parts, count, each, T), np.int32), [[] for _ in groups], {}
-        for part, own in enumerate(groups):
-            for g, (prompts, begin) in enumerate(own):
-                prefixes[part, g, :begin], counts[part, g] = prompts[0][:begin], begin
+        plan, known = [[] for _ in shared.groups], {}
+        for part, groups in enumerate(shared.groups):
+            for g, (prompts, begin) in enumerate(groups):
                 for r, prompt in enumerate(prompts):
-                    rest[part, g, r] = prompt[-1]  # The padding, as in `_prefill`.
-                    rest[part, g, r, : len(prompt) - begin] = prompt[begin:]
-                    self._enters(part, prompt, g * each + r, begin if r else 0, fresh, plan, known)
-        arrays = [
-            self._place(prefixes.reshape(-1, P), ("batch", None)), self._place(counts.reshape(-1), ("batch",)),
-            self._place(rest.reshape(-1, T), ("batch", None)),
-        ]
+                    self._enters(part, prompt, g * shared.each + r, begin if r else 0, fresh, plan, known)
+        arrays = [self._place(x, ("batch", None)[: x.ndim]) for x in shared.arrays()]
         self._finish(self.call(prefill_after, self.model, self.params, *arrays), plan, known)
 
     def _enters(
