@@ -156,3 +156,17 @@ def test_a_mesh_that_splits_the_length_computes_each_prompt_by_itself():
     assert sum(tokens for _, tokens, *_ in work) == sum(map(len, prompts))
     single = Speaker(Engine(tiny.model(), 8, 64, 8), tiny.host_params(scale=1.5), WordTokenizer())
     np.testing.assert_allclose(found, single.next_logprobs(prompts, WANTED), **ROUNDING)
+
+
+def test_non_finite_logits_of_a_prompt_do_not_affect_those_that_share_its_prefix():
+    """Token 31 has an embedding of NaN, in a model with an untied head. It is in the question of one prompt."""
+    model, text = tiny.model(tie_embeddings=False), np.random.default_rng(3).integers(3, 30, 40).tolist()
+    weights = model.init(jax.random.key(0))
+    broken = weights | {"embedding": weights["embedding"].at[31].set(np.nan)}
+    prompts = [[*text, *question] for question in ([1, 5], [2, 31], [6, 6], [7, 5])]
+    good, found = (
+        Speaker(Engine(model, 4, 64, 8, True), params, WordTokenizer()).next_logprobs(prompts, WANTED)
+        for params in (weights, broken)
+    )
+    assert np.isnan(found[1]).all()
+    np.testing.assert_array_equal(np.delete(found, 1, axis=0), np.delete(good, 1, axis=0))
