@@ -226,5 +226,6 @@ def make_local_judge(
     if settings.reasoning:
         reasoning = Sampling(settings.max_reasoning_tokens, stops, settings.reasoning_temperature)
     writing = writing and dataclasses.replace(writing, stop_ids=stops)
-    speaker = Speaker(Engine(model, batch, max_length), params, tokenizer, counted)
+    engine = Engine(model, batch, max_length, share_prefix=settings.share_prefix)
+    speaker = Speaker(engine, params, tokenizer, counted)
     return LocalJudge(speaker, writer, writing, reasoning, settings.max_outside_mass, role)

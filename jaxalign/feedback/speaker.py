@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.prefixes import SharedBatch, plan_batches
 from jaxalign.rollout.responses import BROKEN, Response
 from jaxalign.rollout.sampling import Sampling
 
@@ -33,14 +34,24 @@ class Utterance:
     finite: bool = True
 
 
-Counted = Callable[[Sequence[int], int, int], None]
-"""Called after each piece of work with the lengths of the texts that the model read or wrote, the number of tokens to count,
-and the number of positions at which the LM head was applied."""
+class Counted(Protocol):
+    """A function that is called after each piece of work."""
+
+    def __call__(self, lengths: Sequence[int], tokens: int, heads: int, before: Sequence[int] = ()) -> None:
+        """Counts work.
+
+        Args:
+          lengths: the lengths of the texts that the model read or wrote.
+          tokens: the number of tokens to count.
+          heads: the number of positions at which the LM head was applied.
+          before: for each text, the number of its first tokens that were computed earlier; empty: none.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Speaker:
-    """A model with its tokenizer. `counted`, if given, receives the work that the model does."""
+    """A model with its tokenizer. `counted`, if given, receives the work that the model does. With `engine.share_prefix` the
+    common beginning of several prompts is computed once, if the model can continue it."""
 
     engine: Engine
     params: Any
@@ -64,7 +75,8 @@ class Speaker:
 
         def on_end(ended: Sequence[tuple[int, Response]]) -> None:
             written = sum(len(response.ids) for _, response in ended)
-            self.counted([len(asked[i]) + len(response.ids) for i, response in ended], written, written)
+            lengths = [len(asked[i]) + len(response.ids) for i, response in ended]
+            self.counted(lengths, written, written, [response.reused for _, response in ended])
 
         responses = self.engine.respond(
             self.params, asked, key, sampling, [numbers[i] for i in rows], on_end if self.counted else None
@@ -83,17 +95,51 @@ class Speaker:
     def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:
         """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt; all prompts must fit. NaN, with a
         warning, for non-finite logits. Raises UserError if there are several prompts and none has finite logits."""
-        engine, order = self.engine, sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         out = np.zeros((len(prompts), len(tokens)), np.float32)
-        for start in range(0, len(order), engine.batch):
-            index = order[start : start + engine.batch]
-            ids, length = engine.pad([prompts[i] for i in index], 1)
-            arrays = place_rows(engine.model.sharding, (ids, np.maximum(length, 1)))
-            out[index] = fetch(next_logprobs(engine.model, self.params, *arrays, tokens))[: len(index)]
-            if self.counted:
-                self.counted(length[: len(index)].tolist(), int(length.sum()), len(index))
+        shared = self._shared(prompts)
+        for index, found in self._alone(prompts, tokens) if shared is None else self._together(shared, tokens):
+            out[index] = found
         _report_broken(int(np.isnan(out).any(axis=1).sum()), len(out), "judgements are left out")
         return out
+
+    def _shared(self, prompts: Sequence[Sequence[int]]) -> list[SharedBatch] | None:
+        """The batches in which to compute the prompts with shared prefixes; None to compute each prompt by itself."""
+        engine, sharding = self.engine, self.engine.model.sharding
+        if not engine.share_prefix or not engine.model.continues:
+            return None
+        engine.padding.check(prompts, 1)
+        unshared = sum(engine.batch * engine.padding.length([prompts[i] for i in index], 1) for index in self._batches(prompts))
+        parts = 1 if sharding is None else sharding.batch_size
+        return plan_batches(prompts, engine.batch, parts, engine.bucket, unshared)
+
+    def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """The indices of prompts of similar length, for each batch."""
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        return (order[start : start + self.engine.batch] for start in range(0, len(order), self.engine.batch))
+
+    def _alone(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        """Yields the indices of prompts, and their log-probabilities."""
+        model = self.engine.model
+        for index in self._batches(prompts):
+            ids, length = self.engine.pad([prompts[i] for i in index], 1)
+            arrays = place_rows(model.sharding, (ids, np.maximum(length, 1)))
+            yield index, fetch(next_logprobs(model, self.params, *arrays, tokens))[: len(index)]
+            if self.counted:
+                self.counted(length[: len(index)].tolist(), int(length.sum()), len(index))
+
+    def _together(self, batches: Sequence[SharedBatch], tokens: np.ndarray) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        """Like `_alone`, with shared prefixes."""
+        model = self.engine.model
+        for batch in batches:
+            arrays = place_rows(model.sharding, (batch.prefixes, batch.counts, batch.tokens, batch.lengths))
+            used = batch.rows >= 0
+            yield batch.rows[used], fetch(shared_logprobs(model, self.params, *arrays, tokens))[used]
+            if self.counted:
+                G, R = len(batch.counts), len(batch.rows) // len(batch.counts)
+                prefix = np.repeat(batch.counts, R)
+                before = np.where(np.tile(np.arange(R), G) == 0, 0, prefix)  # The first text of a group counts the prefix.
+                lengths, before = (prefix + batch.lengths)[used], before[used]
+                self.counted(lengths.tolist(), int(np.sum(lengths - before)), len(lengths), before.tolist())
 
     def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:
         return len(prompt) + max_new_tokens <= self.engine.max_length
@@ -114,3 +160,9 @@ def next_logprobs(model: Model, params, tokens, length, wanted):
     return jax.nn.log_softmax(model.logits(params, last), axis=-1)[:, wanted]
 
 
+@functools.partial(jax.jit, static_argnames=("model",))
+def shared_logprobs(model: Model, params, prefixes, counts, tokens, length, wanted):
+    """`next_logprobs` of texts that continue prefixes. prefixes, counts, tokens: see `Model.hidden_after`. length int32 [B]:
+    the number of tokens of each text after its prefix, at least 1."""
+    last = gather_positions(model.hidden_after(params, prefixes, counts, tokens), (length - 1)[:, None])[:, 0]
+    return jax.nn.log_softmax(model.logits(params, last), axis=-1)[:, wanted]

@@ -78,6 +78,39 @@ def stored(config: DecoderConfig, k_BxTxKxh: jax.Array, v_BxTxKxh: jax.Array) ->
     return Cache(k.swapaxes(2, 3), v, key_scales, value_scales)
 
 
+def restored(config: DecoderConfig, cache: Cache) -> Cache:
+    """Keys and values in floating point, [L, ...] or of one layer, in the format of a cache."""
+    if config.stored_dtype != "int8":
+        return Cache(cache.keys.astype(config.stored_dtype), cache.values.astype(config.stored_dtype))
+    (keys, key_scales), (values, value_scales) = quantise(cache.keys.swapaxes(-1, -2)), quantise(cache.values)
+    return Cache(keys.swapaxes(-1, -2), values, key_scales, value_scales)
+
+
+def joined(before: Cache, count_G, after: Cache) -> Cache:
+    """Rows that continue prefixes: the first count[g] slots of a prefix, then the slots of the row.
+
+    Args:
+      before: floating-point keys and values of G prefixes in all layers.
+      count_G: int32 [G], the number of tokens of each prefix.
+      after: those of B rows, where rows [g * B / G, (g + 1) * B / G) continue prefix g.
+
+    Returns:
+      B rows with the slots of both.
+    """
+    each = after.values.shape[ROW_AXIS] // len(count_G)
+
+    def one(prefix, rest, axis: int):
+        room = [(0, rest.shape[axis]) if a == axis else (0, 0) for a in range(prefix.ndim)]
+        whole = jnp.repeat(jnp.pad(prefix, room), each, axis=ROW_AXIS)
+
+        def put(row, own, begin):  # Without the axis of rows, which precedes that of slots.
+            return jax.lax.dynamic_update_slice_in_dim(row, own, begin, axis - 1)
+
+        return jax.vmap(put, (ROW_AXIS, ROW_AXIS, 0), ROW_AXIS)(whole, rest, jnp.repeat(count_G, each))
+
+    return Cache(*(x if x is None else one(x, y, axis) for x, y, axis in zip(before, after, SLOT_AXES, strict=True)))
+
+
 def write(cache: Cache, layer, slot, token: Cache) -> Cache:
     """Writes one token per row, in the format of `stored`, at the given layer and slot, and returns the new cache. layer
     None: the cache has no layer axis."""

@@ -125,11 +125,12 @@ class Decoder(nnx.Module):
 
     def hidden(
         self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], constrain: Constrain, keep_cache: bool = False,
-        adapters: Adapters = NO_ADAPTERS, lean: bool = False,
+        adapters: Adapters = NO_ADAPTERS, lean: bool = False, past: Cache | None = None,
     ):
         """An `Output`. attention_of: the attention function for these rows, or a subset of them; the tokens of a document must
-        be contiguous in a row. adapters: stacked leaves for all layers. lean: without remat the backward pass keeps what
-        `layers.keep` marks and recomputes norms, activations and attention scores, which is cheaper than storing them."""
+        be contiguous in a row. adapters: stacked leaves for all layers. past: keys and values of earlier tokens in all layers;
+        the attention function then also takes those of its layer, after `local`. lean: without remat the backward pass keeps
+        what `layers.keep` marks and recomputes norms, activations and attention scores, which is cheaper than storing them."""
         graph, layers = nnx.split(self.blocks)
 
         def run(stacked, x, rows: Rows):
@@ -137,10 +138,10 @@ class Decoder(nnx.Module):
             attend, turns = attention_of(rows), self._turns(rows.positions)
 
             def body(x, indexed):
-                local, layer, own = indexed
+                local, layer, own, *earlier = indexed
 
                 def attention(q, k, v):
-                    return attend(q, k, v, local), stored(self.config, k, v) if keep_cache else None
+                    return attend(q, k, v, local, *earlier), stored(self.config, k, v) if keep_cache else None
 
                 own = Adapters(adapters.lora, own)
                 x, kept, load = nnx.merge(graph, layer)(x, turns(local), rows.counted, own, constrain, attention)
@@ -153,6 +154,7 @@ class Decoder(nnx.Module):
             return x, (kept, None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads))
 
         stacked, x = (self._local(), layers, adapters.tree), self._embed(tokens_BxT, constrain)
+        stacked += () if past is None else (past,)
         if is_pipelined(constrain.sharding) and not keep_cache:
             x, (kept, load) = run_stages(constrain.sharding, run, stacked, x, rows)
             shared = micro_batches(constrain.sharding, len(x)) % constrain.sharding.mesh.shape["pipeline"] == 0

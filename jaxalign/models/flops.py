@@ -33,12 +33,14 @@ def _leaves(model: Model):
         yield tuple(str(key.key) for key in path), leaf
 
 
-def forward(model: Model, lengths: Sequence[int], heads: int = 0) -> float:
+def forward(model: Model, lengths: Sequence[int], heads: int = 0, before: Sequence[int] = ()) -> float:
     """FLOPs of a forward pass over documents of these lengths: two per parameter and token, plus causal attention (counted as
-    if there were no window), plus the LM head at `heads` positions."""
+    if there were no window), plus the LM head at `heads` positions. before: for each document, the number of its first tokens
+    whose keys and values are already there; empty: none."""
     config = model.config
-    attention = sum(2.0 * n * (n + 1) for n in map(float, lengths)) * config.heads * config.head_dim * config.layers
-    return 2.0 * multiplied(model) * float(sum(lengths)) + attention + 2.0 * config.embed * config.vocab * heads
+    scores = sum(2.0 * n * (n + 1) for n in map(float, lengths)) - sum(2.0 * n * (n + 1) for n in map(float, before))
+    attention, tokens = scores * config.heads * config.head_dim * config.layers, float(sum(lengths) - sum(before))
+    return 2.0 * multiplied(model) * tokens + attention + 2.0 * config.embed * config.vocab * heads
 
 
 def learning(model: Model, lengths: Sequence[int], heads: int = 0) -> float:

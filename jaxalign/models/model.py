@@ -16,10 +16,11 @@ from flax import nnx
 from jaxalign.models import generation
 from jaxalign.models.adapters.lora import Adapters, Lora, adapter_axes, adapter_shapes, init_adapters
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention.continued import continued_attention
 from jaxalign.models.attention.dispatch import attention, kind_of_attention
 from jaxalign.models.attention.ring import length_multiple
-from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes
-from jaxalign.models.decoder import Decoder, Rows
+from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes, joined, restored
+from jaxalign.models.decoder import Decoder, Output, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.generation import gathered
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logits, token_stats, weighted_nll
@@ -227,12 +228,55 @@ class Model:
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
+    @property
+    def continues(self) -> bool:
+        """Whether `hidden_after` can be used: the mesh splits neither the length nor the layers, and no fused kernel is
+        required, since none reads the keys of another text."""
+        mesh = {} if self.sharding is None else self.sharding.mesh.shape
+        return mesh.get("context", 1) == mesh.get("pipeline", 1) == 1 and self.config.attention != "fused"
+
+    def hidden_after(self, params: Params, prefixes, counts, tokens) -> jax.Array:
+        """Final hidden states [B, T, D] of texts that continue prefixes, each of which is computed once.
+
+        Args:
+          params: the weights.
+          prefixes: int32 [G, P], right-padded. The mesh splits them like rows, so G is a multiple of `Sharding.batch_size`.
+          counts: int32 [G], the number of tokens of each prefix; may be 0.
+          tokens: int32 [B, T], right-padded, where B is a multiple of G: rows [g * B / G, (g + 1) * B / G) continue prefix g.
+        """
+        return self._after(params, prefixes, counts, tokens)[1].hidden
+
+    def prefill_after(self, params: Params, prefixes, counts, tokens) -> Caches:
+        """Caches of texts that continue prefixes, with P + T slots: token i of a prefix and its text in slot i. The arguments
+        are those of `hidden_after`."""
+        past, out = self._after(params, prefixes, counts, tokens, keep_cache=True)
+        return self._apart(restored(self.config, joined(past, counts, out.cache)))
+
+    def _after(self, params: Params, prefixes, counts, tokens, keep_cache: bool = False) -> tuple[Cache, Output]:
+        """The prefixes' keys and values in the compute dtype, and the output for `tokens`."""
+        chex.assert_rank([prefixes, counts, tokens], [2, 1, 2])
+        chex.assert_is_divisible(len(tokens), len(prefixes))
+        # Exact keys and values: `cache_dtype` saves memory during sampling, and would change the hidden states.
+        exact = dataclasses.replace(self, config=dataclasses.replace(self.config, cache_dtype="compute"))
+        past = self._by_axes(self.constrain, exact._run(params, prefixes, None, None, keep_cache=True).cache)
+        T, multiple = tokens.shape[1], 1 if self.sharding is None else self.sharding.length_multiple
+        tokens = jnp.pad(tokens, ((0, 0), (0, -T % multiple)))
+        positions = default_positions(tokens) + jnp.repeat(counts, len(tokens) // len(prefixes))[:, None]
+        rows, attend = Rows(positions, jnp.ones(tokens.shape), None), continued_attention(self.config, counts)
+        merged, adapters = exact._merge(params), self._adapters(params)
+        out = merged.hidden(tokens, rows, lambda rows: attend, self.constrain, keep_cache, adapters, past=past)
+        return past, out._replace(hidden=out.hidden[:, :T])
+
     def prefill(self, params: Params, tokens) -> tuple[jax.Array, Caches]:
         """Hidden states [B, P, D] of right-padded prompts, and keys and values in caches of P slots: token i in slot i."""
         hidden, cache, _ = self._run(params, tokens, None, None, keep_cache=True)
+        return hidden, self._apart(cache)
+
+    def _apart(self, cache: Cache) -> Caches:
+        """A cache of all layers in the form that decoding reads."""
         numbers = range(self.config.layers)
         apart = [jax.tree.map(lambda x: x[i : i + 1], cache) for i in numbers] if self.layered else [cache]  # noqa: B023
-        return hidden, self._constrain_caches(apart)
+        return self._constrain_caches(apart)
 
     @property
     def layered(self) -> bool:

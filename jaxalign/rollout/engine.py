@@ -31,6 +31,7 @@ class Engine:
       batch: the maximum number of rows that decode together; a multiple of the number of parts into which the mesh splits them.
       max_length: the maximum length of prompt plus response, in tokens.
       bucket: prompts are padded to this length times a power of two, so that few shapes are compiled.
+      share_prefix: whether different prompts with a common beginning compute it once, if the model can continue it.
 
     Raises:
       UserError: the mesh does not divide the batch, or the bucket is below 1.
@@ -40,6 +41,7 @@ class Engine:
     batch: int
     max_length: int
     bucket: int = 32
+    share_prefix: bool = False
 
     def __post_init__(self):
         parts = 1 if self.model.sharding is None else self.model.sharding.generation.batch_size
@@ -63,7 +65,8 @@ class Engine:
           rows: the global row number of each prompt.
           version: the version of the weights.
         """
-        session = Session(self.model, params, key, sampling, self.batch, self.max_length, self.bucket, version)
+        sizes = self.batch, self.max_length, self.bucket
+        session = Session(self.model, params, key, sampling, *sizes, version, self.share_prefix)
         session.submit(prompts, rows)
         return session
 

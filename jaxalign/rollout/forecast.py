@@ -17,7 +17,7 @@ from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOTHING, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, single
-from jaxalign.rollout.ring import prefill, reroll
+from jaxalign.rollout.ring import prefill, prefill_after, reroll
 from jaxalign.rollout.session import LEFT, STEPS, Session
 
 Described = tuple[Callable, tuple]
@@ -92,12 +92,15 @@ def forget() -> None:
 def _kind(session: Session) -> tuple:
     """A key that is equal for queues that need the same, or nearly the same, programs."""
     lengths = frozenset(session.padded(len(row.prompt)) for row in session.queue)
+    shared = frozenset(
+        (len(group.prompts), max(map(len, group.prompts)), group.shared) for group in session.related.values()
+    )
     count = -(-len(session.queue) // session.parts)
     rows = next((size for size in session.sizes if size >= count), None)
     waves = min(len(session.queue) // session.batch, WAVES)
     places = frozenset(_place(leaf.sharding) for leaf in jax.tree.leaves(_described(session.params)))
     return (session.source, jax.tree.structure(session.params), places, session.sampling, session.new,
-            session.batch, session.max_length, session.bucket, lengths, rows, waves)
+            session.batch, session.max_length, session.bucket, lengths, shared, rows, waves)
 
 
 def _bound(params) -> bool:
@@ -136,7 +139,8 @@ class _Played(Session):
     def __init__(self, session: Session):
         sampling = dataclasses.replace(session.sampling, max_new_tokens=session.new)
         params, key = _described((session.params, session.key))
-        super().__init__(session.source, params, key, sampling, session.batch, session.max_length, session.bucket)
+        sizes = session.batch, session.max_length, session.bucket
+        super().__init__(session.source, params, key, sampling, *sizes, share_prefix=session.shares)
         self._bound, stops = _bound(params), set(sampling.stop_ids)
         self._word = next(token for token in itertools.count() if token not in stops)
         self.programs: dict[tuple, Described] = {}
@@ -148,8 +152,9 @@ class _Played(Session):
         self.programs.setdefault(_key(step, described), (step, described))
         if step is decode_chunk:
             return arguments[2], self._drawn(arguments[5])
-        if step is prefill:
-            rows, slots = arguments[2].shape
+        if step in (prefill, prefill_after):
+            rows = arguments[-1].shape[0]
+            slots = sum(x.shape[1] for x in arguments[2:] if x.ndim == 2)
             made = self._empty(single(rows // self.parts, slots))[0]
             return made if self._bound else jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made)
         return self._empty(arguments[4]) if step is reroll else arguments[1]

@@ -35,16 +35,24 @@ class Padding:
         Raises:
           UserError: a prompt is empty, does not fit, or has ids outside the vocabulary.
         """
-        for prompt in prompts:
-            refusal = refuse(prompt, max_new_tokens, self.max_length, self.vocab)
-            if refusal is not None:
-                raise UserError(refusal)
-        longest, B = max(map(len, prompts), default=1), -(-len(prompts) // self.batch) * self.batch
-        P = max(0, min(self.max_length - max_new_tokens, -(-longest // self.bucket) * self.bucket))
+        self.check(prompts, max_new_tokens)
+        B, P = -(-len(prompts) // self.batch) * self.batch, self.length(prompts, max_new_tokens)
         tokens, length = np.zeros((B, P), np.int32), np.zeros(B, np.int32)
         for i, prompt in enumerate(prompts):
             tokens[i, : len(prompt)], length[i] = prompt, len(prompt)
         return tokens, length
+
+    def check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Raises UserError if a prompt is empty, does not fit, or has ids outside the vocabulary."""
+        for prompt in prompts:
+            refusal = refuse(prompt, max_new_tokens, self.max_length, self.vocab)
+            if refusal is not None:
+                raise UserError(refusal)
+
+    def length(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+        """The length to which these prompts are padded."""
+        longest = max(map(len, prompts), default=1)
+        return max(0, min(self.max_length - max_new_tokens, -(-longest // self.bucket) * self.bucket))
 
     def rollout(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Response], rows: Sequence[int], sampling: Sampling

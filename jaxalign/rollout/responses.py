@@ -24,6 +24,7 @@ class Response:
       logprobs: the log-probability of each token at the sampling temperature.
       versions: the version of the weights that generated each token.
       error: why the response is missing or incomplete; None for a complete one.
+      reused: the number of the prompt's first tokens whose keys and values were computed for another row.
     """
 
     ids: tuple[int, ...]
@@ -32,16 +33,19 @@ class Response:
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
     error: str | None = None
+    reused: int = dataclasses.field(default=0, compare=False)
 
 
 @dataclasses.dataclass
 class Row:
-    """A prompt and its response so far; pieces has the (tokens, log-probabilities, version) of each chunk."""
+    """A prompt and its response so far; pieces has the (tokens, log-probabilities, version) of each chunk. reused: see
+    `Response`."""
 
     index: int
     prompt: tuple[int, ...]
     number: int
     pieces: list[tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(default_factory=list)
+    reused: int = 0
 
     def response(self, stop_ids: tuple[int, ...], error: str | None) -> Response:
         ids = np.concatenate([piece[0] for piece in self.pieces]) if self.pieces else np.zeros(0, np.int32)
@@ -49,7 +53,7 @@ class Row:
         versions = tuple(version for tokens, _, version in self.pieces for _ in tokens)
         ids = tuple(ids.tolist())
         ended = bool(ids) and ids[-1] in stop_ids
-        return Response(ids, ended, float(logprobs.sum()), tuple(logprobs.tolist()), versions, error)
+        return Response(ids, ended, float(logprobs.sum()), tuple(logprobs.tolist()), versions, error, self.reused)
 
 
 def check_rows(prompts: Sequence, rows: Sequence[int]) -> None:

@@ -28,6 +28,12 @@ def prefill(model: Model, params, prompts) -> Caches:
     return model.prefill(params, prompts)[1]
 
 
+@functools.partial(jax.jit, static_argnames="model")
+def prefill_after(model: Model, params, prefixes, counts, rest) -> Caches:
+    """`prefill` of prompts that share prefixes: their keys and values, token i in slot i. See `Model.prefill_after`."""
+    return model.prefill_after(params, prefixes, counts, rest)
+
+
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="tiers")
 def insert(model: Model, tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
     """Writes prompts into rows of the rings, with their last tokens in the slot before `slot`. Overwrites these rows.

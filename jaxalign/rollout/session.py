@@ -16,8 +16,9 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
+from jaxalign.rollout.prefixes import Related, SharedPrefill, queue_order, related, shared_prefills
 from jaxalign.rollout.responses import BROKEN, Response, Row, check_rows, refuse
-from jaxalign.rollout.ring import exchange, insert, prefill, reroll
+from jaxalign.rollout.ring import exchange, insert, prefill, prefill_after, reroll
 from jaxalign.rollout.sampling import Sampling
 
 STEPS = 32
@@ -37,7 +38,7 @@ class Session:
 
     def __init__(
         self, model: Model, params, key: jax.Array, sampling: Sampling, batch: int, max_length: int, bucket: int,
-        version: int = 0,
+        version: int = 0, share_prefix: bool = False,
     ):
         self.model, self.max_length, self.bucket = model.generation, max_length, bucket
         # A committed key, so that the programs compiled for one key serve every other.
@@ -51,6 +52,9 @@ class Session:
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.refused: list[tuple[int, Response]] = []
         self.submitted, self.longest = 0, 0
+        self.shares = share_prefix and self.model.continues
+        self.related: dict[tuple[int, ...], Related] = {}  # The group of a queued prompt that shares a prefix.
+        self.unread: dict[tuple[int, tuple[int, ...]], int] = {}  # `Response.reused` of the next row of (part, prompt).
         self.live: dict[int, Row] = {}
         self.tiers: Tiers | None = None
         self.layout, self.rows, self.slot = Layout((), ()), np.zeros((4, 0), np.int32), 0
@@ -80,6 +84,10 @@ class Session:
                 self.refused.append((row.index, row.response((), refusal)))
         # Sort so that equal prompts are adjacent and prefilled once, and similar lengths are adjacent and need little padding.
         added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
+        if self.shares:
+            groups = related(list({row.prompt: None for row in added}))
+            self.related |= {prompt: group for group in groups for prompt in group.prompts}
+            added.sort(key=lambda row: queue_order(self.related.get(row.prompt), row.prompt))
         self.queue.extend(added)
         self.waiting.update(row.prompt for row in added)
         if self.tiers is None:  # Decoding that has begun keeps its sizes.
@@ -91,7 +99,7 @@ class Session:
         earlier tokens stay as the old weights computed them."""
         self.params = self.source.for_generation(params)
         self.version = self.version + 1 if version is None else version
-        self.kept = []
+        self.kept, self.unread = [], {}
 
     def step(self) -> list[tuple[int, Response]]:
         """Decodes one chunk and returns the responses that ended, as (index among the submitted prompts, response)."""
@@ -232,7 +240,8 @@ class Session:
             row = self.queue.popleft()
             self._count_out(row.prompt)
             open_parts = [part for part in range(self.parts) if free[part]]
-            beside = [part for part in open_parts if (part, row.prompt) in known or row.prompt in fresh[part]]
+            own = self.related[row.prompt].prompts if row.prompt in self.related else (row.prompt,)
+            beside = [part for part in open_parts if (part, row.prompt) in known or any(x in fresh[part] for x in own)]
             part = max(beside or open_parts, key=lambda part: len(free[part]))
             slot = free[part].pop(0)
             self.live[slot] = row
@@ -241,23 +250,75 @@ class Session:
             if (part, row.prompt) in known:
                 at = known[part, row.prompt]
                 again[at][part].append((slot - part * size, self.kept[at][1][part, row.prompt], last))
+                row.reused = self.unread.pop((part, row.prompt), last)
             else:
                 fresh[part].setdefault(row.prompt, []).append(slot - part * size)
         for at, plan in enumerate(again):
             if any(plan):
                 self.enter(self.kept[at][0], plan)
         self._forget()
+        for shared in shared_prefills(self._together(fresh), self.bucket, self.sizes[-1]):
+            self._prefill_shared(shared, fresh)
         for group in prefill_groups(fresh, self.padded, self.sizes[-1]):
             self._prefill(*group, fresh)
+        self.related = {x: group for x, group in self.related.items() if any(y in self.waiting for y in group.prompts)}
+
+    def _together(self, fresh: list[dict]) -> list[list[Related]]:
+        """The groups to prefill in each part of the mesh: entering prompts, and without a mesh those of the same group that
+        still wait. On a mesh the latter might enter another part."""
+        found, known = [], {key for _, places in self.kept for key in places}
+        for part, entering in enumerate(fresh):
+            groups = {group.prompts: group for group in map(self.related.get, entering) if group is not None}
+            needed = [
+                group._replace(prompts=tuple(
+                    x for x in group.prompts
+                    if x in entering or (self.parts == 1 and x in self.waiting and (part, x) not in known)
+                ))
+                for group in groups.values()
+            ]
+            found.append([group for group in needed if len(group.prompts) > 1])
+        return found
 
     def _forget(self) -> None:
         """Drops prefills that no queued prompt needs, and the oldest beyond `KEPT`."""
         self.kept = [kept for kept in self.kept if any(prompt in self.waiting for _, prompt in kept[1])][-KEPT:]
+        places = {key for _, own in self.kept for key in own}
+        self.unread = {key: reused for key, reused in self.unread.items() if key in places}
 
     def _count_out(self, prompt: tuple[int, ...]) -> None:
         self.waiting[prompt] -= 1
         if not self.waiting[prompt]:
             del self.waiting[prompt]
+
+    def _prefill_shared(self, shared: SharedPrefill, fresh: list[dict]) -> None:
+        """Prefills groups, and takes their prompts out of `fresh`."""
+        plan, known = [[] for _ in shared.groups], {}
+        for part, groups in enumerate(shared.groups):
+            for g, (prompts, begin) in enumerate(groups):
+                for r, prompt in enumerate(prompts):
+                    self._enters(part, prompt, g * shared.each + r, begin if r else 0, fresh, plan, known)
+        arrays = [self._place(x, ("batch", None)[: x.ndim]) for x in shared.arrays()]
+        self._finish(self.call(prefill_after, self.model, self.params, *arrays), plan, known)
+
+    def _enters(
+        self, part: int, prompt: tuple[int, ...], source: int, reused: int, fresh: list[dict], plan: list[list], known: dict
+    ) -> None:
+        """Plans the rows of a prompt that is prefilled. reused: the number of its tokens that belong to another prompt."""
+        self.unread[part, prompt] = reused
+        for slot in fresh[part].pop(prompt, ()):
+            plan[part].append((slot, source, len(prompt) - 1))
+            self.live[part * self._size + slot].reused = self.unread.pop((part, prompt), len(prompt) - 1)
+        if prompt in self.waiting:
+            known[part, prompt] = source
+        else:
+            self.unread.pop((part, prompt), None)
+
+    def _finish(self, made: Caches, plan: list[list[tuple[int, int, int]]], known: dict) -> None:
+        """Enters prefilled prompts into their rows, and keeps those that are needed again."""
+        self.enter(made, plan)
+        if known:
+            self.kept.append((made, known))
+            self._forget()
 
     def _prefill(self, length: int, count: int, prompts: list[list], fresh: list[dict]) -> None:
         tokens = np.zeros((self.parts, count, length), np.int32)
@@ -266,14 +327,8 @@ class Session:
             for source, prompt in enumerate(own):
                 tokens[part, source] = prompt[-1]  # Pad with its last token: a different one might select other experts.
                 tokens[part, source, : len(prompt)] = prompt
-                plan[part] += [(slot, source, len(prompt) - 1) for slot in fresh[part][prompt]]
-                if prompt in self.waiting:
-                    known[part, prompt] = source
-        made = self.prefill(tokens)
-        self.enter(made, plan)
-        if known:
-            self.kept.append((made, known))
-            self._forget()
+                self._enters(part, prompt, source, 0, fresh, plan, known)
+        self._finish(self.prefill(tokens), plan, known)
 
     def prefill(self, tokens: np.ndarray) -> Caches:
         """Keys and values of prompts int32 [parts, R, P]."""

@@ -239,3 +239,28 @@ def test_a_prompt_with_non_finite_logits_affects_no_other_row(real):
     )
     assert [v.problem for v in found] == [None, "not_finite", None] and good[1].problem is None
     assert [found[0], found[2]] == [good[0], good[2]]
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+def test_requests_about_a_pair_share_their_prefix_unless_the_config_forbids_it(chat_tokenizers, reasoning):
+    """Three principles for each of two pairs. The verdicts are the same, and fewer tokens are computed."""
+    tokenizer = chat_tokenizers["qwen3"]
+    model = Model(dataclasses.replace(tiny.DECODER, vocab=tokenizer.vocab_size))
+    params, found, computed = model.init(jax.random.key(1)), {}, {}
+    rules = [dataclasses.replace(PRINCIPLE, comparison=f"Which is {word}?") for word in ("kinder", "shorter", "truer")]
+    requests = [
+        ComparisonRequest(user("Why? " * n), "one " * 90, "two " * 90, rule) for n in (9, 20) for rule in rules
+    ]
+    for share in (True, False):
+        settings = Feedback(reasoning=reasoning, max_reasoning_tokens=8, max_outside_mass=1.0, share_prefix=share)
+        work = []
+
+        def counted(lengths, tokens, heads, before=(), work=work):
+            work.append(sum(lengths) - sum(before))
+
+        made = make_local_judge(model, params, tokenizer, settings, 1024, 8, counted=counted)
+        found[share], computed[share] = made.compare(requests, Draw(KEY, range(6))), sum(work)
+    assert computed[True] < 0.6 * computed[False]
+    for one, other in zip(found[True], found[False], strict=True):
+        assert (one.reasoning, one.problem) == (other.reasoning, other.problem)
+        assert one.outside == pytest.approx(other.outside, abs=1e-5)

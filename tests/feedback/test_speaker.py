@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+from jaxalign.config import Mesh
 from jaxalign.data.chat.formats import ASSISTANT, USER
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import Speaker
+from jaxalign.models import flops
+from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
@@ -88,3 +93,80 @@ def test_a_model_without_any_finite_logits_is_an_error():
         say(speaker, ASKED, jax.random.key(1), SAMPLING, [10, 11, 12])
     with pytest.raises(UserError, match=message):
         speaker.next_logprobs([prompt_ids(speaker.tokenizer, asked) for asked in ASKED], np.asarray([4, 5], np.int32))
+
+
+WINDOWED = {"window": 5, "local_layers": (True, False)}
+WANTED = np.array([4, 5, 30], np.int32)
+ROUNDING = {"atol": 1e-5, "rtol": 1e-5}  # Of float32 log-probabilities down to -10.
+
+
+def questions(pairs: int = 5, each: int = 4) -> list[list[int]]:
+    """Prompts of `each` questions about one pair of texts, in any order, and one prompt by itself."""
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(3, 32, 40 + 3 * i).tolist() for i in range(pairs)]
+    prompts = [[*text, k, *rng.integers(3, 32, 4 + k).tolist()] for text in texts for k in range(each)]
+    rng.shuffle(prompts)
+    return [*prompts, rng.integers(3, 32, 45).tolist()]
+
+
+def without_sharing(speaker: Speaker) -> Speaker:
+    return dataclasses.replace(speaker, engine=dataclasses.replace(speaker.engine, share_prefix=False))
+
+
+@pytest.mark.parametrize("mesh", [None, (8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
+def test_log_probabilities_with_shared_prefixes_are_those_of_each_prompt(changes, mesh):
+    """Against all logits of each prompt alone, and against the same call without sharing."""
+    model, prompts, work = tiny.model(mesh, **changes), questions(), []
+    params, batch = tiny.place(model, tiny.host_params(scale=1.5)), 32 if mesh == (8, 1, 1) else 8
+    shared = Speaker(Engine(model, batch, 64, 8, True), params, WordTokenizer(), lambda *call: work.append(call))
+    found = shared.next_logprobs(prompts, WANTED)
+    assert sum(tokens for _, tokens, *_ in work) < 0.6 * sum(map(len, prompts))
+    np.testing.assert_array_equal(found, shared.next_logprobs(prompts, WANTED))
+    alone = without_sharing(shared).next_logprobs(prompts, WANTED)
+    np.testing.assert_allclose(found, alone, **ROUNDING)
+    plain, weights = tiny.model(**changes), tiny.host_params(scale=1.5)
+    for row, prompt in zip(found, prompts, strict=True):
+        logits = np.asarray(plain.hidden(weights, np.array([prompt])), np.float64)[0, -1] @ weights["embedding"].T
+        np.testing.assert_allclose(row, (logits - np.log(np.exp(logits).sum()))[WANTED], **ROUNDING)
+
+
+def test_the_counted_work_is_that_which_is_computed():
+    """Two pairs of 40 tokens with 2 questions of 5 tokens each, of which the prefix is computed once."""
+    work, rng = [], np.random.default_rng(3)
+    texts = [rng.integers(3, 32, 40).tolist() for _ in range(2)]
+    prompts = [[*text, k, 6, 7, 8, 9] for text in texts for k in (1, 2)]
+    model = tiny.model()
+    speaker = Speaker(Engine(model, 4, 64, 8, True), tiny.host_params(), WordTokenizer(), lambda *call: work.append(call))
+    speaker.next_logprobs(prompts, WANTED)
+    assert work == [([45] * 4, 2 * 40 + 4 * 5, 4, [0, 40, 0, 40])]
+    whole = flops.forward(model, [45], 1)
+    assert flops.forward(model, [40]) + flops.forward(model, [45], 1, [40]) == pytest.approx(whole)
+    work.clear()
+    without_sharing(speaker).next_logprobs(prompts, WANTED)
+    assert work == [([45] * 4, 4 * 45, 4)]
+
+
+def test_a_mesh_that_splits_the_length_computes_each_prompt_by_itself():
+    model = dataclasses.replace(tiny.model(), sharding=make_sharding(Mesh(data=4, context=2)))
+    params, work = tiny.place(model, tiny.host_params(scale=1.5)), []
+    speaker = Speaker(Engine(model, 8, 64, 8, True), params, WordTokenizer(), lambda *call: work.append(call))
+    prompts = questions(2)
+    found = speaker.next_logprobs(prompts, WANTED)
+    assert sum(tokens for _, tokens, *_ in work) == sum(map(len, prompts))
+    single = Speaker(Engine(tiny.model(), 8, 64, 8), tiny.host_params(scale=1.5), WordTokenizer())
+    np.testing.assert_allclose(found, single.next_logprobs(prompts, WANTED), **ROUNDING)
+
+
+def test_non_finite_logits_of_a_prompt_do_not_affect_those_that_share_its_prefix():
+    """Token 31 has an embedding of NaN, in a model with an untied head. It is in the question of one prompt."""
+    model, text = tiny.model(tie_embeddings=False), np.random.default_rng(3).integers(3, 30, 40).tolist()
+    weights = model.init(jax.random.key(0))
+    broken = weights | {"embedding": weights["embedding"].at[31].set(np.nan)}
+    prompts = [[*text, *question] for question in ([1, 5], [2, 31], [6, 6], [7, 5])]
+    good, found = (
+        Speaker(Engine(model, 4, 64, 8, True), params, WordTokenizer()).next_logprobs(prompts, WANTED)
+        for params in (weights, broken)
+    )
+    assert np.isnan(found[1]).all()
+    np.testing.assert_array_equal(np.delete(found, 1, axis=0), np.delete(good, 1, axis=0))

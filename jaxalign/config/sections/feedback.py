@@ -33,6 +33,9 @@ class Feedback(Section):
     thinking: str = field("auto", "Whether a local judge, if it is a reasoning model such as Qwen3, thinks before its "
                           "critiques, its revisions and its reasoning (on, off); auto: the default of its chat template. A "
                           "verdict without reasoning is read without thoughts.", one_of("auto", "on", "off"))
+    share_prefix: bool = field(True, "Let a local judge compute the common beginning of several requests once, for example the "
+                               "dialogue and the answers of a pair that is asked under several principles. Changes "
+                               "probabilities only by rounding. No effect on a mesh with context or pipeline.")
     max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to text other than the options, "
                                     "its verdict or rating does not count.", between(0.0, 1.0))
     ties: bool | None = field(None, "Whether a local judge may answer that neither of two answers is better; a label counts "

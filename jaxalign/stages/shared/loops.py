@@ -43,17 +43,20 @@ class Meter:
         self._timing, self._model, self._progress = timing, model, progress
         self._tokens, self._flops = 0, 0.0
 
-    def __call__(self, lengths: Sequence[int], tokens: int, heads: int, model: Model | None = None) -> None:
+    def __call__(
+        self, lengths: Sequence[int], tokens: int, heads: int, before: Sequence[int] = (), model: Model | None = None
+    ) -> None:
         """Adds the work of one call. Pass the meter to a `Speaker` as its `counted`. model: by default the meter's own."""
-        self._tokens, self._flops = self._tokens + tokens, self._flops + flops.forward(model or self._model, lengths, heads)
+        self._tokens += tokens
+        self._flops += flops.forward(model or self._model, lengths, heads, before)
         if self._progress is not None:
             self._progress.update(0, heads)
 
     def of(self, model: Model) -> Counted:
         """Like the meter itself, for a `Speaker` of another model."""
 
-        def count(lengths: Sequence[int], tokens: int, heads: int) -> None:
-            self(lengths, tokens, heads, model)
+        def count(lengths: Sequence[int], tokens: int, heads: int, before: Sequence[int] = ()) -> None:
+            self(lengths, tokens, heads, before, model)
 
         return count
 
