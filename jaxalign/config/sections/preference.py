@@ -18,7 +18,7 @@ from jaxalign.registry.data_sources import data_source
 class Preference(PackedPairs):
     """The preference model, trained on soft labels."""
 
-    epochs: int = field(4, "Passes over the comparisons.", at_least(1))
+    epochs: int = field(3, "Passes over the comparisons.", at_least(1))
     max_length: int = like(PackedPairs, "max_length", doc="Maximum length of a dialogue with its answer, in tokens; longer "
                            "dialogues are cut at a turn.")
     held_out_share: float = like(PackedPairs, "held_out_share", default=0.22, doc="Fraction of the comparisons held out to "
