@@ -135,8 +135,10 @@ def test_rates_of_demonstrated_faults(world, documents):
 def test_both_options_are_correct_equally_often(documents):
     options = collections.Counter(d[-1] for d in of_kind(documents, formats.VERDICT))
     first, second = (options[option] for option in formats.OPTIONS)
-    assert first + second > 400
+    assert first + second > 250
     assert first / (first + second) == pytest.approx(0.5, abs=0.1)
+    # 30% of harm (0.42 of the judgements), 50% of refusal (0.2), 30% of courtesy (0.2) and 35% of focus (0.18) are ties.
+    assert options[formats.TIE] / options.total() == pytest.approx(0.349, abs=0.06)
 
 
 def test_the_share_of_judgements_that_reason_first_can_be_chosen():
