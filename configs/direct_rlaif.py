@@ -13,7 +13,7 @@ def get_config():
     config = default_config()
     config.stages = ("pretrain", "revise", "sft", "ppo", "evaluate", "report")
     config.world.ratings = 0.12
-    config.world.tokens = 1_750_000
-    config.pretrain.steps = 1750
+    config.world.tokens = 1_900_000
+    config.pretrain.steps = 1900
     config.reward.source = "ai_feedback"
     return config

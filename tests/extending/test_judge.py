@@ -63,7 +63,7 @@ def test_a_probability_that_is_not_a_number_leaves_the_pair_undecided():
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("WrongCount", "returned 1 results from 'compare' for 2 requests"),
+    ("WrongCount", "returned 1 results from 'compare' for 4 requests"),  # Two pairs under two principles.
     ("Missing", "has no Missing"),
     ("Text", "has none of the methods|is not a judge"),
 ])

@@ -36,7 +36,7 @@ def test_steps_that_depend_on_data_are_counted_if_its_size_is_given():
     assert found()["sft update"].calls is None
     entries = found(examples=1000)
     assert entries["sft update"].calls == 1000 / 16 + 0.5  # 62.5 batches
-    assert entries["preference update"].calls == -(-1000 * 0.85 * 6 // 16)
+    assert entries["preference update"].calls == -(-1000 * 0.78 * 3 // 16)
 
 
 def test_all_steps_of_the_quickstart_but_sft_are_counted():
@@ -63,8 +63,8 @@ def test_a_judge_of_another_folder_reads_and_writes_in_the_stages_that_ask_it():
     write = made["revise generate (judge)"]  # A critique and a revision in each of 4 rounds for each of 768 prompts.
     assert write.rows == Rows(16, 2048 - 60, 60) and write.calls == 768 * 8 / 16
     assert set(write.stays) == {"policy", "judge"}
-    label = made["compare score (judge)"]  # Both orders of 1,024 pairs, 4 principles; no reasoning.
-    assert label.rows == Rows(16, 2048) and label.calls == 2 * 1024 * 4 / 16 and "compare generate (judge)" not in made
+    label = made["compare score (judge)"]  # Both orders of 1,536 pairs, 4 principles; no reasoning.
+    assert label.rows == Rows(16, 2048) and label.calls == 2 * 1536 * 4 / 16 and "compare generate (judge)" not in made
     assert made["evaluate score (judge)"].stays == ("judge",)  # The models that answered are freed before.
     assert not any("judge" in task.stays for name, task in made.items() if name.startswith(("sft", "preference", "ppo")))
 

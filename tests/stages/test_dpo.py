@@ -147,7 +147,7 @@ def test_arrays_hold_prompt_and_answer_by_length(tokenizer):
 
 def test_a_long_dialogue_keeps_its_end(tokenizer):
     whole = pair_arrays(tokenizer, [pair(1.0)], "compact", Dpo())
-    short = pair_arrays(tokenizer, [pair(1.0)], "compact", Dpo(max_length=int(whole.length.max()) - 2))
+    short = pair_arrays(tokenizer, [pair(1.0)], "compact", Dpo(max_length=int(whole.length[0, 0]) - 2))
     cut = whole.prompt_length[0, 0] - short.prompt_length[0, 0]
     assert cut > 0
     end = short.length[0, 0]

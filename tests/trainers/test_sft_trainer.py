@@ -20,7 +20,7 @@ from tests.trainers.small import EXAMPLES, language_model, tokenizer
 FIELDS = {
     "epochs": 4,
     "batch_rows": 2,
-    "row_length": 32,
+    "row_length": 48,
     "checkpoint_every": 2,
     "optimizer": Optimizer(learning_rate=1e-2, schedule="constant"),
 }
@@ -41,7 +41,7 @@ def test_training_lowers_the_loss_and_leaves_the_given_model_unchanged(whole):
     assert [step.number for step in steps] == list(range(len(steps))) and len(steps) > 4
     assert steps[-1].metrics["loss"] < steps[0].metrics["loss"] - 0.1
     pairs = ((row["prompt"], row["response"]) for row in EXAMPLES)
-    rows, cut = packed(tokenizer(), ((language_model().messages(p), r) for p, r in pairs), "plain", 32)
+    rows, cut = packed(tokenizer(), ((language_model().messages(p), r) for p, r in pairs), "plain", 48)
     before = held_out_loss(language_model().model, language_model().weights, rows, 2)
     assert cut == 0 and held_out_loss(trainer.policy.model, trainer.policy.weights, rows, 2) < before - 0.1
 

@@ -17,7 +17,7 @@ class Compare(Sampling):
     """Pairs of sampled answers to each prompt, labelled by the feedback model."""
 
     prompts: int = field(1536, "Number of prompts; each gives one pair.", at_least(1))
-    samples: int = field(6, "Answers sampled per prompt; two of them are compared.", at_least(2))
+    samples: int = field(4, "Answers sampled per prompt; two of them are compared.", at_least(2))
     choose: str = field("different", "Which answers to compare: the first two that differ (first), the two with the fewest "
                         "common words (different), or the two with the lowest mean log-probability (uncertain).",
                         one_of("first", "different", "uncertain"), unless("samples", 2, "to at least 3"))

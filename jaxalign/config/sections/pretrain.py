@@ -14,7 +14,7 @@ from jaxalign.config.sections.shared import PackedRows
 class Pretrain(PackedRows):
     """The helpful-only base model, trained on the text of the data source."""
 
-    steps: int = field(1600, "Optimizer steps; 0 keeps the random weights.", at_least(0))
+    steps: int = field(1700, "Optimizer steps; 0 keeps the random weights.", at_least(0))
     context_weight: float = field(0.1, "Loss weight of context tokens (requests, principles); tokens of the model's own text "
                                   "have weight 1.", between(0.0, 1.0))
     optimizer: Optimizer = section(

@@ -25,7 +25,7 @@ class World(Section):
                                 "demonstrations; evaluation uses only these.", at_least(1), _SOURCE, _TOPICS)
     vocab_size: int = field(768, "Vocabulary size of the SentencePiece tokenizer trained on the text.", at_least(300), _SOURCE,
                             _SCRATCH)
-    tokens: int = field(1_600_000, "Approximate size of the pretraining text, in tokens.", at_least(10_000), _SOURCE,
+    tokens: int = field(1_700_000, "Approximate size of the pretraining text, in tokens.", at_least(10_000), _SOURCE,
                         _SCRATCH)
     ratings: float = field(0.0, "Fraction of the text that demonstrates how to rate answers from 1 to 10; required by "
                            "reward.source=ai_feedback.", between(0.0, 0.5), _SOURCE, _SCRATCH)

@@ -23,7 +23,7 @@ from jaxalign.records import Message, Principle
 
 Document = tuple[str, ...]
 
-MIX = {"knowledge": 0.42, "dialogue": 0.12, "review": 0.22, "judgement": 0.24}
+MIX = {"knowledge": 0.38, "dialogue": 0.12, "review": 0.22, "judgement": 0.28}
 """Fraction of the pretraining tokens by kind of document."""
 
 REASONED = 0.85
