@@ -73,7 +73,8 @@ def test_a_round_reads_its_own_stages_and_starts_from_the_last_policy(stages, tm
         assert read(tmp_path / f"round-{number}/dpo")["start"] == start
         assert f"round-{number}/compare" in read(tmp_path / f"round-{number}/dpo")["read"]
         assert start in read_manifest(tmp_path / f"round-{number}/compare").inputs
-    assert set(read_manifest(tmp_path / "evaluate").inputs) == {"pretrain", "sft", "compare", "dpo", "round-2/dpo", "round-3/dpo"}
+    read_by_evaluate = {"pretrain", "sft", "compare", "dpo", "round-2/dpo", "round-3/dpo"}
+    assert set(read_manifest(tmp_path / "evaluate").inputs) == read_by_evaluate
     assert set(read_manifest(tmp_path / "report").inputs) == set(result.stages) - {"report"}
     assert "[compare, round 2] starting\n[compare, round 2] finished" in capsys.readouterr().out
 
@@ -100,7 +101,8 @@ def test_another_round_can_be_added_to_a_finished_run(stages, tmp_path, capsys):
     kept = [path for path in before if path.parts[0] in STAGES[:4]]
     assert kept and all(after[path] == before[path] for path in kept)
     run(stages, tmp_path, rounds=3)
-    assert set(read_manifest(tmp_path / "evaluate").inputs) == {"pretrain", "sft", "compare", "dpo", "round-2/dpo", "round-3/dpo"}
+    read_by_evaluate = {"pretrain", "sft", "compare", "dpo", "round-2/dpo", "round-3/dpo"}
+    assert set(read_manifest(tmp_path / "evaluate").inputs) == read_by_evaluate
 
 
 def test_a_finished_run_of_several_rounds_computes_nothing(stages, tmp_path):
