@@ -80,6 +80,9 @@ class Feedback(Section):
     def check(self, config: WholeConfig, name: str) -> None:
         """Checks that the judges exist and have the methods that the stages call, and that the local judge can be used."""
         judge_record(self.judge, "config.feedback.judge")
+        if self.reasonings > 1 and not self.reasoning_temperature:
+            raise UserError(f"config.feedback.reasonings is {self.reasonings}, but config.feedback.reasoning_temperature is 0, "
+                            "so all samples would be equal; set the temperature above 0, or reasonings to 1")
         asked = {stage.name: stage.asks_judge for stage in stages_in_order(config.stages) if stage.asks_judge}
         methods_of_ppo = ppo_methods(config)
         if "ppo" in config.stages and methods_of_ppo:
