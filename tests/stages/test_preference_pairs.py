@@ -65,7 +65,7 @@ def test_early_stopping_chooses_on_one_half_of_the_held_out_dialogues(tmp_path, 
 
 
 def test_without_the_options_the_split_is_that_of_compare(tmp_path):
-    pairs = preference_pairs(context(tmp_path), WordTokenizer())
+    pairs = preference_pairs(context(tmp_path, held_out_share=0.2), WordTokenizer())
     assert (len(pairs.train), len(pairs.choosing), len(pairs.held_out), pairs.human) == (32, 0, 8, ())
 
 
