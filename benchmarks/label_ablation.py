@@ -1,9 +1,10 @@
 """Switch each part of the labelling off and measure the labels: `python benchmarks/label_ablation.py WORKDIR... --out=DIR`.
 
 WORKDIR is a finished default run of a seed. Its base model and supervised policy are kept; compare and preference run again
-with each change of `LEVERS`. The table has the labels that are right by the gold judge of the world on an axis of the pair's
-principles, and the held-out accuracy of the preference model, over all seeds together with 95% Wilson intervals, and the time
-of compare.
+with each change of `LEVERS`. A change that only concerns how verdicts become labels (`DECISIONS`) reads the verdicts of the
+finished run. Preference trains one model, not an ensemble, so that the table shows the labels. It has the labels that are right
+by the gold judge of the world on an axis of the pair's principles, and the held-out accuracy of the preference model, over all
+seeds together with 95% Wilson intervals, and the time of compare.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from jaxalign.stages.shared.labelled import row_comparison
 from jaxalign.stages.shared.shards import Shards
 
 KEPT = ("pretrain", "revise", "sft")
+DECISIONS = {f"feedback.{name}" for name in ("aggregate", "consistent", "undecided_margin", "correct_position", "undecided",
+                                             "undecided_weight")}
+"""Fields that change the labels of compare but not the requests to the judge."""
 LEVERS: dict[str, dict[str, Any]] = {
     "default": {},
     "no tie": {"feedback.ties": False},
@@ -45,16 +49,31 @@ LEVERS: dict[str, dict[str, Any]] = {
 """What the table calls a change, and the config fields that it sets."""
 
 
+def copy_verdicts(source: Path, folder: Path, changes: Mapping[str, Any]) -> None:
+    """Copies the rows of compare as an unfinished stage with `changes`, which then only decides the labels again."""
+    shutil.copytree(source / "compare", folder / "compare")
+    path = folder / "compare" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["status"] = "running"
+    for field, value in changes.items():
+        section, name = field.split(".")
+        manifest["config"][section][name] = value
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
 def run(source: Path, folder: Path, changes: Mapping[str, Any]) -> None:
     """Runs compare and preference in `folder` with the earlier stages of `source`; a finished folder is not run again."""
     for stage in KEPT:
         if not (folder / stage).exists():
             shutil.copytree(source / stage, folder / stage)
+    asked = {field: value for field, value in changes.items() if not field.startswith("preference.")}
+    if asked.keys() <= DECISIONS and not (folder / "compare").exists():
+        copy_verdicts(source, folder, asked)
     seed = json.loads((source / "config.json").read_text(encoding="utf-8"))["seed"]
     flags = [f"--config.{field}={value}" for field, value in changes.items()]
     stages = (*KEPT, "compare", "preference")
     command = [sys.executable, "-m", "jaxalign.train", f"--workdir={folder}", f"--config.seed={seed}",
-               f"--config.stages={','.join(stages)}", *flags]
+               f"--config.stages={','.join(stages)}", "--config.preference.members=1", *flags]
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
         subprocess.run(command, check=True, stdout=log, stderr=log)
 

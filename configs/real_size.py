@@ -72,6 +72,7 @@ def get_config(variant="qwen3_0_6b"):
     config.sft.batch_rows = max(4, mesh[1])
     config.sft.optimizer.learning_rate = 1e-5 if whole else 2e-4
 
+    config.preference.members = 1  # Every member's scorer is in memory during PPO.
     config.preference.max_length = 768
     config.preference.batch = 16
     config.preference.micro_batch_tokens = 2 * config.preference.max_length

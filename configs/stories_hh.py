@@ -31,6 +31,7 @@ def get_config():
 
     # With so few, noisy labels a second epoch would memorise them.
     config.preference.epochs = 1
+    config.preference.members = 1
     config.preference.max_length = 192
     config.preference.optimizer.learning_rate = 3e-4
 

@@ -31,7 +31,7 @@ TINY = {
     "stages": [name for name in STAGES.names() if name != "report"], "model": SIZES, "world": {"vocab_size": 400},
     "mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "feedback": {"max_reasoning_tokens": 8},
     "pretrain": {"row_length": 16}, "sft": {"row_length": 16}, "revise": SHORT, "compare": SHORT, "evaluate": SHORT,
-    "preference": {"batch": 8, "max_length": 16}, "dpo": {"batch": 8, "max_length": 16},
+    "preference": {"members": 1, "batch": 8, "max_length": 16}, "dpo": {"batch": 8, "max_length": 16},
     "best_of_n": SHORT | {"n": 2, "row_length": 16},
     "online_dpo": SHORT, "ppo": SHORT,
     "reward_distill": SHORT | {"batch": 16, "batch_pairs": 8, "kv_heads": 2},

@@ -28,7 +28,7 @@ CONFIG = {
     "sft": {"batch_rows": 4, "row_length": 64, "epochs": 2},
     "feedback": {"max_reasoning_tokens": 24, "undecided": "half"},
     "compare": {"prompts": 24, "batch": 16, "max_new_tokens": 24},
-    "preference": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2},
+    "preference": {"members": 1, "batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2},
     "ppo": {"iterations": 3, "kl_coef": 0.05, "batch": 8, "minibatches": 2, "epochs": 2, "prompts": 16, "max_new_tokens": 24,
             "checkpoint_every": 2},
     "evaluate": {"prompts": 16, "batch": 16, "win_rate_prompts": 8, "max_new_tokens": 24, "examples": 2},

@@ -32,7 +32,7 @@ def workdir(tmp_path_factory) -> pathlib.Path:
         "feedback": {"judge": f"{JUDGE}:Brevity"},
         "revise": SIZES | {"rounds": 2, "temperature": 3.0, "max_new_tokens": 64},  # Hot enough that some answers end.
         "sft": {"batch_rows": 2, "row_length": 128}, "compare": SIZES | {"prompts": 24},
-        "preference": {"batch": 8, "max_length": 128},
+        "preference": {"members": 1, "batch": 8, "max_length": 128},
         "ppo": {"iterations": 1, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8},
         "evaluate": SIZES | {"win_rate_prompts": 4, "max_new_tokens": 8},
     })

@@ -77,7 +77,7 @@ def test_an_interruption_between_members_changes_nothing(ensemble, tmp_path):
 
 def test_a_combination_rule_for_one_model_is_refused():
     with pytest.raises(UserError, match="config.preference.combine is 'min', which has no effect when"):
-        from_config_dict({"preference": {"combine": "min"}})
+        from_config_dict({"preference": {"members": 1, "combine": "min"}})
 
 
 def overconfident(pairs=400, factor=3.0):

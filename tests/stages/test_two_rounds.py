@@ -38,7 +38,7 @@ def run(root, workdir, rounds):
         "data": {"source": "prompts_jsonl", "style": "chat", "rl": str(root / "prompts.txt"), "held_out_share": 0.2},
         "feedback": {"judge": f"{JUDGE}:Brevity"},
         "compare": {"prompts": 16, "batch": 16, "max_new_tokens": 12},
-        "preference": {"batch": 8, "max_length": 128, "epochs": 1},
+        "preference": {"members": 1, "batch": 8, "max_length": 128, "epochs": 1},
         "ppo": {"iterations": 3, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 1,
                 "optimizer": {"learning_rate": 1e-3}},
         "evaluate": {"batch": 8, "win_rate_prompts": 4, "max_new_tokens": 8},

@@ -26,10 +26,10 @@ class Preference(PackedPairs):
     centering_coef: float = field(0.01, "Weight of the penalty that centres scores: the squared sum of a pair's scores.",
                                   at_least(0))
     normalise: bool = field(True, "Normalise scores to mean 0 and standard deviation 1 on the policy's samples.")
-    members: int = field(1, "Number of models in the ensemble; each is trained separately, with its own head and order of "
+    members: int = field(3, "Number of models in the ensemble; each is trained separately, with its own head and order of "
                          "pairs.", between(1, 64))
-    combine: str = field("mean", "The ensemble's score: the mean of the members' scores, their minimum, or their mean minus "
-                         "std_weight standard deviations.", one_of("mean", "min", "mean_minus_std"),
+    combine: str = field("mean_minus_std", "The ensemble's score: the mean of the members' scores, their minimum, or their "
+                         "mean minus std_weight standard deviations.", one_of("mean", "min", "mean_minus_std"),
                          unless("members", 1, "to at least 2"))
     std_weight: float = field(1.0, "Number of standard deviations to subtract from the mean (combine=mean_minus_std).",
                               at_least(0), when("combine", "mean_minus_std"))
