@@ -1,0 +1,1 @@
+"""Requests to an OpenAI-compatible server: their records, their durable answers, and the client."""
