@@ -31,6 +31,7 @@ from jaxalign.config.sections.best_of_n import BestOfN
 from jaxalign.config.sections.compare import Compare
 from jaxalign.config.sections.data import Data
 from jaxalign.config.sections.dpo import Dpo
+from jaxalign.config.sections.endpoint import Endpoint
 from jaxalign.config.sections.evaluate import Evaluate
 from jaxalign.config.sections.feedback import Feedback
 from jaxalign.config.sections.judge import Judge
@@ -60,6 +61,7 @@ __all__ = [
     "DEFAULT_STAGES",
     "Data",
     "Dpo",
+    "Endpoint",
     "Evaluate",
     "Feedback",
     "Judge",

@@ -21,6 +21,7 @@ from jaxalign.config.sections.best_of_n import BestOfN
 from jaxalign.config.sections.compare import Compare
 from jaxalign.config.sections.data import Data
 from jaxalign.config.sections.dpo import Dpo
+from jaxalign.config.sections.endpoint import Endpoint
 from jaxalign.config.sections.evaluate import Evaluate
 from jaxalign.config.sections.feedback import Feedback
 from jaxalign.config.sections.judge import Judge
@@ -70,6 +71,7 @@ class Config:
     sft: Sft = section(Sft(), "")
     feedback: Feedback = section(Feedback(), "")
     judge: Judge = section(Judge(), "")
+    endpoint: Endpoint = section(Endpoint(), "")
     compare: Compare = section(Compare(), "")
     preference: Preference = section(Preference(), "")
     reward_distill: RewardDistill = section(RewardDistill(), "")

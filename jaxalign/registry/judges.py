@@ -51,6 +51,7 @@ class JudgeRecord:
 JUDGES = Registry("judge", JudgeRecord, (
     JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True, methods=METHODS),
     JudgeRecord("model", "jaxalign.stages.shared.judges:make_model_judge", methods=METHODS, on_devices=True),
+    JudgeRecord("endpoint", "jaxalign.stages.shared.judges:make_endpoint_judge", methods=METHODS),
 ))
 
 
@@ -68,8 +69,8 @@ def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord
         URL.
     """
     if name.lower().startswith(("http://", "https://")):
-        raise UserError(f"{where} is {name!r}, a URL; set it to 'FILE.py:name' of a judge in Python that asks this server (an "
-                        "example is in docs/cai.md, section 'A judge of your own')")
+        raise UserError(f"{where} is {name!r}, a URL; set it to 'endpoint', and config.endpoint.url to the URL of an "
+                        "OpenAI-compatible server")
     if name in JUDGES or ":" not in name:
         return JUDGES.get(name, where)
     found = load_object(name, where)

@@ -6,31 +6,36 @@ import dataclasses
 
 from jaxalign.config.base import Section
 from jaxalign.config.constraints import above, at_least
+from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
+
+_ASKED = unless("url", (), "to the server's URL")
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint(Section):
     """The OpenAI-compatible server of the judge 'endpoint'; see docs/endpoint.md."""
 
-    url: tuple[str, ...] = field((), "Base URLs of the server, such as http://localhost:8000/v1. Several URLs of the same model "
-                                 "share the requests; one that fails gets none for a while.")
-    model: str = field("", "Name of the model, as the server lists it; empty: the only model that the server lists.")
-    key_variable: str = field("OPENAI_API_KEY", "Environment variable with the API key; if it is not set, no key is sent.")
-    concurrency: int = field(16, "Maximum number of requests in flight.", at_least(1))
-    requests_per_minute: int = field(0, "Maximum number of requests sent per minute; 0: no limit.", at_least(0))
-    tokens_per_minute: int = field(0, "Maximum number of tokens sent and requested per minute; 0: no limit.", at_least(0))
-    timeout: float = field(120.0, "Seconds after which a request without a complete reply is repeated.", above(0))
+    url: tuple[str, ...] = field((), "Base URLs of the server, such as http://localhost:8000/v1. Several URLs of the same "
+                                 "model share the requests; one that fails gets none for a while.")
+    model: str = field("", "Name of the model, as the server lists it; empty: the only model that the server lists.", _ASKED)
+    key_variable: str = field("OPENAI_API_KEY", "Environment variable with the API key; if it is not set, no key is "
+                              "sent.", _ASKED)
+    concurrency: int = field(16, "Maximum number of requests in flight.", at_least(1), _ASKED)
+    requests_per_minute: int = field(0, "Maximum number of requests sent per minute; 0: no limit.", at_least(0), _ASKED)
+    tokens_per_minute: int = field(0, "Maximum number of tokens sent and requested per minute; 0: no limit.", at_least(0),
+                                   _ASKED)
+    timeout: float = field(120.0, "Seconds after which a request without a complete reply is repeated.", above(0), _ASKED)
     max_retries: int = field(8, "How often a request is repeated after a failure that may pass, such as a full queue, a server "
-                             "error or a timeout.", at_least(0))
+                             "error or a timeout.", at_least(0), _ASKED)
     max_down: float = field(1800.0, "Seconds that a stage waits for a server that answers no request before it stops.",
-                            at_least(0))
+                            at_least(0), _ASKED)
     cache: str = field("", "SQLite file of stored answers, which several runs may share; empty: endpoint.sqlite in the work "
-                       "directory.")
-    offline: bool = field(False, "Answer only from stored answers, and stop at a request that has none.")
+                       "directory.", _ASKED)
+    offline: bool = field(False, "Answer only from stored answers, and stop at a request that has none.", _ASKED)
     votes: int = field(8, "Number of sampled answers from which a label follows if the server gives no log-probabilities of "
-                       "the options.", at_least(1))
-    prices: str = field("", "JSON file of prices (docs/endpoint.md); empty: input_price and output_price.")
-    input_price: float = field(0.0, "Price of a million prompt tokens, in any currency.", at_least(0))
-    output_price: float = field(0.0, "Price of a million generated tokens, in the same currency.", at_least(0))
-    budget: float = field(0.0, "Stop at a row boundary when the run has spent this amount; 0: no limit.", at_least(0))
+                       "the options.", at_least(1), _ASKED)
+    prices: str = field("", "JSON file of prices (docs/endpoint.md); empty: input_price and output_price.", _ASKED)
+    input_price: float = field(0.0, "Price of a million prompt tokens, in any currency.", at_least(0), _ASKED)
+    output_price: float = field(0.0, "Price of a million generated tokens, in the same currency.", at_least(0), _ASKED)
+    budget: float = field(0.0, "Stop at a row boundary when the run has spent this amount; 0: no limit.", at_least(0), _ASKED)

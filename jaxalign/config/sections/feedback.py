@@ -23,7 +23,8 @@ class Feedback(Section):
 
     constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file.")
     judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model, or "
-                       "that of judge_stage), model (the language model in judge.path), or "
+                       "that of judge_stage), model (the language model in judge.path), endpoint (a model behind "
+                       "an OpenAI-compatible server, endpoint.url), or "
                        "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; see "
                        "docs/cai.md.")
     judge_stage: str = field("", "With judge=local: the stage of the run whose policy judges in later stages; empty: the base.")
@@ -72,7 +73,7 @@ class Feedback(Section):
         """Whether the judge reasons before its verdict: `reasoning`, or the choice that None stands for."""
         if self.reasoning is not None:
             return self.reasoning
-        if self.templates == "world" or self.judge not in ("local", "model"):
+        if self.templates == "world" or self.judge not in ("local", "model", "endpoint"):
             return True
         compact = config.data.style == "compact" or (config.data.style == "auto" and config.model.source == "scratch")
         return self.templates == "" and self.judge == "local" and compact
@@ -87,7 +88,7 @@ class Feedback(Section):
         methods_of_ppo = ppo_methods(config)
         if "ppo" in config.stages and methods_of_ppo:
             asked["ppo"] = methods_of_ppo
-        if "evaluate" in config.stages and (config.judge.evaluate or self.judge == "model"):
+        if "evaluate" in config.stages and (config.judge.evaluate or self.judge in ("model", "endpoint")):
             asked["evaluate"] = ("compare",)
         local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
         for stage, methods in asked.items():
@@ -104,14 +105,19 @@ class Feedback(Section):
         if "evaluate" in config.stages and stage_judge(config, "evaluate").runs_base:
             asking.append("evaluate")
         self._check_judge_stage(config, asking)
-        outside = [stage for stage in (*asked, "evaluate") if judge_name(config, stage) == "model"]
-        if outside and not config.judge.path:
-            raise UserError(f"config.{judge_field(config, outside[0])} is 'model', but config.judge.path is empty; set it to "
-                            "the folder of a language model")
-        if config.judge.path and not outside:
-            raise UserError(f"config.judge.path is {', '.join(config.judge.path)}, but no stage asks this judge; set "
-                            "feedback.judge to 'model', or leave judge.path empty")
-        local_methods = {method for stage, methods in asked.items() if judge_name(config, stage) in ("local", "model")
+        for judge, place, given, needed in (
+            ("model", "judge.path", config.judge.path, "the folder of a language model"),
+            ("endpoint", "endpoint.url", config.endpoint.url, "the server's base URL, such as http://localhost:8000/v1"),
+        ):
+            outside = [stage for stage in (*asked, "evaluate") if judge_name(config, stage) == judge]
+            if outside and not given:
+                raise UserError(f"config.{judge_field(config, outside[0])} is {judge!r}, but config.{place} is empty; set it "
+                                f"to {needed}")
+            if given and not outside:
+                raise UserError(f"config.{place} is {', '.join(given)}, but no stage asks this judge; set feedback.judge to "
+                                f"{judge!r}, or leave {place} empty")
+        models = ("local", "model", "endpoint")
+        local_methods = {method for stage, methods in asked.items() if judge_name(config, stage) in models
                          for method in methods}
         if self.thinking != "auto" and not (local_methods & {"critique", "revise"} or (local_methods and self.reasons(config))):
             raise UserError(f"config.feedback.thinking is {self.thinking!r}, but no stage asks a local judge for a critique or "

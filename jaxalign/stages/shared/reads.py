@@ -19,7 +19,7 @@ WORLD_FIELDS = ("data.source", "world", "arithmetic")
 PROMPT_FIELDS = ("data", "world", "arithmetic")
 JUDGE_FIELDS = (
     *("feedback.constitution", "feedback.judge", "feedback.judge_stage", "feedback.templates", "feedback.thinking"),
-    *("judge.path", "judge.weights", "judge.compute_dtype", "judge.max_length"),
+    *("judge.path", "judge.weights", "judge.compute_dtype", "judge.max_length", "endpoint.model", "endpoint.votes"),
 )
 LABEL_FIELDS = JUDGE_FIELDS + tuple(
     f"feedback.{name}"

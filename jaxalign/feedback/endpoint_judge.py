@@ -1,0 +1,173 @@
+"""The judge behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxalign.algorithms import labels
+from jaxalign.config import Feedback
+from jaxalign.data.chat.requests import TemplateSet
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers.files import THINKING
+from jaxalign.endpoint import options as reading
+from jaxalign.endpoint.probe import Abilities
+from jaxalign.endpoint.records import CHAT, Asks, Reply, Request
+from jaxalign.errors import UserError
+from jaxalign.feedback.contract import Contract, read_contract
+from jaxalign.feedback.judge import (
+    ComparisonRequest,
+    CritiqueRequest,
+    Draw,
+    Rating,
+    RatingRequest,
+    RevisionRequest,
+    Text,
+    Verdict,
+)
+from jaxalign.records import Message
+from jaxalign.rollout.sampling import Sampling
+
+_VERDICT_TOKENS = 8  # Space for an option of several tokens, and for blanks before it.
+
+
+class _Reading(NamedTuple):
+    """One verdict or rating. shares: the probability of each option, normalised, float64 [O]; None if there is a problem."""
+
+    shares: np.ndarray | None
+    outside: float | None = None
+    reasoning: str | None = None
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointJudge:
+    """A `Judge` that asks a server.
+
+    A verdict is read from the log-probabilities of the options, if the server gives them, and else from sampled answers
+    (`votes`). The notes of a result name the way: "top_logprobs" or "votes".
+
+    Attributes:
+      asks: sends the requests.
+      model: the model's name on the server.
+      abilities: what the server can do.
+      templates: a template set with the layout "chat".
+      settings: the reasoning, its length and temperature, ties, thinking, and the limit of the outside mass.
+      votes: the number of sampled answers per verdict, for a server without log-probabilities.
+      writing: sampling settings for critiques and revisions; None if they are never requested.
+    """
+
+    asks: Asks
+    model: str
+    abilities: Abilities
+    templates: TemplateSet
+    settings: Feedback
+    votes: int
+    writing: Sampling | None = None
+    name = "endpoint"
+
+    @functools.cached_property
+    def contract(self) -> Contract:
+        """The form of the judge's answers."""
+        return read_contract(self.templates.form, f"the template set {self.templates.name}")
+
+    @property
+    def ties(self) -> bool:
+        """Whether the judge may say that neither of two answers is better."""
+        return bool(self.contract.tie) if self.settings.ties is None else self.settings.ties
+
+    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
+        """Samples critiques."""
+        return self._texts("critique", requests, [{"response": r.response} for r in requests], draw)
+
+    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
+        """Samples revisions."""
+        return self._texts("revision", requests, [{"response": r.response, "critique": r.critique} for r in requests], draw)
+
+    def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
+        """The probability of the first option, normalised over all options; a tie counts one half."""
+        values = [{"first": r.first, "second": r.second} for r in requests]
+        out = []
+        for found in self._read("comparison", requests, values, draw):
+            probability = tie = None
+            if found.shares is not None:
+                tie = float(found.shares[2]) if self.ties else None
+                probability = float(found.shares[0] + (tie or 0.0) / 2)
+            out.append(Verdict(probability, found.reasoning, found.problem, found.outside, found.notes, tie=tie))
+        return out
+
+    def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
+        """The expectation over the ratings 1 to 10, normalised over all ratings."""
+        out = []
+        for found in self._read("rating", requests, [{"response": r.response} for r in requests], draw):
+            rating = None if found.shares is None else float(found.shares @ np.arange(1, 11))
+            out.append(Rating(rating, found.reasoning, found.problem, found.outside, found.notes))
+        return out
+
+    def _texts(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[Text]:
+        if self.writing is None:
+            raise UserError("the judge has no sampling settings for critiques and revisions; pass `writing` to EndpointJudge")
+        w = self.writing
+        settings = {"max_tokens": w.max_new_tokens, "temperature": w.temperature}
+        settings |= {"top_p": w.top_p} if w.top_p < 1 else {}
+        written = [self._messages(kind, request, own) for request, own in zip(requests, values, strict=True)]
+        asked = [i for i, messages in enumerate(written) if messages is not None]
+        replies = self._ask([written[i] for i in asked], settings, [_seed(draw.key, draw.rows[i]) for i in asked])
+        out = [Text("", False, "template")] * len(requests)
+        for i, reply in zip(asked, replies, strict=True):
+            out[i] = self._text(kind, reply)
+        return out
+
+    def _text(self, kind: str, reply: Reply) -> Text:
+        cleaned = self.contract.clean(reply.text, reply.finish != "length")
+        refused = reply.finish == "content_filter" or self.contract.declines(cleaned.text, kind)
+        reasoning = reply.reasoning if cleaned.reasoning is None else cleaned.reasoning
+        return Text(cleaned.text, cleaned.complete, "refused" if refused else None, reasoning, cleaned.notes)
+
+    def _read(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[_Reading]:
+        """The options' probabilities in the answer to each request, or the reason why there are none."""
+        reasons = bool(self.settings.reasoning)
+        written = [self._messages(kind, request, {**own, "reasoning": reasons})
+                   for request, own in zip(requests, values, strict=True)]
+        asked = [i for i, messages in enumerate(written) if messages is not None]
+        out = [_Reading(None, problem="template")] * len(requests)
+        if self.abilities.top_logprobs:
+            settings = self._length(reasons) | {
+                "temperature": self.settings.reasoning_temperature if reasons else 0.0,
+                "logprobs": True, "top_logprobs": self.abilities.top_logprobs,
+            }
+            replies = self._ask([written[i] for i in asked], settings, [_seed(draw.key, draw.rows[i]) for i in asked])
+            for i, reply in zip(asked, replies, strict=True):
+                out[i] = self._verdict(kind, reply, reasons)
+            asked = [i for i in asked if out[i].shares is None and out[i].problem is None]
+        if asked:
+            settings = self._length(reasons) | {"temperature": 1.0}
+            each = [written[i] for i in asked for _ in range(self.votes)]
+            seeds = [_seed(draw.key, draw.rows[i], 1 + vote) for i in asked for vote in range(self.votes)]
+            replies = self._ask(each, settings, seeds)
+            for k, i in enumerate(asked):
+                out[i] = self._vote(kind, replies[k * self.votes : (k + 1) * self.votes], reasons)
+        return out
+
+    def _length(self, reasons: bool) -> dict[str, int]:
+        return {"max_tokens": _VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
+
+    def _verdict(self, kind: str, reply: Reply, reasons: bool) -> _Reading:
+        """The verdict in the log-probabilities of a reply. Without one and without a problem, votes are needed."""
+        thoughts, problem = self._thoughts(kind, reply, reasons)
+        if problem is not None:
+            return _Reading(None, reasoning=thoughts, problem=problem)
+        found = reading.read_verdict(reply.tokens, self._options(kind), self._marker(kind) if reasons else b"")
+        if found is None:
+            return _Reading(None, reasoning=thoughts)
+        if found.outside > self.settings.max_outside_mass:
+            return _Reading(None, found.outside, thoughts, "unreadable", ("top_logprobs",))
+        shares = np.exp(np.asarray(found.logprobs, np.float64) - labels_logsumexp(found.logprobs))
+        return _Reading(shares, found.outside, thoughts, None, ("top_logprobs",))
