@@ -26,6 +26,9 @@ NOTES = {
     "next_turn": "the text was cut at the beginning of another turn",
     "shortened": "the judge did not see the oldest turns of the dialogue",
     "fewer_exemplars": "the judge saw fewer examples, since its context is too short",
+    "top_logprobs": "the verdict was read from the most likely tokens that the server shows",
+    "option_missing": "an option was not among the tokens that the server shows, and its probability counts as 0",
+    "votes": "the verdict is the share of each option among sampled answers",
 }
 """Facts about a judge's text that do not prevent its use, by the name that `Text`, `Verdict` and `Rating` give in `notes`."""
 

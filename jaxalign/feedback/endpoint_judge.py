@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
 from jaxalign.data.chat.requests import TemplateSet
 from jaxalign.data.chat.template import DialogueRefused
-from jaxalign.data.tokenizers.files import THINKING
-from jaxalign.endpoint import options as reading
+from jaxalign.data.tokenizers.files import thinking_variables
+from jaxalign.endpoint import options
 from jaxalign.endpoint.probe import Abilities
 from jaxalign.endpoint.records import CHAT, Asks, Reply, Request
 from jaxalign.errors import UserError
@@ -31,7 +30,6 @@ from jaxalign.feedback.judge import (
     Text,
     Verdict,
 )
-from jaxalign.records import Message
 from jaxalign.rollout.sampling import Sampling
 
 _VERDICT_TOKENS = 8  # Space for an option of several tokens, and for blanks before it.
@@ -162,12 +160,87 @@ class EndpointJudge:
     def _verdict(self, kind: str, reply: Reply, reasons: bool) -> _Reading:
         """The verdict in the log-probabilities of a reply. Without one and without a problem, votes are needed."""
         thoughts, problem = self._thoughts(kind, reply, reasons)
-        if problem is not None:
+        if problem is not None or not reply.tokens:
             return _Reading(None, reasoning=thoughts, problem=problem)
-        found = reading.read_verdict(reply.tokens, self._options(kind), self._marker(kind) if reasons else b"")
+        end = self.contract.thinking[1] if self.contract.thinking else ""
+        place = options.find_verdict(reply.tokens, self._marker(kind) if reasons else "", end)
+        found = place and options.read_options(reply.tokens[place.index :], self._spellings(kind), place.head)
         if found is None:
             return _Reading(None, reasoning=thoughts)
+        notes = ("top_logprobs", *(["option_missing"] if found.missing else []))
         if found.outside > self.settings.max_outside_mass:
-            return _Reading(None, found.outside, thoughts, "unreadable", ("top_logprobs",))
-        shares = np.exp(np.asarray(found.logprobs, np.float64) - labels_logsumexp(found.logprobs))
-        return _Reading(shares, found.outside, thoughts, None, ("top_logprobs",))
+            return _Reading(None, found.outside, thoughts, "unreadable", notes)
+        shares = np.exp(found.logprobs)
+        return _Reading(shares / shares.sum(), found.outside, thoughts, None, notes)
+
+    def _vote(self, kind: str, replies: Sequence[Reply], reasons: bool) -> _Reading:
+        """The verdict of sampled replies, with the reasoning of the first usable one."""
+        thoughts, texts, problems = None, [], []
+        for reply in replies:
+            own, problem = self._thoughts(kind, reply, reasons)
+            problems.append(problem)
+            if problem is None:
+                thoughts = own if thoughts is None else thoughts
+                texts.append(self.contract.clean(reply.text, True).text)
+        names = [self.contract.spellings(name) for name in self._names(kind)]
+        votes = options.count_votes(texts, names, self._marker(kind) if reasons else "")
+        unreadable = 1 - sum(votes.counts) / len(replies)
+        if votes.shares is None:
+            problem = next((problem for problem in problems if problem), "unreadable")
+            return _Reading(None, unreadable, thoughts, problem, ("votes",))
+        if unreadable > self.settings.max_outside_mass:
+            return _Reading(None, unreadable, thoughts, "unreadable", ("votes",))
+        return _Reading(np.asarray(votes.shares), unreadable, thoughts, None, ("votes",))
+
+    def _thoughts(self, kind: str, reply: Reply, reasons: bool) -> tuple[str | None, str | None]:
+        """(the reasoning before the verdict, the problem that prevents a verdict)."""
+        if reply.finish == "content_filter":
+            return None, "refused"
+        if not reasons:
+            return reply.reasoning, None
+        text, decided = self.contract.before_verdict(reply.text, kind)
+        cleaned = self.contract.clean(text, decided or reply.finish != "length")
+        if self.contract.declines(cleaned.text, "verdict"):
+            return cleaned.text, "refused"
+        return cleaned.text, None if cleaned.complete else "cut_off"
+
+    def _names(self, kind: str) -> tuple[str, ...]:
+        if kind == "rating":
+            return self.contract.ratings
+        return (*self.contract.options, *([self.contract.tie] if self.ties else []))
+
+    def _spellings(self, kind: str) -> options.Spellings:
+        return options.spell(self._names(kind), self.contract.spellings)
+
+    def _marker(self, kind: str) -> str:
+        return self.contract.verdict if kind == "comparison" else self.contract.rating_verdict
+
+    def _messages(self, kind: str, request: Any, values: Mapping[str, Any]) -> list[dict[str, str]] | None:
+        """The messages of a request; None if the template refuses it."""
+        values = {**values, "ties": self.ties} if kind == "comparison" else values
+        try:
+            messages, _, begin = self.templates.render(kind, request.messages, request.principle, **values)
+        except DialogueRefused:
+            return None
+        if begin.strip():
+            raise UserError(f"{kind}.jinja of the template set {self.templates.name} begins the judge's answer with "
+                            f"{begin.strip()[:40]!r}, which an endpoint cannot continue; leave the answer block empty")
+        return [{"role": message.role, "content": message.content} for message in messages]
+
+    def _ask(
+        self, messages: Sequence[list[dict[str, str]]], settings: Mapping[str, Any], seeds: Sequence[int]
+    ) -> list[Reply]:
+        thinking = thinking_variables(self.settings.thinking)
+        shared = {"model": self.model, **settings, **({"chat_template_kwargs": thinking} if thinking else {})}
+        requests = []
+        for own, seed in zip(messages, seeds, strict=True):
+            # A greedy reply does not depend on the seed, so equal greedy requests are one.
+            requests.append(Request(CHAT, {**shared, "messages": own, **({"seed": seed} if settings["temperature"] else {})}))
+        return self.asks.ask(requests)
+
+
+def _seed(key: jax.Array, row: int, sample: int = 0) -> int:
+    """A seed below 2**31 that depends only on the arguments."""
+    words = np.asarray(jax.random.key_data(key), np.uint32).tobytes()
+    digest = hashlib.sha256(words + row.to_bytes(8, "little") + sample.to_bytes(4, "little")).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
