@@ -6,8 +6,10 @@ row per pair.
 
 from __future__ import annotations
 
+import collections
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
@@ -17,9 +19,9 @@ from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.pairs import choose_pair
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.reasons import few_decided, mostly_chance, mostly_outside, pairs_sentence, self_agreement_sentence
-from jaxalign.records import Prompt
+from jaxalign.records import Comparison, Prompt
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, loops, mixes, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, loops, mixes, overlap, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.label_summary import summarise
@@ -54,23 +56,35 @@ class Compare(Stage):
         every = queues(len(prompts), section.batch)
         left = shards.unfinished(every)
         start = len(prompts) - sum(len(queue.rows) for queue in left)
-        with Progress(context.title, len(prompts), start, unit="pair") as progress:
+        with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, self.name) as asker:
             if left:
                 meter = loops.Meter(loops.timing(context, model), model, progress)
                 params = run_models.policy_params(context, model, self.name)
                 policy = engines.speaker(context, model, params, section.batch, meter)
                 labelling = judges.make_labeller(context, judges.make_judge(context, self.name, model, section.batch, meter))
+                key = stage_key(context, self.name, "labels")
+
+            def write(ahead: int) -> None:
+                """Writes the rows of all queues but the last `ahead` ones."""
+                while len(asked) > ahead:
+                    queue, result = asked.popleft()
+                    with meter.phase("label"):
+                        labelled = result()
+                    shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
+                    progress.update(len(queue.rows))
+
+            asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
             for queue in left:
                 rows = queue.rows
                 own = [prompts[i] for i in rows]
                 with meter.phase("generate"):
                     answers = _answers(context, policy, own, sampling, rows.start)
                 pairs = [_pair(prompt, said, section.choose) for prompt, said in zip(own, answers, strict=True)]
+                call = functools.partial(labelling.label, pairs, key, rows.start, config.feedback.invert)
                 with meter.phase("label"):
-                    key = stage_key(context, self.name, "labels")
-                    labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
-                shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
-                progress.update(len(rows))
+                    asked.append((queue, asker.begin(call)))
+                write(asker.ahead)
+            write(0)
         calibration = _decide(config, shards, every)
         summary = summarise(list(shards.read()), calibration)
         print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
