@@ -63,6 +63,19 @@ def test_a_written_token_counts_though_it_is_not_among_the_most_likely():
     np.testing.assert_allclose(np.exp(read_options([token], LETTERS).logprobs), [0.6, 0.05], rtol=1e-12)
 
 
+def test_an_unlikely_written_token_does_not_bound_the_tokens_that_are_not_shown():
+    """vLLM lists the written token first and then fewer of the most likely ones; B is hidden and may be as likely as x."""
+    reading = read_options([position(b"y", {b"y": 0.001, b"A": 0.6, b"x": 0.2})], ((b"A",), (b"B",)))
+    assert reading.bound == pytest.approx(1 - 0.6 / (0.6 + min(0.2, 1 - 0.801)))
+
+
+def test_named_tokens_do_not_bound_the_others_by_their_probability():
+    """The hidden spelling " A" may have all of the rest, 0.59, though B has only 0.01."""
+    reading = read_options([position(b"x", {b"x": 0.2, b"A": 0.2, b"B": 0.01})], ((b"A", b" A"), (b"B",)), ranked=False)
+    assert reading.outside == pytest.approx(0.79)
+    assert reading.bound == pytest.approx((0.2 + 0.59) / (0.2 + 0.59 + 0.01) - 0.2 / 0.21)
+
+
 def test_a_space_that_the_server_wrote_is_followed():
     """P(A) = 0.3 + 0.6 * 0.75."""
     tokens = [position(b" ", {b" ": 0.6, b"A": 0.3, b"B": 0.1}), position(b"A", {b"A": 0.75, b"B": 0.25})]
@@ -166,8 +179,8 @@ def walk(distributions: dict[bytes, dict[bytes, float]], spellings) -> tuple[np.
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 7))
-def test_the_bound_holds_for_any_distribution_and_number_of_tokens_shown(seed, shown):
+@given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.booleans())
+def test_the_bound_holds_for_any_distribution_and_number_of_tokens_shown(seed, shown, sampled):
     rng, vocab = np.random.default_rng(seed), (b"1", b"2", b"0", b" ", b"10", b" 1", b"x")
     distributions = {
         prefix: dict(zip(vocab, rng.dirichlet(np.full(len(vocab), 0.3)) + 1e-300, strict=True))
@@ -176,8 +189,9 @@ def test_the_bound_holds_for_any_distribution_and_number_of_tokens_shown(seed, s
     tokens, prefix = [], b""
     while prefix in distributions:
         full = distributions[prefix]
-        data = max(full, key=full.get)
-        tokens.append(position(data, dict(sorted(full.items(), key=lambda item: -item[1])[:shown])))
+        data = rng.choice(vocab, p=list(full.values())) if sampled else max(full, key=full.get)
+        top = dict(sorted(full.items(), key=lambda item: -item[1])[:shown])
+        tokens.append(position(data, top if data in top else {data: full[data]} | top))
         prefix += data
     reading, (mass, outside) = read_options(tokens, TRIPLE), walk(distributions, TRIPLE)
     if reading is None:
