@@ -13,8 +13,8 @@ from jaxalign.config.schema import field
 class Endpoint(Section):
     """The OpenAI-compatible server of the judge 'endpoint'; see docs/endpoint.md."""
 
-    url: tuple[str, ...] = field((), "Base URLs of the server, such as http://localhost:8000/v1. Several URLs of the same model "
-                                 "share the requests; one that fails gets none for a while.")
+    url: tuple[str, ...] = field((), "Base URLs of the server, such as http://localhost:8000/v1. Several URLs of the same "
+                                 "model share the requests; one that fails gets none for a while.")
     model: str = field("", "Name of the model, as the server lists it; empty: the only model that the server lists.")
     key_variable: str = field("OPENAI_API_KEY", "Environment variable with the API key; if it is not set, no key is sent.")
     concurrency: int = field(16, "Maximum number of requests in flight.", at_least(1))
