@@ -81,8 +81,9 @@ def classify_status(status: int, headers: Mapping[str, str], text: str, target: 
                          is_down=status in _UNREACHABLE)
     if status in (401, 403):
         cause = "rejected the API key in" if target.has_key else "requires an API key, but none is set in"
-        return Fatal(f"http_{status}", f"{target.url} {cause} the environment variable {target.key_variable} ({stated}); set "
-                     f'it to a key that may use model "{target.model}", or set config.endpoint.key_variable to another variable')
+        return Fatal(f"http_{status}", f"{target.url} {cause} the environment variable {target.key_variable} ({stated}); "
+                     f'set it to a key that may use model "{target.model}", or set config.endpoint.key_variable to another '
+                     "variable")
     if status == 404:
         return Fatal("http_404", f'{target.url} does not have the path or the model "{target.model}" ({stated}); set '
                      "config.endpoint.url to a base URL, which usually ends with /v1, and config.endpoint.model to a name that "

@@ -21,8 +21,11 @@ CREATE TABLE IF NOT EXISTS answers (
 );
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value REAL NOT NULL);
 INSERT OR IGNORE INTO totals VALUES ('cost', 0.0);
+CREATE TRIGGER IF NOT EXISTS add_cost AFTER INSERT ON answers WHEN NEW.cost <> 0
+    BEGIN UPDATE totals SET value = value + NEW.cost WHERE name = 'cost'; END;
 """
 _ANSWER = "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_ADD_COST = "UPDATE totals SET value = value + ? WHERE name = 'cost'"
 _CHUNK = 500
 """Keys per query; SQLite may limit a query to 999 parameters."""
 
@@ -86,23 +89,16 @@ class AnswerStore:
         body = json.dumps([request.path, request.body], sort_keys=True, separators=(",", ":"), allow_nan=False)
         row = (key, body, reply, model, usage.prompt, usage.completion, cost, time.time())
         with self._usable() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                is_new = connection.execute(_ANSWER, row).rowcount == 1
-                if cost:
-                    connection.execute("UPDATE totals SET value = value + ? WHERE name = 'cost'", (cost,))
-                if not is_new:
-                    reply = connection.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()[0]
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-        return reply
+            if connection.execute(_ANSWER, row).rowcount == 1:
+                return reply
+            if cost:
+                connection.execute(_ADD_COST, (cost,))
+            return connection.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()[0]
 
     def add_cost(self, cost: float) -> None:
         """Adds the cost of a reply that is not stored, such as one of a wrong model, to the sum."""
         with self._usable() as connection:
-            connection.execute("UPDATE totals SET value = value + ? WHERE name = 'cost'", (cost,))
+            connection.execute(_ADD_COST, (cost,))
 
     def cost(self) -> float:
         """The sum of the costs of all replies, those of other processes included."""
