@@ -106,7 +106,9 @@ def check_model(stated: str, target: Target) -> Fatal | None:
 
 def connection_failure(error: BaseException, target: Target) -> Transient:
     """The failure of a request that an HTTP library could not complete. The text is not yet redacted."""
-    cause = error.__cause__ or error
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
     detail = " ".join(str(cause).split())[:_LONGEST]
     return Transient("connection", f"the connection to {target.url} failed ({type(cause).__name__}: {detail})", is_down=True)
 

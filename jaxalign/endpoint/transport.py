@@ -48,16 +48,18 @@ class Transport:
 
         http = _http_library()
         self._timeout, self._key, self._raw = settings.timeout, key, http.Response
-        self._status_error, self._timeout_error = openai.APIStatusError, openai.APITimeoutError
+        self._status_error = openai.APIStatusError
         self._library_errors = (openai.OpenAIError, http.HTTPError)
         limits = http.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
-        # The transport of aiohttp needs a third less processor time per request than the default.
+        # `exchange` limits the time. The libraries' own timeout is longer, because they also report refused connections as
+        # timeouts. The transport of aiohttp needs a third less processor time per request than the default.
+        longer = 2 * settings.timeout
         try:
-            connections = openai.DefaultAioHttpClient(limits=limits, timeout=settings.timeout)
+            connections = openai.DefaultAioHttpClient(limits=limits, timeout=longer)
         except RuntimeError:
             raise UserError(_INSTALL.format("openai[aiohttp]")) from None
         self._client = openai.AsyncOpenAI(
-            base_url=url, api_key=key.value(), max_retries=0, timeout=settings.timeout, http_client=connections
+            base_url=url, api_key=key.value(), max_retries=0, timeout=longer, http_client=connections
         )
 
     async def exchange(self, path: str, body: Mapping[str, Any] | None, target: Target) -> Response | Transient:
@@ -71,7 +73,7 @@ class Transport:
                     found = await self._client.post(f"/{path}", body=body, cast_to=self._raw)
         except self._status_error as error:
             found = error.response
-        except (TimeoutError, self._timeout_error):
+        except TimeoutError:
             return timeout_failure(self._timeout, target)
         except (OSError, *self._library_errors) as error:
             failure = connection_failure(error, target)
