@@ -39,7 +39,9 @@ setuptools.setup(
     extras_require={
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
-        "test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        # The client of OpenAI-compatible servers (jaxalign/endpoint).
+        "endpoint": ["aiohttp", "aiolimiter", "openai[aiohttp]>=2", "stamina"],
+        "test": ["aiohttp", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.
         "parity": ["peft", "torch==2.13.0", "transformers>=5"],
     },

@@ -1,0 +1,138 @@
+"""Counts of requests, tokens, failures and money, and the budget."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import json
+import threading
+from typing import Any, NamedTuple
+
+from jaxalign.config.sections.endpoint import Endpoint
+from jaxalign.endpoint.records import Reply, Usage
+from jaxalign.endpoint.store import AnswerStore
+from jaxalign.errors import UserError
+
+_MILLION = 1_000_000
+
+
+class BudgetReached(UserError):
+    """The money spent has reached config.endpoint.budget. All replies are stored."""
+
+
+class Price(NamedTuple):
+    """The price of a million tokens, in any currency."""
+
+    input: float
+    output: float
+
+    def of(self, usage: Usage) -> float:
+        return (usage.prompt * self.input + usage.completion * self.output) / _MILLION
+
+
+class Prices:
+    """The prices of the models: those of config.endpoint.prices, or input_price and output_price for every model.
+
+    Raises:
+      UserError: the file does not exist or is not a file of prices.
+    """
+
+    def __init__(self, settings: Endpoint):
+        self._path, self.date = settings.prices, ""
+        self._default = Price(settings.input_price, settings.output_price)
+        self._models: dict[str, Price] = {}
+        if settings.prices:
+            self.date, self._models = _read_prices(settings.prices)
+        elif settings.budget > 0 and not any(self._default):
+            raise UserError(f"config.endpoint.budget is {settings.budget:g}, but no prices are set; set "
+                            "config.endpoint.prices, or config.endpoint.input_price and output_price")
+
+    def of(self, model: str) -> Price:
+        """The price of a model.
+
+        Raises:
+          UserError: the file of prices does not list the model.
+        """
+        if not self._path:
+            return self._default
+        if model not in self._models:
+            raise UserError(f'config.endpoint.prices="{self._path}" has no price of model "{model}"; add it under "models"')
+        return self._models[model]
+
+
+class Spending:
+    """Thread-safe counts of a client's requests.
+
+    The amount that the budget limits is the sum in the store. It therefore includes replies of earlier runs, and of other runs
+    that share the store.
+    """
+
+    def __init__(self, settings: Endpoint, store: AnswerStore):
+        self._budget, self._store, self._prices = settings.budget, store, Prices(settings)
+        self._lock = threading.Lock()
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._money = 0.0
+
+    def price(self, model: str) -> Price:
+        return self._prices.of(model)
+
+    def check_budget(self) -> None:
+        """Raises BudgetReached if the store's sum has reached the budget."""
+        if self._budget > 0 and (spent := self._store.cost()) >= self._budget:
+            raise BudgetReached(f"{spent:.6g} of config.endpoint.budget={self._budget:g} are spent; raise "
+                                "config.endpoint.budget and repeat the run, which continues from the stored answers")
+
+    def missing_usage(self, reply: Reply) -> str | None:
+        """The error of a reply whose cost is unknown while a budget is set."""
+        if self._budget > 0 and not any(reply.usage) and reply.finish != "content_filter":
+            return (f"config.endpoint.budget is {self._budget:g}, but the server does not state the number of tokens of its "
+                    "replies; set config.endpoint.budget=0, or use a server that states usage")
+        return None
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Adds to "sent", "retries", "stored_hits" or "content_filter"."""
+        with self._lock:
+            self._counts[name] += number
+
+    def count_failure(self, kind: str) -> None:
+        with self._lock:
+            self._failures[kind] += 1
+
+    def count_reply(self, reply: Reply, cost: float) -> None:
+        """Counts a reply that the server sent."""
+        with self._lock:
+            self._counts["prompt_tokens"] += reply.usage.prompt
+            self._counts["completion_tokens"] += reply.usage.completion
+            self._counts["content_filter"] += reply.finish == "content_filter"
+            self._money += cost
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts since the client was created: requests that were sent (retries included), stored replies that were used,
+        tokens, retries, failures by kind, refusals of content filters, money; the money of the store; the date of the prices.
+        """
+        names = ("sent", "stored_hits", "prompt_tokens", "completion_tokens", "retries", "content_filter")
+        with self._lock:
+            return {
+                **{name: self._counts[name] for name in names}, "failures": dict(sorted(self._failures.items())),
+                "money": self._money, "money_of_store": self._store.cost(), "prices_date": self._prices.date,
+            }
+
+
+def _read_prices(path: str) -> tuple[str, dict[str, Price]]:
+    form = '{"date": "YYYY-MM-DD", "models": {name: {"input": number, "output": number}}}'
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f'config.endpoint.prices="{path}" cannot be read ({error}); {form} is expected') from None
+    try:
+        date = datetime.date.fromisoformat(content["date"]).isoformat()
+        models = {name: Price(float(price["input"]), float(price["output"])) for name, price in content["models"].items()}
+        is_valid = all(0 <= number < float("inf") for price in models.values() for number in price)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f'config.endpoint.prices="{path}" is malformed ({type(error).__name__}: {error}); {form} is '
+                        "expected") from None
+    if not is_valid:
+        raise UserError(f'config.endpoint.prices="{path}" has a price below 0 or not finite; correct it')
+    return date, models
