@@ -40,6 +40,8 @@ setuptools.setup(
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         "test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        # A real server for the tests of endpoints: llama.cpp, and the format of its models.
+        "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.
         "parity": ["peft", "torch==2.13.0", "transformers>=5"],
     },
