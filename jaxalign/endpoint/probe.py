@@ -13,7 +13,7 @@ from jaxalign.endpoint.records import CHAT, COMPLETION, Reply, Request
 
 TOP_LOGPROBS = (20, 5)
 """The numbers of log-probabilities that are asked for; 20 is the maximum of OpenAI and the default maximum of vLLM."""
-_QUESTION, _BEGUN = "Name a letter of the alphabet.", "A"
+_QUESTION, _BEGUN = "Say hello.", "E"  # A single letter is one token, and no likely answer begins with it.
 _TOKEN_IDS = [5, 6, 7]  # Any ids that every vocabulary has.
 # Each way to restrict a reply asks for another letter, so that the reply shows which of them the server obeyed.
 _GUIDES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,9 +68,9 @@ class Abilities:
 def probe(server: Attempts, model: str) -> Abilities:
     """The abilities of a server, from two short greedy requests.
 
-    The first request has standard fields only. If the server refuses it, the second one asks for fewer log-probabilities. If its
-    reply has none, the second one asks for a completion. Otherwise the second one has the fields by which servers extend the
-    chat; a server that refuses it, such as OpenAI, has none of these abilities.
+    The first request has standard fields only. If the server refuses it, the second one asks for fewer log-probabilities. If
+    its reply has none, the second one asks for a completion. Otherwise the second one has the fields by which servers extend
+    the chat; a server that refuses it has none of these abilities. An ability that no request asks for counts as absent.
 
     Args:
       server: sends the requests.
@@ -110,10 +110,10 @@ def _shown(reply: Reply, asked: int) -> int:
 
 
 def _conclude(plain: Reply, extended: Reply, shown: int) -> Abilities:
-    repeats = extended.text.startswith(_BEGUN)
+    repeats = extended.text.startswith(_BEGUN) and not plain.text.startswith(_BEGUN)
     # A continued beginning of one letter adds one token to the prompt. As a finished turn it also adds the marks of turns.
     added = extended.usage.prompt - plain.usage.prompt if plain.usage.prompt else 0
-    rest = extended.text.removeprefix(_BEGUN).strip()
+    rest = extended.text.removeprefix(_BEGUN if repeats else "").strip()
     guided = next((name for name, (letter, _) in _GUIDES.items() if rest == letter), "")
     tokens = extended.tokens or ()
     chosen = len(_TOKEN_IDS) + 1  # The written token is shown, too.
