@@ -42,6 +42,8 @@ setuptools.setup(
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "openai[aiohttp]>=2", "stamina"],
         "test": ["aiohttp", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        # A real server for the tests of endpoints: llama.cpp, and the format of its models.
+        "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.
         "parity": ["peft", "torch==2.13.0", "transformers>=5"],
     },
