@@ -24,6 +24,9 @@ from jaxalign.endpoint.redaction import ApiKey, shown_url
 from jaxalign.endpoint.spending import Spending
 from jaxalign.endpoint.transport import Response, Transport
 
+_LONG_WAIT = 10.0
+"""Seconds from which the client reports that a server asks to wait."""
+
 
 class Call(NamedTuple):
     """A request with the functions that read its response.
@@ -58,7 +61,7 @@ class Exchange:
     """Sends requests to the URLs of the settings. Created and used on one event loop."""
 
     def __init__(self, settings: Endpoint, key: ApiKey, spending: Spending, pacing: Pacing, say: Callable[[str], None]):
-        self._settings, self._key, self._spending, self._pacing = settings, key, spending, pacing
+        self._settings, self._key, self._spending, self._pacing, self._say = settings, key, spending, pacing, say
         members = [Member(shown_url(url), Transport(url, settings, key), pacing) for url in settings.url]
         self._pool: Pool[Transport] = Pool(members, settings.max_down)
         self.breaker = Breaker(pacing, settings.max_down, say)
@@ -133,6 +136,8 @@ class Exchange:
             if self.breaker.succeeded():
                 self._pool.forget()
             return
+        if (result.wait or 0.0) >= _LONG_WAIT and not member.is_resting():
+            self._say(f"[endpoint] {member.url} asks to wait {result.wait:.0f} s")
         self._pool.failed(member, result)
         self.breaker.failed(result, is_probe)
         if self._pool.is_failing():
