@@ -57,6 +57,14 @@ class Batch:
         self.sending: set[asyncio.Task[Any]] = set()
 
 
+class _Outcome(NamedTuple):
+    """The result of an attempt, or its failure."""
+
+    member: Member[Transport]
+    result: Any
+    is_probe: bool
+
+
 class Exchange:
     """Sends requests to the URLs of the settings. Created and used on one event loop."""
 
@@ -75,31 +83,40 @@ class Exchange:
           Fatal: the request cannot succeed.
           UserError: the budget is reached, or the store cannot be written.
         """
+        outcome = await self._attempt(call, batch, None)
+        if isinstance(outcome.result, Transient):
+            outcome = await self._repeat(call, batch, outcome)
+        if isinstance(outcome.result, Failure):
+            raise outcome.result
+        return outcome.result
+
+    async def _repeat(self, call: Call, batch: Batch, failed: _Outcome) -> _Outcome:
+        """The outcome of a call whose first attempt failed. The first attempt is outside of the retry layer, which costs
+        processor time for each request."""
         import stamina
 
         retries = _Retries(self._settings, self._pacing, self._spending, self.breaker, batch)
-        avoid: Member[Transport] | None = None
+        outcome: _Outcome | None = failed
+        member = failed.member
         try:
             async for attempt in stamina.retry_context(on=retries, attempts=None, timeout=None):
                 with attempt:
-                    member, result, is_probe = await self._attempt(call, batch, avoid)
-                    if isinstance(result, Transient):
-                        avoid, retries.is_probe = member, is_probe
-                        raise result
-        except Transient as failure:
-            last = failure
-        else:
-            if isinstance(result, Fatal):
-                raise result
-            return result
-        raise Fatal(last.kind, f"{last}, for the last time after {retries.failures} attempts; repeat the run, which continues "
-                    f"from the stored answers, or raise config.endpoint.max_retries={self._settings.max_retries}")
+                    outcome = outcome or await self._attempt(call, batch, member)
+                    if isinstance(outcome.result, Transient):
+                        last, member, retries.is_probe = outcome.result, outcome.member, outcome.is_probe
+                        outcome = None
+                        raise last
+        except Transient:
+            sentence = (f"{last}, for the last time after {retries.failures} attempts; repeat the run, which continues from "
+                        f"the stored answers, or raise config.endpoint.max_retries={self._settings.max_retries}")
+            return _Outcome(member, Fatal(last.kind, sentence), False)
+        return outcome
 
     async def close(self) -> None:
         for member in self._pool.members:
             await member.sender.close()
 
-    async def _attempt(self, call: Call, batch: Batch, avoid: Member[Transport] | None) -> tuple[Member[Transport], Any, bool]:
+    async def _attempt(self, call: Call, batch: Batch, avoid: Member[Transport] | None) -> _Outcome:
         async with self._slots:
             if call.body is not None:
                 await self._limits.acquire(call.body)
@@ -112,7 +129,7 @@ class Exchange:
             finally:
                 if is_probe:
                     self.breaker.finished_probe()
-        return member, result, is_probe
+        return _Outcome(member, result, is_probe)
 
     async def _send(self, member: Member[Transport], call: Call, batch: Batch) -> Any:
         model = str((call.body or {}).get("model", ""))
