@@ -60,9 +60,8 @@ async def serve(delay: float) -> None:
 
 
 def make_requests(start: int, count: int) -> list[Request]:
-    return [
-        Request(CHAT, {"model": MODEL, "messages": [{"role": "user", "content": f"row {row}"}]}) for row in range(start, start + count)
-    ]
+    rows = range(start, start + count)
+    return [Request(CHAT, {"model": MODEL, "messages": [{"role": "user", "content": f"row {row}"}]}) for row in rows]
 
 
 def peak_bytes() -> int:

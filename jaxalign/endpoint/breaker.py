@@ -90,9 +90,12 @@ class Breaker:
         self._say(f"[endpoint] paused: {self._message}; trying again for at most {self._max_down:g} s")
 
     def restart(self) -> None:
-        """Grants the full `max_down` again, for a caller that repeats its requests after the client gave up."""
+        """Starts `max_down` anew at the beginning of a call: the time since the last call is no outage, and a caller may repeat
+        its requests after the client gave up."""
         now = time.monotonic()
-        if self.is_open and now >= self._deadline():
+        if not self.is_open:
+            self._failing_since = None
+        elif now >= self._deadline():
             self._failing_since = self._next_probe = now
 
     async def _sleep_until_probe(self) -> None:

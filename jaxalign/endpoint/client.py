@@ -94,11 +94,7 @@ class Client:
         with self._lock:
             loop, exchange, self._loop, self._exchange = self._loop, self._exchange, None, None
         if loop is not None:
-            try:
-                if exchange is not None:
-                    loop.run(exchange.close())
-            finally:
-                loop.stop()
+            loop.stop(exchange.close if exchange is not None else None)
 
     def __enter__(self) -> Client:
         return self
@@ -120,17 +116,20 @@ class Client:
                 if self._exchange is None:
                     self._exchange = self._loop.run(self._connect())
                 loop, exchange = self._loop, self._exchange
-            return loop.run(work(exchange))
+            return loop.run(self._start(work, exchange))
         except Failure as failure:
             sentence = str(failure)
         raise UserError(sentence)
+
+    async def _start(self, work: Callable[[Exchange], Coroutine[Any, Any, T]], exchange: Exchange) -> T:
+        exchange.breaker.restart()
+        return await work(exchange)
 
     async def _connect(self) -> Exchange:
         return Exchange(self._settings, self._key, self.spending, self._pacing, self._say)
 
     async def _ask_all(self, exchange: Exchange, missing: dict[str, Request], replies: dict[str, Reply]) -> None:
         """Fills `replies` by a bounded number of workers, so that memory does not grow with the number of requests."""
-        exchange.breaker.restart()
         batch, pending = Batch(), iter(missing.items())
         workers = [
             asyncio.create_task(self._work(exchange, batch, pending, replies))

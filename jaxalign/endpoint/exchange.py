@@ -24,6 +24,9 @@ from jaxalign.endpoint.redaction import ApiKey, shown_url
 from jaxalign.endpoint.spending import Spending
 from jaxalign.endpoint.transport import Response, Transport
 
+_LONG_WAIT = 10.0
+"""Seconds from which the client reports that a server asks to wait."""
+
 
 class Call(NamedTuple):
     """A request with the functions that read its response.
@@ -54,11 +57,19 @@ class Batch:
         self.sending: set[asyncio.Task[Any]] = set()
 
 
+class _Outcome(NamedTuple):
+    """The result of an attempt, or its failure."""
+
+    member: Member[Transport]
+    result: Any
+    is_probe: bool
+
+
 class Exchange:
     """Sends requests to the URLs of the settings. Created and used on one event loop."""
 
     def __init__(self, settings: Endpoint, key: ApiKey, spending: Spending, pacing: Pacing, say: Callable[[str], None]):
-        self._settings, self._key, self._spending, self._pacing = settings, key, spending, pacing
+        self._settings, self._key, self._spending, self._pacing, self._say = settings, key, spending, pacing, say
         members = [Member(shown_url(url), Transport(url, settings, key), pacing) for url in settings.url]
         self._pool: Pool[Transport] = Pool(members, settings.max_down)
         self.breaker = Breaker(pacing, settings.max_down, say)
@@ -72,31 +83,40 @@ class Exchange:
           Fatal: the request cannot succeed.
           UserError: the budget is reached, or the store cannot be written.
         """
+        outcome = await self._attempt(call, batch, None)
+        if isinstance(outcome.result, Transient):
+            outcome = await self._repeat(call, batch, outcome)
+        if isinstance(outcome.result, Failure):
+            raise outcome.result
+        return outcome.result
+
+    async def _repeat(self, call: Call, batch: Batch, failed: _Outcome) -> _Outcome:
+        """The outcome of a call whose first attempt failed. The first attempt is outside of the retry layer, which costs
+        processor time for each request."""
         import stamina
 
         retries = _Retries(self._settings, self._pacing, self._spending, self.breaker, batch)
-        avoid: Member[Transport] | None = None
+        outcome: _Outcome | None = failed
+        member = failed.member
         try:
             async for attempt in stamina.retry_context(on=retries, attempts=None, timeout=None):
                 with attempt:
-                    member, result, is_probe = await self._attempt(call, batch, avoid)
-                    if isinstance(result, Transient):
-                        avoid, retries.is_probe = member, is_probe
-                        raise result
-        except Transient as failure:
-            last = failure
-        else:
-            if isinstance(result, Fatal):
-                raise result
-            return result
-        raise Fatal(last.kind, f"{last}, for the last time after {retries.failures} attempts; repeat the run, which continues "
-                    f"from the stored answers, or raise config.endpoint.max_retries={self._settings.max_retries}")
+                    outcome = outcome or await self._attempt(call, batch, member)
+                    if isinstance(outcome.result, Transient):
+                        last, member, retries.is_probe = outcome.result, outcome.member, outcome.is_probe
+                        outcome = None
+                        raise last
+        except Transient:
+            sentence = (f"{last}, for the last time after {retries.failures} attempts; repeat the run, which continues from "
+                        f"the stored answers, or raise config.endpoint.max_retries={self._settings.max_retries}")
+            return _Outcome(member, Fatal(last.kind, sentence), False)
+        return outcome
 
     async def close(self) -> None:
         for member in self._pool.members:
             await member.sender.close()
 
-    async def _attempt(self, call: Call, batch: Batch, avoid: Member[Transport] | None) -> tuple[Member[Transport], Any, bool]:
+    async def _attempt(self, call: Call, batch: Batch, avoid: Member[Transport] | None) -> _Outcome:
         async with self._slots:
             if call.body is not None:
                 await self._limits.acquire(call.body)
@@ -109,7 +129,7 @@ class Exchange:
             finally:
                 if is_probe:
                     self.breaker.finished_probe()
-        return member, result, is_probe
+        return _Outcome(member, result, is_probe)
 
     async def _send(self, member: Member[Transport], call: Call, batch: Batch) -> Any:
         model = str((call.body or {}).get("model", ""))
@@ -133,6 +153,8 @@ class Exchange:
             if self.breaker.succeeded():
                 self._pool.forget()
             return
+        if (result.wait or 0.0) >= _LONG_WAIT and not member.is_resting():
+            self._say(f"[endpoint] {member.url} asks to wait {result.wait:.0f} s")
         self._pool.failed(member, result)
         self.breaker.failed(result, is_probe)
         if self._pool.is_failing():

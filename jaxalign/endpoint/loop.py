@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,18 +38,22 @@ class LoopThread:
                 future.cancel()
                 finished.wait(_CANCEL_SECONDS)
 
-    def stop(self) -> None:
-        """Cancels what still runs and ends the thread."""
+    def stop(self, close: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Cancels the running coroutines, runs `close` on the loop, and ends the thread."""
 
         async def cancel_all() -> None:
             others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            if close is not None:
+                await close()
             await self._loop.shutdown_default_executor()
 
-        self.run(cancel_all())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CANCEL_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
+        try:
+            self.run(cancel_all())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CANCEL_SECONDS)
+            if not self._thread.is_alive():
+                self._loop.close()

@@ -59,6 +59,10 @@ class Member(Generic[Sender]):
         mostly = len(self._recent) >= _LEAST and 2 * self._recent.count(False) > len(self._recent)
         return mostly or self.aside_until > time.monotonic()
 
+    def is_resting(self) -> bool:
+        """Whether the server asked to wait."""
+        return self.rest_until > time.monotonic()
+
     def forget(self) -> None:
         self._recent.clear()
 

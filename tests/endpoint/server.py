@@ -1,12 +1,10 @@
-"""An OpenAI-compatible server on loopback whose faults a test chooses. Also a program: `python server.py DELAY` prints its URL."""
+"""An OpenAI-compatible server on loopback whose faults a test chooses."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import hashlib
-import json
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -83,7 +81,7 @@ class Server:
         self.bodies: list[dict[str, Any]] = []
         self.times: list[float] = []
         self.authorizations: collections.Counter[str] = collections.Counter()
-        self.in_flight = self.most = self.connections = 0
+        self.in_flight = self.most = 0
         self.key: str | None = None
 
     @property
@@ -141,14 +139,3 @@ class Server:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-async def _serve(delay: float) -> None:
-    server = Server(delay)
-    await server.start()
-    print(json.dumps(server.url), flush=True)
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1])))

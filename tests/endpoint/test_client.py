@@ -82,8 +82,9 @@ def test_retry_after_may_be_a_date(tmp_path):
 
 def test_a_server_that_asks_to_wait_longer_than_max_down_ends_the_run(tmp_path):
     with Server(fault_of=lambda number, _: status(429, "tomorrow", {"Retry-After": "86400"})) as server:
-        with Running(tmp_path, server.url) as client, pytest.raises(UserError, match="asks to wait 86.* config.endpoint.max_down"):
-            client.ask(requests(1))
+        with Running(tmp_path, server.url) as client:
+            with pytest.raises(UserError, match="asks to wait 86.* config.endpoint.max_down"):
+                client.ask(requests(1))
     assert len(server.bodies) == 1
 
 

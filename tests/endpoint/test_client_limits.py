@@ -16,7 +16,7 @@ import pytest
 from jaxalign.endpoint.spending import BudgetReached
 from jaxalign.errors import UserError
 from tests.endpoint.clients import Running, requests
-from tests.endpoint.server import Server, status
+from tests.endpoint.server import Server, body, reply_to, status
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -67,8 +67,6 @@ def test_a_budget_stops_before_the_next_request_and_counts_earlier_runs(tmp_path
 
 
 def test_a_budget_needs_the_usage_of_replies(tmp_path):
-    from tests.endpoint.server import body, reply_to
-
     reply = body(json.dumps(reply_to(requests(1)[0].body, usage=None)))
     with Server(fault_of=lambda *_: reply) as server:
         with Running(tmp_path, server.url, budget=1.0, input_price=1.0) as client:
@@ -103,9 +101,8 @@ def test_a_killed_run_loses_no_more_than_the_requests_in_flight(tmp_path):
 def test_the_client_reaches_85_percent_of_the_rate_that_the_concurrency_allows():
     """2,000 requests of 50 ms, 64 at a time: 1.56 s at best. Other programs that use the same cores slow down the client and
     the server; the processor time of the client then shows the rate that it reaches on a core of its own."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "endpoint_rate.py"), "--requests=2000", "--json"]
+    program = str(ROOT / "benchmarks" / "endpoint_rate.py")
+    command = [sys.executable, program, "--requests=2000", "--delay=0.05", "--repeat=3", "--json"]
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    ideal = 2000 * 0.05 / 64
-    assert result["ideal_seconds"] == pytest.approx(ideal)
-    assert min(result["seconds"], result["processor_seconds"]) <= ideal / 0.85
+    assert min(result["seconds"], result["processor_seconds"]) <= 2000 * 0.05 / 64 / 0.85
     assert result["most_in_flight"] == 64
