@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jaxalign.config.sections.endpoint import Endpoint
 from jaxalign.endpoint.exchange import Batch, Call, Exchange
-from jaxalign.endpoint.failures import Failure, Fatal, Target, check_model
+from jaxalign.endpoint.failures import REFUSALS, Failure, Fatal, Target, check_model
 from jaxalign.endpoint.loop import LoopThread
 from jaxalign.endpoint.pool import Pacing
 from jaxalign.endpoint.records import MalformedReply, Reply, Request, read_reply
@@ -23,6 +23,10 @@ from jaxalign.endpoint.transport import require_extra
 from jaxalign.errors import UserError
 
 T = TypeVar("T")
+
+
+class Refused(UserError):
+    """A server refused a request as such, for example because it does not have a field or a path."""
 
 
 class Client:
@@ -79,6 +83,13 @@ class Client:
             self._run(lambda exchange: self._ask_all(exchange, missing, replies))
         return [replies[key] for key in keys]
 
+    def attempt(self, request: Request) -> Reply | None:
+        """The reply; None if the server refuses the request with a status of `REFUSALS`. Raises UserError like `ask`."""
+        try:
+            return self.ask([request])[0]
+        except Refused:
+            return None
+
     def list_models(self) -> list[str]:
         """The names of the models that the server lists.
 
@@ -118,8 +129,8 @@ class Client:
                 loop, exchange = self._loop, self._exchange
             return loop.run(self._start(work, exchange))
         except Failure as failure:
-            sentence = str(failure)
-        raise UserError(sentence)
+            sentence, kind = str(failure), failure.kind
+        raise (Refused if kind in REFUSALS else UserError)(sentence)
 
     async def _start(self, work: Callable[[Exchange], Coroutine[Any, Any, T]], exchange: Exchange) -> T:
         exchange.breaker.restart()

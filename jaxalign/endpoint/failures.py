@@ -20,6 +20,8 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 """Messages of OpenAI, vLLM, SGLang, llama.cpp and other servers about prompts that exceed the context."""
+REFUSALS = {f"http_{status}" for status in (400, 403, 404, 405, 422, 501)}
+"""The kinds of failures by which a server may refuse a field or a path that it does not have."""
 _LONGEST = 300
 """Characters of a server's message that an error repeats."""
 
@@ -76,7 +78,7 @@ def classify_status(status: int, headers: Mapping[str, str], text: str, target: 
     if status == 429 and "insufficient_quota" in codes:
         return Fatal("quota", f"{target.url} states that the account has no quota left ({stated}); add credit, and repeat the "
                      "run, which continues from the stored answers")
-    if status in _RETRIED or status >= 500:
+    if status in _RETRIED or (status >= 500 and status != 501):
         return Transient(f"http_{status}", f"{target.url} answered {stated}", wait=_retry_after(headers),
                          is_down=status in _UNREACHABLE)
     if status in (401, 403):

@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS answers (
     key TEXT PRIMARY KEY, request TEXT NOT NULL, reply TEXT NOT NULL, model TEXT NOT NULL,
     prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, cost REAL NOT NULL, time REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value REAL NOT NULL);
 INSERT OR IGNORE INTO totals VALUES ('cost', 0.0);
 CREATE TRIGGER IF NOT EXISTS add_cost AFTER INSERT ON answers WHEN NEW.cost <> 0
@@ -94,6 +95,17 @@ class AnswerStore:
             if cost:
                 connection.execute(_ADD_COST, (cost,))
             return connection.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()[0]
+
+    def fact(self, name: str) -> str | None:
+        """The value stored under a name, such as what a server can do; None if there is none."""
+        with self._usable() as connection:
+            row = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
+    def keep_fact(self, name: str, value: str) -> None:
+        """Stores a value under a name, in place of an earlier one."""
+        with self._usable() as connection:
+            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def add_cost(self, cost: float) -> None:
         """Adds the cost of a reply that is not stored, such as one of a wrong model, to the sum."""

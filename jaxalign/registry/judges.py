@@ -51,7 +51,7 @@ class JudgeRecord:
 JUDGES = Registry("judge", JudgeRecord, (
     JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True, methods=METHODS),
     JudgeRecord("model", "jaxalign.stages.shared.judges:make_model_judge", methods=METHODS, on_devices=True),
-    JudgeRecord("endpoint", "jaxalign.stages.shared.judges:make_endpoint_judge", methods=METHODS),
+    JudgeRecord("endpoint", "jaxalign.stages.shared.endpoints:make_endpoint_judge", methods=METHODS),
 ))
 
 

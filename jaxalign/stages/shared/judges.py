@@ -26,7 +26,7 @@ from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import judge_field, judge_file, judge_name, stage_judge
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import judge_models, run_models
+from jaxalign.stages.shared import endpoints, judge_models, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.loops import Meter
 from jaxalign.training.offload import FrozenRole
@@ -69,6 +69,8 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
             length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
             _check_requests(config, stage, judge_models.folder_tokenizer(config, folder), length)
         found |= judge_models.folder_files(config)
+    elif judge_name(config, stage) == "endpoint":
+        endpoints.templates(config)
     elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
         if config.judge.max_length:
             judge_models.check_folder(config, config.model.path, "model.path")

@@ -1,0 +1,77 @@
+"""The client of `config.endpoint`, what its server can do, and the judge that asks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+from jaxalign.config import Config
+from jaxalign.config import Endpoint as EndpointSettings
+from jaxalign.data.chat.requests import TemplateSet, load_set
+from jaxalign.endpoint.client import Client
+from jaxalign.endpoint.probe import Abilities, probe
+from jaxalign.endpoint.redaction import shown_url
+from jaxalign.endpoint.store import AnswerStore
+from jaxalign.errors import UserError
+from jaxalign.feedback.endpoint_judge import EndpointJudge
+from jaxalign.feedback.judge import JudgeInputs
+
+STORE = "endpoint.sqlite"
+"""The file of stored answers in the work directory."""
+
+
+def templates(config: Config) -> TemplateSet:
+    """The template set of the requests.
+
+    Raises:
+      UserError: the set is not written for chat models.
+    """
+    found = load_set(config.feedback.templates or "chat")
+    if found.layout != "chat":
+        raise UserError(f"config.feedback.templates is {config.feedback.templates!r}, a set of the layout {found.layout!r}, "
+                        "but the judge 'endpoint' sends messages; set it to 'chat', or to a set of your own with this layout")
+    return found
+
+
+def make_endpoint_judge(inputs: JudgeInputs) -> EndpointJudge:
+    """The judge that asks the server of `config.endpoint`."""
+    config, context = inputs.config, inputs.context
+    client, store = connect(config.endpoint, context.workdir)
+    model, abilities = _server(config.endpoint, client, store)
+    print(f"[{context.title}] judge {model!r} at {', '.join(map(shown_url, config.endpoint.url))}. {abilities}", flush=True)
+    return EndpointJudge(client, model, abilities, templates(config), config.feedback, config.endpoint.votes, inputs.writing)
+
+
+@functools.cache
+def connect(settings: EndpointSettings, workdir: Path) -> tuple[Client, AnswerStore]:
+    """The client and its store. All stages of a run share them, so that limits and counts hold for the run."""
+    store = AnswerStore(Path(settings.cache).expanduser() if settings.cache else workdir / STORE)
+    return Client(settings, store), store
+
+
+def _server(settings: EndpointSettings, client: Client, store: AnswerStore) -> tuple[str, Abilities]:
+    """The model's name and what the server can do: as stored, or else from the server.
+
+    Raises:
+      UserError: the server cannot be asked, or it lists several models and `endpoint.model` is empty.
+    """
+    name = json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
+    stored = store.fact(name)
+    if stored is not None:
+        model, fields = json.loads(stored)
+        return model, Abilities(**fields)
+    model = settings.model or _only_model(client, settings)
+    abilities = probe(client, model)
+    store.keep_fact(name, json.dumps([model, dataclasses.asdict(abilities)]))
+    return model, abilities
+
+
+def _only_model(client: Client, settings: EndpointSettings) -> str:
+    models = client.list_models()
+    if len(models) != 1:
+        listed = ", ".join(models[:8]) or "no model"
+        raise UserError(f"config.endpoint.model is empty, and {shown_url(settings.url[0])} lists {listed}; set it to the name "
+                        "of one model")
+    return models[0]
