@@ -1,0 +1,100 @@
+"""The judge behind a real server, against the judge that runs the same model in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Endpoint, Feedback
+from jaxalign.data.chat.requests import load_set
+from jaxalign.endpoint.client import Client
+from jaxalign.endpoint.probe import Abilities
+from jaxalign.endpoint.store import AnswerStore
+from jaxalign.feedback.endpoint_judge import EndpointJudge
+from jaxalign.feedback.judge import ComparisonRequest, CritiqueRequest, Draw, RatingRequest
+from jaxalign.feedback.local import make_local_judge
+from jaxalign.models.language_model import load_model
+from jaxalign.records import Message, Principle
+from jaxalign.rollout.sampling import Sampling
+
+RULE = Principle("kindness", "Is the answer kind?", "Write a kind answer.", "Which answer is kinder?")
+ANSWERS = ("Answer A is better.", "No.", "Which?", "Answer B is shorter.")
+SETTINGS = dataclasses.replace(Feedback(), reasoning=False, max_outside_mass=1.0)
+ALL = Abilities(1000)  # llama.cpp shows any number of tokens.
+
+
+def asked(kind, count=6):
+    dialogue = (Message("user", "Is A or B better?"),)
+    if kind is ComparisonRequest:
+        return [kind(dialogue, ANSWERS[i % 4], ANSWERS[(i + 1 + i // 4) % 4], RULE) for i in range(count)]
+    return [kind(dialogue, ANSWERS[i % 4], RULE) for i in range(count)]
+
+
+def draw(count, seed=0):
+    return Draw(jax.random.key(seed), range(count))
+
+
+@pytest.fixture
+def client(tiny_server, tmp_path):
+    store = AnswerStore(tmp_path / "answers.sqlite")
+    with Client(Endpoint(url=(tiny_server.server.url,), concurrency=4), store) as client:
+        yield client
+    store.close()
+
+
+def judge(client, abilities=ALL, votes=4, **settings):
+    writing = Sampling(12, (), 1.0)
+    return EndpointJudge(client, client.list_models()[0], abilities, load_set("chat"),
+                         dataclasses.replace(SETTINGS, **settings), votes, writing)
+
+
+@pytest.fixture(scope="module")
+def local(tiny_server):
+    found = load_model(tiny_server.model, max_length=512)
+    return make_local_judge(found.model, found.params, found.tokenizer, SETTINGS, 512, 8)
+
+
+def test_comparisons_equal_those_of_the_judge_in_this_process(client, local):
+    requests = asked(ComparisonRequest)
+    found, expected = (each.compare(requests, draw(6)) for each in (judge(client), local))
+    for field in ("probability", "tie", "outside"):
+        # The spelling " a" has two tokens, and the server shows the second one only if it wrote the first.
+        np.testing.assert_allclose([getattr(v, field) for v in found], [getattr(v, field) for v in expected], atol=5e-3)
+    assert {verdict.notes for verdict in found} == {("top_logprobs",)}
+
+
+def test_ratings_equal_those_of_the_judge_in_this_process(client, local):
+    requests = asked(RatingRequest, 4)
+    found, expected = (each.rate(requests, draw(4)) for each in (judge(client), local))
+    np.testing.assert_allclose([r.rating for r in found], [r.rating for r in expected], atol=0.05)
+
+
+def test_without_log_probabilities_the_label_is_the_share_of_sampled_answers(client):
+    found = judge(client, Abilities(0), votes=8).compare(asked(ComparisonRequest, 3), draw(3))
+    for verdict in found:
+        assert verdict.notes == ("votes",) and 0 <= verdict.outside <= 1
+        if verdict.probability is None:
+            assert verdict.problem == "unreadable"
+        else:
+            readable = round(8 * (1 - verdict.outside))
+            assert (2 * readable * verdict.probability) % 1 == pytest.approx(0, abs=1e-6)
+    assert client.spending.as_dict()["sent"] == 1 + 3 * 8  # The first one lists the models.
+
+
+def test_texts_depend_on_the_row_and_not_on_the_other_requests(client):
+    requests = asked(CritiqueRequest)
+    asker = judge(client)
+    together = asker.critique(requests, draw(6))
+    alone = asker.critique([requests[4]], Draw(jax.random.key(0), [4]))
+    assert alone == [together[4]] and client.spending.as_dict()["sent"] == 1 + 6
+    other = asker.critique([requests[4]], Draw(jax.random.key(1), [4]))
+    assert other != alone
+
+
+def test_equal_verdicts_are_asked_once(client):
+    requests = asked(ComparisonRequest, 2)
+    judge(client).compare([requests[0]] * 5 + [requests[1]], draw(6))
+    assert client.spending.as_dict()["sent"] == 1 + 2
