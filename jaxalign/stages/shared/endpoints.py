@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import json
@@ -48,7 +49,9 @@ def make_endpoint_judge(inputs: JudgeInputs) -> EndpointJudge:
 def connect(settings: EndpointSettings, workdir: Path) -> tuple[Client, AnswerStore]:
     """The client and its store. All stages of a run share them, so that limits and counts hold for the run."""
     store = AnswerStore(Path(settings.cache).expanduser() if settings.cache else workdir / STORE)
-    return Client(settings, store), store
+    client = Client(settings, store)
+    atexit.register(client.close)
+    return client, store
 
 
 def _server(settings: EndpointSettings, client: Client, store: AnswerStore) -> tuple[str, Abilities]:
