@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import grimp
 import pytest
@@ -79,19 +80,27 @@ print(json.dumps(sorted(sys.modules)))
     assert not loaded & FOREIGN
 
 
-def test_imported_packages_are_declared_and_are_not_other_frameworks():
+def imported_packages(paths: Iterable[pathlib.Path]) -> set[str]:
     imported = set()
-    for path in SOURCES:
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module.split(".")[0])
-    assert not imported & FOREIGN
     packages = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # Packages whose name differs from the module's.
-    needed = {packages.get(name, name.replace("_", "-")) for name in imported - sys.stdlib_module_names - {"jaxalign"}}
-    listed = re.search(r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(encoding="utf-8"), re.DOTALL)[1]
-    assert needed <= set(re.findall(r'"([a-z0-9-]+)', listed))
+    return {packages.get(name, name.replace("_", "-")) for name in imported - sys.stdlib_module_names - {"jaxalign"}}
+
+
+def test_imported_packages_are_declared_and_are_not_other_frameworks():
+    """Only the endpoint client imports the libraries of an extra."""
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    listed, extra = (set(re.findall(r'"([a-z0-9-]+)', re.search(pattern, setup, re.DOTALL)[1]))
+                     for pattern in (r"install_requires=\[(.*?)\]", r'"endpoint": (\[.*?\]),\n'))
+    client = {path for path in SOURCES if ROOT / "jaxalign" / "endpoint" in path.parents}
+    assert imported_packages(set(SOURCES) - client) <= listed
+    assert imported_packages(client) <= listed | extra
+    assert not imported_packages(SOURCES) & FOREIGN
 
 
 def test_the_import_contracts_hold():

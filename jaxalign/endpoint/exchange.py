@@ -70,7 +70,7 @@ class Exchange:
 
     def __init__(self, settings: Endpoint, key: ApiKey, spending: Spending, pacing: Pacing, say: Callable[[str], None]):
         self._settings, self._key, self._spending, self._pacing, self._say = settings, key, spending, pacing, say
-        members = [Member(shown_url(url), Transport(url, settings, key), pacing) for url in settings.url]
+        members = [Member(shown_url(url), Transport(url, settings, key), pacing, settings.concurrency) for url in settings.url]
         self._pool: Pool[Transport] = Pool(members, settings.max_down)
         self.breaker = Breaker(pacing, settings.max_down, say)
         self._limits = RateLimits(settings)

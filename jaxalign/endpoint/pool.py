@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from jaxalign.endpoint.failures import Fatal, Transient
 
-_WINDOW, _LEAST = 32, 16
-"""Recent outcomes of a URL that are considered, and the number below which it is not judged by them."""
+_LEAST = 16
+"""Recent outcomes below which a URL is not judged by them."""
 _CONSECUTIVE = 3
 """Consecutive failures after which a URL is set aside, if there are others."""
 
@@ -43,20 +43,25 @@ class Pacing:
 
 
 class Member(Generic[Sender]):
-    """One URL, the object that sends to it, and its health."""
+    """One URL, the object that sends to it, and its health.
 
-    def __init__(self, url: str, sender: Sender, pacing: Pacing):
+    Args:
+      concurrency: the maximum number of requests in flight. Failures are often faster than replies, so a URL is judged only by
+        more outcomes than that.
+    """
+
+    def __init__(self, url: str, sender: Sender, pacing: Pacing, concurrency: int):
         self.url, self.sender, self._pacing = url, sender, pacing
         self.in_flight = 0
         self.rest_until = 0.0  # requested by the server
         self.aside_until = 0.0  # decided by the pool
         self._aside = pacing.aside
         self._consecutive = 0
-        self._recent: collections.deque[bool] = collections.deque(maxlen=_WINDOW)
+        self._recent: collections.deque[bool] = collections.deque(maxlen=2 * max(_LEAST, concurrency))
 
     def is_failing(self) -> bool:
         """Whether most recent requests failed, or the URL is set aside."""
-        mostly = len(self._recent) >= _LEAST and 2 * self._recent.count(False) > len(self._recent)
+        mostly = 2 * len(self._recent) >= (self._recent.maxlen or 0) and 2 * self._recent.count(False) > len(self._recent)
         return mostly or self.aside_until > time.monotonic()
 
     def is_resting(self) -> bool:

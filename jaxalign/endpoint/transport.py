@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -27,11 +27,13 @@ class Response(NamedTuple):
 
 def require_extra() -> None:
     """Raises UserError if a library of the extra "endpoint" is missing."""
-    for name in ("aiohttp", "aiolimiter", "openai", "stamina"):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            raise UserError(_INSTALL.format(name)) from None
+    try:
+        import aiohttp  # noqa: F401
+        import aiolimiter  # noqa: F401
+        import openai  # noqa: F401
+        import stamina  # noqa: F401
+    except ImportError as error:
+        raise UserError(_INSTALL.format(error.name)) from None
     # The client prints its own line about failures; stamina would log a warning for each repetition.
     logging.getLogger("stamina").setLevel(logging.ERROR)
 
@@ -94,4 +96,4 @@ def _http_library() -> ModuleType:
 
     bases = openai.DefaultAsyncHttpxClient.__mro__
     name = next(base.__module__ for base in bases if base.__name__ == "AsyncClient")
-    return importlib.import_module(name.partition(".")[0])
+    return sys.modules[name.partition(".")[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import email.utils
 import json
+import random
 
 import pytest
 
@@ -41,6 +42,17 @@ def test_a_fault_that_passes_changes_no_reply_and_costs_one_request_each(tmp_pat
     assert len(server.bodies) == 12 + faults == counts["sent"]
     assert counts["retries"] == faults == sum(counts["failures"].values())
     assert (counts["prompt_tokens"], counts["completion_tokens"]) == (120, 60)
+
+
+def test_a_quarter_of_faults_of_all_kinds_changes_no_reply_and_pauses_nothing(tmp_path):
+    draw, kinds = random.Random(1), [*PASSING.values(), silence]
+    faults = [draw.choice(kinds) if draw.random() < 0.25 else None for _ in range(2000)]
+    with Server(delay=0.01, fault_of=lambda number, _: faults[number]) as server:
+        with Running(tmp_path, server.url, concurrency=32, timeout=1.0, max_retries=12) as client:
+            assert [reply.text for reply in client.ask(requests(300))] == expected(requests(300))
+            assert not client.lines
+    assert len(server.bodies) == 300 + sum(fault is not None for fault in faults[: len(server.bodies)])
+    assert server.most <= 32
 
 
 def test_silence_beyond_the_timeout_is_repeated(tmp_path):
