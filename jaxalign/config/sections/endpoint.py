@@ -18,9 +18,10 @@ class Endpoint(Section):
 
     url: tuple[str, ...] = field((), "Base URLs of the server, such as http://localhost:8000/v1. Several URLs of the same "
                                  "model share the requests; one that fails gets none for a while.")
-    model: str = field("", "Name of the model, as the server lists it; empty: the only model that the server lists.", _ASKED)
+    model: str = field("", "Name of the model, as the server lists it; empty: the only model that the server lists.", None,
+                       _ASKED)
     key_variable: str = field("OPENAI_API_KEY", "Environment variable with the API key; if it is not set, no key is "
-                              "sent.", _ASKED)
+                              "sent.", None, _ASKED)
     concurrency: int = field(16, "Maximum number of requests in flight.", at_least(1), _ASKED)
     requests_per_minute: int = field(0, "Maximum number of requests sent per minute; 0: no limit.", at_least(0), _ASKED)
     tokens_per_minute: int = field(0, "Maximum number of tokens sent and requested per minute; 0: no limit.", at_least(0),
@@ -31,11 +32,11 @@ class Endpoint(Section):
     max_down: float = field(1800.0, "Seconds that a stage waits for a server that answers no request before it stops.",
                             at_least(0), _ASKED)
     cache: str = field("", "SQLite file of stored answers, which several runs may share; empty: endpoint.sqlite in the work "
-                       "directory.", _ASKED)
-    offline: bool = field(False, "Answer only from stored answers, and stop at a request that has none.", _ASKED)
+                       "directory.", None, _ASKED)
+    offline: bool = field(False, "Answer only from stored answers, and stop at a request that has none.", None, _ASKED)
     votes: int = field(8, "Number of sampled answers from which a label follows if the server gives no log-probabilities of "
                        "the options.", at_least(1), _ASKED)
-    prices: str = field("", "JSON file of prices (docs/endpoint.md); empty: input_price and output_price.", _ASKED)
+    prices: str = field("", "JSON file of prices (docs/endpoint.md); empty: input_price and output_price.", None, _ASKED)
     input_price: float = field(0.0, "Price of a million prompt tokens, in any currency.", at_least(0), _ASKED)
     output_price: float = field(0.0, "Price of a million generated tokens, in the same currency.", at_least(0), _ASKED)
     budget: float = field(0.0, "Stop at a row boundary when the run has spent this amount; 0: no limit.", at_least(0), _ASKED)
