@@ -45,46 +45,16 @@ class Compare(Stage):
         return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
 
     def run(self, context: StageContext) -> None:
-        config, section = context.config, context.config.compare
+        config = context.config
         tokenizer = run_models.load_tokenizer(context)
-        model = run_models.make_model(config, tokenizer.vocab_size)
         sets = sources.prompt_sets(context, tokenizer)
         prompts = mixes.stage_prompts(context, tokenizer, self.name, "compare", sets)
         shares = mixes.prompt_shares(context, [prompt.source for prompt in prompts])
-        sampling = engines.sampling(section, tokenizer, config.data.style)
         shards = Shards(context.directory)
-        every = queues(len(prompts), section.batch)
+        every = queues(len(prompts), config.compare.batch)
         left = shards.unfinished(every)
-        start = len(prompts) - sum(len(queue.rows) for queue in left)
-        with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, self.name) as asker:
-            if left:
-                meter = loops.Meter(loops.timing(context, model), model, progress)
-                params = run_models.policy_params(context, model, self.name)
-                policy = engines.speaker(context, model, params, section.batch, meter)
-                labelling = judges.make_labeller(context, judges.make_judge(context, self.name, model, section.batch, meter))
-                key = stage_key(context, self.name, "labels")
-
-            def write(ahead: int) -> None:
-                """Writes the rows of all queues but the last `ahead` ones."""
-                while len(asked) > ahead:
-                    queue, result = asked.popleft()
-                    with meter.phase("label"):
-                        labelled = result()
-                    shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
-                    progress.update(len(queue.rows))
-
-            asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
-            for queue in left:
-                rows = queue.rows
-                own = [prompts[i] for i in rows]
-                with meter.phase("generate"):
-                    answers = _answers(context, policy, own, sampling, rows.start)
-                pairs = [_pair(prompt, said, section.choose) for prompt, said in zip(own, answers, strict=True)]
-                call = functools.partial(labelling.label, pairs, key, rows.start, config.feedback.invert)
-                with meter.phase("label"):
-                    asked.append((queue, asker.begin(call)))
-                write(asker.ahead)
-            write(0)
+        if left:
+            _label(context, prompts, shards, left)
         calibration = _decide(config, shards, every)
         summary = summarise(list(shards.read()), calibration)
         print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
@@ -92,6 +62,43 @@ class Compare(Stage):
         for warning in filter(None, (few_decided(summary), mostly_outside(summary), mostly_chance(summary))):
             print(f"[{context.title}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
+
+
+def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, left: Sequence[Queue]) -> None:
+    """Samples and labels the pairs of unfinished queues, and writes their rows."""
+    config, section = context.config, context.config.compare
+    tokenizer = run_models.load_tokenizer(context)
+    model = run_models.make_model(config, tokenizer.vocab_size)
+    sampling = engines.sampling(section, tokenizer, config.data.style)
+    key = stage_key(context, "compare", "labels")
+    start = len(prompts) - sum(len(queue.rows) for queue in left)
+    asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
+    with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, "compare") as asker:
+        meter = loops.Meter(loops.timing(context, model), model, progress)
+        params = run_models.policy_params(context, model, "compare")
+        policy = engines.speaker(context, model, params, section.batch, meter)
+        labelling = judges.make_labeller(context, judges.make_judge(context, "compare", model, section.batch, meter))
+
+        def write(ahead: int) -> None:
+            """Writes the rows of all queues but the last `ahead` ones."""
+            while len(asked) > ahead:
+                queue, result = asked.popleft()
+                with meter.phase("label"):
+                    labelled = result()
+                shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
+                progress.update(len(queue.rows))
+
+        for queue in left:
+            rows = queue.rows
+            own = [prompts[i] for i in rows]
+            with meter.phase("generate"):
+                answers = _answers(context, policy, own, sampling, rows.start)
+            pairs = [_pair(prompt, said, section.choose) for prompt, said in zip(own, answers, strict=True)]
+            call = functools.partial(labelling.label, pairs, key, rows.start, config.feedback.invert)
+            with meter.phase("label"):
+                asked.append((queue, asker.begin(call)))
+            write(asker.ahead)
+        write(0)
 
 
 def _answers(
