@@ -117,6 +117,7 @@ class EndpointJudge:
         settings |= {"top_p": w.top_p} if w.top_p < 1 else {}
         written = [self._messages(kind, request, own) for request, own in zip(requests, values, strict=True)]
         asked = [i for i, messages in enumerate(written) if messages is not None]
+        settings |= _thinking(self.settings.thinking)
         replies = self._ask([written[i] for i in asked], settings, [_seed(draw.key, draw.rows[i]) for i in asked])
         out = [Text("", False, "template")] * len(requests)
         for i, reply in zip(asked, replies, strict=True):
@@ -132,12 +133,15 @@ class EndpointJudge:
     def _read(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[_Reading]:
         """The options' probabilities in the answer to each request, or the reason why there are none."""
         reasons = bool(self.settings.reasoning)
+        length = {"max_tokens": _VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
+        # A verdict without reasoning has no space for thoughts.
+        shared = length | _thinking("off" if self.settings.thinking == "on" and not reasons else self.settings.thinking)
         written = [self._messages(kind, request, {**own, "reasoning": reasons})
                    for request, own in zip(requests, values, strict=True)]
         asked = [i for i, messages in enumerate(written) if messages is not None]
         out = [_Reading(None, problem="template")] * len(requests)
         if self.abilities.top_logprobs:
-            settings = self._length(reasons) | {
+            settings = shared | {
                 "temperature": self.settings.reasoning_temperature if reasons else 0.0,
                 "logprobs": True, "top_logprobs": self.abilities.top_logprobs,
             }
@@ -146,16 +150,13 @@ class EndpointJudge:
                 out[i] = self._verdict(kind, reply, reasons)
             asked = [i for i in asked if out[i].shares is None and out[i].problem is None]
         if asked:
-            settings = self._length(reasons) | {"temperature": 1.0}
+            settings = shared | {"temperature": 1.0}
             each = [written[i] for i in asked for _ in range(self.votes)]
             seeds = [_seed(draw.key, draw.rows[i], 1 + vote) for i in asked for vote in range(self.votes)]
             replies = self._ask(each, settings, seeds)
             for k, i in enumerate(asked):
                 out[i] = self._vote(kind, replies[k * self.votes : (k + 1) * self.votes], reasons)
         return out
-
-    def _length(self, reasons: bool) -> dict[str, int]:
-        return {"max_tokens": _VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
 
     def _verdict(self, kind: str, reply: Reply, reasons: bool) -> _Reading:
         """The verdict in the log-probabilities of a reply. Without one and without a problem, votes are needed."""
@@ -230,13 +231,18 @@ class EndpointJudge:
     def _ask(
         self, messages: Sequence[list[dict[str, str]]], settings: Mapping[str, Any], seeds: Sequence[int]
     ) -> list[Reply]:
-        thinking = thinking_variables(self.settings.thinking)
-        shared = {"model": self.model, **settings, **({"chat_template_kwargs": thinking} if thinking else {})}
+        shared = {"model": self.model, **settings}
         requests = []
         for own, seed in zip(messages, seeds, strict=True):
             # A greedy reply does not depend on the seed, so equal greedy requests are one.
             requests.append(Request(CHAT, {**shared, "messages": own, **({"seed": seed} if settings["temperature"] else {})}))
         return self.asks.ask(requests)
+
+
+def _thinking(thinking: str) -> dict[str, Any]:
+    """The field of a request that switches the thoughts of a reasoning model "on" or "off"; none for "auto"."""
+    variables = thinking_variables(thinking)
+    return {"chat_template_kwargs": variables} if variables else {}
 
 
 def _seed(key: jax.Array, row: int, sample: int = 0) -> int:

@@ -90,7 +90,10 @@ def _serve(gguf: str) -> None:
     params = xllamacpp.CommonParams()
     params.model.path = gguf
     params.hostnames, params.port = ["127.0.0.1"], 0
-    params.n_ctx, params.n_parallel, params.n_gpu_layers, params.cpuparams.n_threads = 1024, 2, 0, 1
+    # A batch of several requests, and a prompt of which a part is cached, change the rounding of a reply. With one request at a
+    # time and no cache, equal requests have equal replies.
+    params.n_parallel, params.cache_prompt = 1, False
+    params.n_ctx, params.n_gpu_layers, params.cpuparams.n_threads = 512, 0, 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.warmup = False

@@ -8,11 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Endpoint, Feedback
+from jaxalign.config import Endpoint, Feedback, from_config_dict
 from jaxalign.data.chat.requests import load_set
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.probe import Abilities
+from jaxalign.endpoint.records import Alternative, Reply, Token
 from jaxalign.endpoint.store import AnswerStore
+from jaxalign.errors import UserError
 from jaxalign.feedback.endpoint_judge import EndpointJudge
 from jaxalign.feedback.judge import ComparisonRequest, CritiqueRequest, Draw, RatingRequest
 from jaxalign.feedback.local import make_local_judge
@@ -98,3 +100,35 @@ def test_equal_verdicts_are_asked_once(client):
     requests = asked(ComparisonRequest, 2)
     judge(client).compare([requests[0]] * 5 + [requests[1]], draw(6))
     assert client.spending.as_dict()["sent"] == 1 + 2
+
+
+class Recorded:
+    """Answers "A" to every request, with certainty, and keeps the bodies."""
+
+    def __init__(self):
+        self.bodies = []
+
+    def ask(self, requests):
+        self.bodies += [request.body for request in requests]
+        certain = Alternative(b"A", 0.0)
+        return [Reply("A", "stop", (Token(certain, (certain,)),))] * len(requests)
+
+
+@pytest.mark.parametrize(("thinking", "in_texts", "in_verdicts"), [("auto", None, None), ("on", True, False),
+                                                                   ("off", False, False)])
+def test_a_reasoning_model_does_not_think_before_a_verdict_without_reasoning(thinking, in_texts, in_verdicts):
+    asks = Recorded()
+    settings = dataclasses.replace(SETTINGS, thinking=thinking)
+    asker = EndpointJudge(asks, "judge", ALL, load_set("chat"), settings, 4, Sampling(12, (), 1.0))
+    asker.critique(asked(CritiqueRequest, 1), draw(1))
+    asker.compare(asked(ComparisonRequest, 1), draw(1))
+    sent = [body.get("chat_template_kwargs", {}).get("enable_thinking") for body in asks.bodies]
+    assert sent == [in_texts, in_verdicts]
+
+
+def test_thinking_can_be_switched_off_for_verdicts_only():
+    fields = {"stages": ("compare",), "model": {"source": "huggingface", "path": "m"},
+              "data": {"source": "prompts_jsonl", "red_team": "p.jsonl"}, "endpoint": {"url": ("http://localhost:8000/v1",)}}
+    from_config_dict({**fields, "feedback": {"judge": "endpoint", "thinking": "off"}})
+    with pytest.raises(UserError, match="feedback.thinking is 'on', but no stage asks"):
+        from_config_dict({**fields, "feedback": {"judge": "endpoint", "thinking": "on"}})

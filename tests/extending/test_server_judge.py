@@ -25,7 +25,7 @@ RULES = ["Be brief."]
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers the last message with `respond(question)`: a text, a status code, or a number of seconds to dribble bytes."""
+    """Answers a question with `respond(question)`: a text, a status code, or a number of seconds to dribble bytes."""
 
     daemon_threads = True
 
@@ -41,12 +41,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
-        found = self.server.respond(body["messages"][-1]["content"])
+        found = self.server.respond(body["question"])
         if isinstance(found, int):
             self.send_error(found)
             return
-        text, reason = ("cut", "length") if found is None else (found, "stop")
-        content = json.dumps({"choices": [{"message": {"content": text}, "finish_reason": reason}]}).encode()
+        text = "cut" if found is None else found
+        content = json.dumps({"answer": text, "complete": found is not None}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content) if isinstance(text, str) else 100))
         self.end_headers()
@@ -73,7 +73,7 @@ def server():
 @pytest.fixture
 def judge(server, tmp_path, monkeypatch):
     """A function that makes the page's judge, with the server's address."""
-    monkeypatch.setenv("JUDGE_URL", f"http://localhost:{server.server_address[1]}/v1/chat/completions")
+    monkeypatch.setenv("JUDGE_URL", f"http://localhost:{server.server_address[1]}/answer")
     monkeypatch.setenv("JUDGE_SECONDS", "1")
     (tmp_path / "judge.py").write_text(CODE, encoding="utf-8")
     return lambda **fields: ja.Judge(f"{tmp_path / 'judge.py'}:Judge", RULES, reasoning=False, **fields)
@@ -83,7 +83,7 @@ def test_it_compares_in_both_orders(server, judge):
     server.respond = lambda question: "A\n" if "Response A: short\n" in question else "B"
     [found] = judge().compare(["Hi there"], ["short"], ["a longer one"])
     assert (found.label_ab, found.label_ba, found.decided) == (1.0, 1.0, True)
-    questions = [body["messages"][0]["content"] for body in server.asked]
+    questions = [body["question"] for body in server.asked]
     assert len(questions) == 2 and all("user: Hi there" in question and "Be brief." in question for question in questions)
 
 

@@ -28,19 +28,22 @@ class Feedback(Section):
                        "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; see "
                        "docs/cai.md.")
     judge_stage: str = field("", "With judge=local: the stage of the run whose policy judges in later stages; empty: the base.")
-    templates: str = field("", "Templates of the requests to a local judge: chat (for instruction-tuned models), transcript "
-                           "(for base models), world (for models that pretrain trains), or a folder of your own; empty: world "
-                           "if the tokenizer has jaxalign's markers, else chat. See docs/cai.md.")
-    thinking: str = field("auto", "Whether a local judge, if it is a reasoning model such as Qwen3, thinks before its "
-                          "critiques, its revisions and its reasoning (on, off); auto: the default of its chat template. A "
-                          "verdict without reasoning is read without thoughts.", one_of("auto", "on", "off"))
+    templates: str = field("", "Templates of the requests to a judge that is a language model: chat (for instruction-tuned "
+                           "models, and for judge=endpoint), transcript (for base models), world (for models that pretrain "
+                           "trains), or a folder of your own; empty: world if the tokenizer has jaxalign's markers, else chat. "
+                           "See docs/cai.md.")
+    thinking: str = field("auto", "Whether a judge that is a reasoning model, such as Qwen3, thinks before its critiques, its "
+                          "revisions and its reasoning (on, off); auto: the default of its chat template. A verdict without "
+                          "reasoning is read without thoughts; with judge=endpoint and auto, the server decides.",
+                          one_of("auto", "on", "off"))
     share_prefix: bool = field(True, "Let a local judge compute the common beginning of several requests once, for example the "
                                "dialogue and the answers of a pair that is asked under several principles. Changes "
                                "probabilities only by rounding. No effect on a mesh with context or pipeline.")
-    max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to text other than the options, "
-                                    "its verdict or rating does not count.", between(0.0, 1.0))
-    ties: bool | None = field(None, "Whether a local judge may answer that neither of two answers is better; a label counts "
-                              "this answer one half for each. None: if the templates have such an answer.")
+    max_outside_mass: float = field(0.5, "If a judge that is a language model gives more than this probability to text other "
+                                    "than the options, its verdict or rating does not count.", between(0.0, 1.0))
+    ties: bool | None = field(None, "Whether a judge that is a language model may answer that neither of two answers is "
+                              "better. A label counts this answer one half for each. None: if the templates have such an "
+                              "answer.")
     invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
     reasoning: bool | None = field(None, "Let the feedback model reason before its verdict (chain of thought). None: only "
                                    "with templates=world, if the run's base model judges and has jaxalign's markers, and "
@@ -119,7 +122,10 @@ class Feedback(Section):
         models = ("local", "model", "endpoint")
         local_methods = {method for stage, methods in asked.items() if judge_name(config, stage) in models
                          for method in methods}
-        if self.thinking != "auto" and not (local_methods & {"critique", "revise"} or (local_methods and self.reasons(config))):
+        thinks = bool(local_methods & {"critique", "revise"}) or bool(local_methods and self.reasons(config))
+        # The server of an endpoint lets a reasoning model think before every reply unless a request forbids it.
+        forbids = self.thinking == "off" and any(judge_name(config, stage) == "endpoint" for stage in asked)
+        if self.thinking != "auto" and not (thinks or forbids):
             raise UserError(f"config.feedback.thinking is {self.thinking!r}, but no stage asks a local judge for a critique or "
                             "for reasoning; leave it at 'auto', or set feedback.reasoning to True")
 
