@@ -118,7 +118,7 @@ class Ppo(Sampling, Trained):
                                      "token, and between the first ratio and 1.", above(0))
     checks: Checks = section(Checks(), "")
     alarms: Alarms = section(Alarms(), "")
-    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=1.5e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5),
                                           "The critic's optimizer.", _CRITIC, when("critic", "separate"))
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
