@@ -40,6 +40,7 @@ def get_config():
     config.ppo.batch = 32
     config.ppo.max_new_tokens = 48
     config.ppo.kl_coef = 0.2
+    config.ppo.optimizer.learning_rate = 3e-4
 
     config.evaluate.prompts = 128
     config.evaluate.batch = 32

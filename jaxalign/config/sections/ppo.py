@@ -88,7 +88,7 @@ class Ppo(Sampling, Trained):
     critic_warmup: int = field(0, "Number of initial iterations that train only the critic.", at_least(0), _CRITIC,
                                when("critic", "separate"))
     kl_in: str = field("reward", "Subtract the KL penalty from the reward, or add it to the loss.", one_of("reward", "loss"))
-    kl_coef: float = field(0.15, "Weight of the KL penalty; with the adaptive controller, its initial value.", at_least(0))
+    kl_coef: float = field(0.25, "Weight of the KL penalty; with the adaptive controller, its initial value.", at_least(0))
     kl_controller: str = field("fixed", "Keep kl_coef fixed, or adapt it to reach kl_target.", one_of("fixed", "adaptive"))
     kl_target: float = field(6.0, "Target KL in nats per response (kl_controller=adaptive).", above(0), _ADAPTIVE)
     kl_horizon: int = field(10_000, "Number of responses over which the controller adapts (kl_controller=adaptive).",
@@ -118,7 +118,7 @@ class Ppo(Sampling, Trained):
                                      "token, and between the first ratio and 1.", above(0))
     checks: Checks = section(Checks(), "")
     alarms: Alarms = section(Alarms(), "")
-    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=1.5e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5),
                                           "The critic's optimizer.", _CRITIC, when("critic", "separate"))
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
