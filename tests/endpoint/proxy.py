@@ -66,7 +66,6 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._run(self._open())
-        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,19 +74,12 @@ class Proxy:
         self._thread.join(10)
         self._loop.close()
 
-    def start(self) -> None:
-        """Accepts connections, on the same port as before."""
-        self._run(self._start())
-
-    def stop(self) -> None:
-        """Closes all connections, and refuses further ones."""
-        self._run(self._runner.cleanup())
-
     def _run(self, work: Coroutine[Any, Any, Any]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     async def _open(self) -> None:
         self._session = aiohttp.ClientSession()
+        await self._start()
 
     async def _close(self) -> None:
         await self._runner.cleanup()
@@ -98,6 +90,7 @@ class Proxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start(self) -> None:
+        """Accepts connections, on the same port as before."""
         app = web.Application()
         app.router.add_route("*", "/v1/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
