@@ -8,8 +8,10 @@ from typing import Any
 FIELD = "endpoint"
 """The field of a stage's summary with its counts."""
 
-HEADER = ("Stage", "Model", "Requests sent", "Sent again after a failure", "Answered from the store", "Prompt tokens",
-          "Generated tokens", "Refused by the content filter", "Failures", "Money")
+HEADER = ("Stage", "Sent", "Of these, repeated", "Answered from the store", "Prompt tokens", "Generated tokens",
+          "Refused by the content filter", "Failures", "Money")
+
+_NUMBERS = ("sent", "retries", "stored_hits", "prompt_tokens", "completion_tokens", "content_filter")
 
 
 def amount(money: float) -> str:
@@ -33,17 +35,14 @@ def sentence(counts: Mapping[str, Any], has_prices: bool) -> str:
 def row(name: str, counts: Mapping[str, Any]) -> list[str]:
     """The cells under `HEADER`."""
     kinds = [f"{kind} {count:,}" for kind, count in counts["failures"].items()]
-    numbers = ("sent", "retries", "stored_hits", "prompt_tokens", "completion_tokens", "content_filter")
-    return [name, counts["model"], *(f"{counts[field]:,}" for field in numbers), ", ".join(kinds) or "0",
-            amount(counts["money"])]
+    return [name, *(f"{counts[field]:,}" for field in _NUMBERS), ", ".join(kinds) or "none", amount(counts["money"])]
 
 
 def total(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The sums of the counts of several stages."""
-    numbers = [field for field, value in each[0].items() if isinstance(value, (int, float))]
     kinds = sorted({kind for counts in each for kind in counts["failures"]})
     failures = {kind: sum(counts["failures"].get(kind, 0) for counts in each) for kind in kinds}
-    return {"model": "", "failures": failures} | {field: sum(counts[field] for counts in each) for field in numbers}
+    return {"failures": failures} | {field: sum(counts[field] for counts in each) for field in (*_NUMBERS, "money")}
 
 
 def _many(count: int, noun: str, verb: str = "") -> str:

@@ -13,6 +13,7 @@ from jaxalign.endpoint.spending import BudgetReached
 from jaxalign.tracking import requests
 from tests.endpoint.test_spending import spending
 from tests.endpoint.test_stages import config
+from tests.tracking.pages import render_page
 
 ASKING = ("revise", "compare", "evaluate")
 PRICES = {"input_price": 1000.0, "output_price": 2000.0}
@@ -66,6 +67,18 @@ def test_the_stages_of_an_interrupted_run_add_up_to_the_stored_answers(interrupt
 def test_a_summary_names_the_model_and_the_url(interrupted, tiny_server):
     for each in recorded(interrupted).values():
         assert each["model"] and each["urls"] == [tiny_server.server.url.rstrip("/")]
+
+
+def test_the_report_has_a_row_for_each_stage_and_the_total(interrupted, tiny_server):
+    _, page = render_page(interrupted)
+    replies, prompt, completion, cost = stored_sums(interrupted)
+    text = page.text("requests")
+    for name, each in recorded(interrupted).items():
+        assert f"{name} {each['sent']:,} {each['retries']:,} {each['stored_hits']:,} {each['prompt_tokens']:,}" in text
+    assert f"all {replies + 1:,} 0" in text and f"{prompt:,} {completion:,} 0 none {cost:,.2f}" in text
+    assert f"This run spent {cost:,.2f}. The budget of all runs that share the stored answers is 1,000.00." in text
+    judged = "criticised and revised the base model's answers, labelled the pairs of answers and decided the win rates"
+    assert f"at {tiny_server.server.url.rstrip('/')} {judged}." in page.text("lead")
 
 
 def test_a_replay_is_answered_from_the_store(folder, interrupted, tiny_server, capsys):
