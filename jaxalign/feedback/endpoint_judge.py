@@ -32,7 +32,8 @@ from jaxalign.feedback.judge import (
 )
 from jaxalign.rollout.sampling import Sampling
 
-_VERDICT_TOKENS = 8  # Space for an option of several tokens, and for blanks before it.
+VERDICT_TOKENS = 8
+"""The maximum length of a verdict or rating: space for an option of several tokens, and for blanks before it."""
 
 
 class _Reading(NamedTuple):
@@ -155,7 +156,7 @@ class EndpointJudge:
         return out
 
     def _length(self, reasons: bool) -> dict[str, int]:
-        return {"max_tokens": _VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
+        return {"max_tokens": VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
 
     def _verdict(self, kind: str, reply: Reply, reasons: bool) -> _Reading:
         """The verdict in the log-probabilities of a reply. Without one and without a problem, votes are needed."""
