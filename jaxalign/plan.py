@@ -77,6 +77,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     from jaxalign.planner import compiled_report, report, search, shapes
     from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_weights
     from jaxalign.planner.prices import read_prices
+    from jaxalign.planner.requests import planned_requests
 
     cluster = _cluster(own, config.mesh.slices)
     prices = read_prices(own["prices"]) if own["prices"] else None
@@ -96,10 +97,12 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     advice = [] if run.fits else search.advice(given)
     faster = _faster(run, best)
     compiled = _compiled(given.config, own) if own["compile"] else []
+    requests = planned_requests(config, own["prompt"])
     if own["json"]:
         found = report.to_json(run, weights, assumptions, prices)
         found["advice"] = [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in advice]
         found["faster_mesh"] = None if faster is None else search.mesh_words(faster.config.mesh)
+        found["requests"] = [dataclasses.asdict(each) for each in requests]
         found["compiled"] = compiled_report.to_json(compiled)
         print(json.dumps(found, indent=1))
     else:
@@ -109,6 +112,8 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
             print(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, peak "
                   f"{faster.peak / report.GB:.1f} GB); --search plans it.")
         for line in [] if run.fits else report.advised(advice):
+            print(line)
+        for line in report.request_lines(requests, config.endpoint):
             print(line)
         if compiled:
             print("\n" + compiled_report.text(compiled))

@@ -33,13 +33,27 @@ def test_json_has_every_number_of_the_table(capsys):
     assert plan(*RUN, "--topology=v5e:4x4", "--config.mesh.generation=training", "--examples=1000", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {"cluster", "mesh", "assumptions", "weights", "tasks", "fits", "peak_bytes", "seconds", "uncounted", "money",
-            "advice", "faster_mesh", "compiled"} == set(found)
-    assert found["fits"] is True and found["uncounted"] == [] and found["mesh"]["fsdp"] == 16
+            "advice", "faster_mesh", "requests", "compiled"} == set(found)
+    assert found["fits"] is True and found["uncounted"] == [] and found["requests"] == [] and found["mesh"]["fsdp"] == 16
     assert set(found["weights"]) == {"policy", "preference model", "critic", "reference"}
     for task in found["tasks"]:
         parts = [*task["resident_bytes"].values(), *task["temporary_bytes"].values()]
         assert task["peak_bytes"] == pytest.approx(sum(parts))
         assert task["seconds"] > 0 and task["flops"] > 0 and task["bound"] in ("compute", "memory", "network")
+
+
+def test_requests_to_a_server_and_their_price(capsys):
+    own = ("--config=configs/quickstart.py", "--gpus=L4x1", "--config.feedback.judge=endpoint", "--config.compare.prompts=1000",
+           "--config.endpoint.url=http://localhost:8000/v1", "--config.endpoint.output_price=1000.0",
+           "--config.feedback.principles_per_comparison=2", "--config.stages=('pretrain', 'compare')")
+    assert plan(*own) == 0
+    printed = capsys.readouterr().out
+    # 1000 pairs, 2 orders, 2 principles; 8 tokens for each verdict.
+    assert "compare     4,000              ?            32,000      ?" in printed
+    assert "each verdict takes config.endpoint.votes=8 requests" in printed and "Set --prompt=N" in printed
+    assert plan(*own, "--prompt=20", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["requests"]
+    assert found["price"] == pytest.approx(32.0)  # Prompt tokens cost nothing.
 
 
 def test_gpus_and_a_model_from_scratch(capsys):

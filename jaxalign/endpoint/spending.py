@@ -6,6 +6,7 @@ import collections
 import datetime
 import json
 import threading
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxalign.config.sections.endpoint import Endpoint
@@ -14,6 +15,9 @@ from jaxalign.endpoint.store import AnswerStore
 from jaxalign.errors import UserError
 
 _MILLION = 1_000_000
+_NAMES = ("sent", "stored_hits", "prompt_tokens", "completion_tokens", "retries", "content_filter")
+_FAILURE, _MONEY = "failures.", "money"
+_FINISHED = "finished"
 
 
 class BudgetReached(UserError):
@@ -47,6 +51,11 @@ class Prices:
             raise UserError(f"config.endpoint.budget is {settings.budget:g}, but no prices are set; set "
                             "config.endpoint.prices, or config.endpoint.input_price and output_price")
 
+    @property
+    def are_set(self) -> bool:
+        """Whether any model has a price."""
+        return bool(self._path) or any(self._default)
+
     def of(self, model: str) -> Price:
         """The price of a model.
 
@@ -61,21 +70,27 @@ class Prices:
 
 
 class Spending:
-    """Thread-safe counts of a client's requests.
+    """Thread-safe counts of a client's requests, and of the requests of one stage at a time.
 
     The amount that the budget limits is the sum in the store. It therefore includes replies of earlier runs, and of other runs
-    that share the store.
+    that share the store. The counts of a stage are kept in the store, too, so that they survive the end of the process.
     """
 
     def __init__(self, settings: Endpoint, store: AnswerStore):
         self._budget, self._store, self._prices = settings.budget, store, Prices(settings)
         self._lock = threading.Lock()
         self._counts: collections.Counter[str] = collections.Counter()
-        self._failures: collections.Counter[str] = collections.Counter()
-        self._money = 0.0
+        self._stage = ""
+        self._of_stage: collections.Counter[str] = collections.Counter()
+        self._unsaved: collections.Counter[str] = collections.Counter()
 
     def price(self, model: str) -> Price:
         return self._prices.of(model)
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether prices are set."""
+        return self._prices.are_set
 
     def check_budget(self) -> None:
         """Raises BudgetReached if the store's sum has reached the budget."""
@@ -90,33 +105,79 @@ class Spending:
                     "replies; set config.endpoint.budget=0, or use a server that states usage")
         return None
 
-    def count(self, name: str, number: int = 1) -> None:
-        """Adds to "sent", "retries", "stored_hits" or "content_filter"."""
+    def begin_stage(self, stage: str, resumed: bool) -> None:
+        """Counts for a stage until `end_stage`, or until the next stage begins.
+
+        Counts of an earlier start that did not finish are kept, even if the stage begins again: its answers are stored, and
+        the stage uses them.
+
+        Args:
+          stage: the stage's name in the store.
+          resumed: whether the stage continues. If it does not, the counts of an earlier stage that finished are removed.
+        """
+        counts = self._store.counts(stage)
+        if counts.get(_FINISHED) and not resumed:
+            self._store.remove_counts(stage)
+            counts = {}
         with self._lock:
-            self._counts[name] += number
+            self._stage, self._of_stage, self._unsaved = stage, collections.Counter(counts), collections.Counter()
+
+    def end_stage(self) -> None:
+        """Ends the counting for a stage that has finished."""
+        if not self._of_stage[_FINISHED]:
+            self._add({_FINISHED: 1})
+        self._save()
+        with self._lock:
+            self._stage = ""
+
+    def save_stage(self) -> None:
+        """Writes the counts of a stage that failed to the store. Replies to requests in flight are still counted for it."""
+        self._save()
+
+    def of_stage(self) -> dict[str, Any]:
+        """The counts of the present or last stage over all its starts, with the fields of `as_dict` except "money_of_store"."""
+        with self._lock:
+            return {**_fields(self._of_stage), "prices_date": self._prices.date}
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Adds to "sent", "retries" or "stored_hits"."""
+        self._add({name: number})
+        if name == "stored_hits":
+            self._save()
 
     def count_failure(self, kind: str) -> None:
-        with self._lock:
-            self._failures[kind] += 1
+        self._add({_FAILURE + kind: 1})
 
     def count_reply(self, reply: Reply, cost: float) -> None:
         """Counts a reply that the server sent."""
-        with self._lock:
-            self._counts["prompt_tokens"] += reply.usage.prompt
-            self._counts["completion_tokens"] += reply.usage.completion
-            self._counts["content_filter"] += reply.finish == "content_filter"
-            self._money += cost
+        self._add({"prompt_tokens": reply.usage.prompt, "completion_tokens": reply.usage.completion, _MONEY: cost,
+                   "content_filter": int(reply.finish == "content_filter")})
+        self._save()
 
     def as_dict(self) -> dict[str, Any]:
         """The counts since the client was created: requests that were sent (retries included), stored replies that were used,
         tokens, retries, failures by kind, refusals of content filters, money; the money of the store; the date of the prices.
         """
-        names = ("sent", "stored_hits", "prompt_tokens", "completion_tokens", "retries", "content_filter")
         with self._lock:
-            return {
-                **{name: self._counts[name] for name in names}, "failures": dict(sorted(self._failures.items())),
-                "money": self._money, "money_of_store": self._store.cost(), "prices_date": self._prices.date,
-            }
+            counts = _fields(self._counts)
+        return {**counts, "money_of_store": self._store.cost(), "prices_date": self._prices.date}
+
+    def _add(self, counts: Mapping[str, float]) -> None:
+        with self._lock:
+            for each in (self._counts, self._of_stage, self._unsaved) if self._stage else (self._counts,):
+                each.update(counts)
+
+    def _save(self) -> None:
+        """Writes the new counts of the stage to the store."""
+        with self._lock:
+            stage, unsaved, self._unsaved = self._stage, self._unsaved, collections.Counter()
+        if changed := {name: value for name, value in unsaved.items() if value}:
+            self._store.add_counts(stage, changed)
+
+
+def _fields(counts: Mapping[str, float]) -> dict[str, Any]:
+    failures = {name.removeprefix(_FAILURE): int(counts[name]) for name in sorted(counts) if name.startswith(_FAILURE)}
+    return {**{name: int(counts.get(name, 0)) for name in _NAMES}, "failures": failures, "money": counts.get(_MONEY, 0.0)}
 
 
 def _read_prices(path: str) -> tuple[str, dict[str, Price]]:

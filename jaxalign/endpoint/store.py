@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,12 +21,17 @@ CREATE TABLE IF NOT EXISTS answers (
 );
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS stage_counts (
+    stage TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (stage, name)
+);
 INSERT OR IGNORE INTO totals VALUES ('cost', 0.0);
 CREATE TRIGGER IF NOT EXISTS add_cost AFTER INSERT ON answers WHEN NEW.cost <> 0
     BEGIN UPDATE totals SET value = value + NEW.cost WHERE name = 'cost'; END;
 """
 _ANSWER = "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _ADD_COST = "UPDATE totals SET value = value + ? WHERE name = 'cost'"
+_ADD_COUNT = """INSERT INTO stage_counts VALUES (?, ?, ?)
+    ON CONFLICT (stage, name) DO UPDATE SET value = value + excluded.value"""
 _CHUNK = 500
 """Keys per query; SQLite may limit a query to 999 parameters."""
 
@@ -116,6 +121,21 @@ class AnswerStore:
         """The sum of the costs of all replies, those of other processes included."""
         with self._usable() as connection:
             return connection.execute("SELECT value FROM totals WHERE name = 'cost'").fetchone()[0]
+
+    def add_counts(self, stage: str, counts: Mapping[str, float]) -> None:
+        """Adds to the counts of a stage."""
+        with self._usable() as connection:
+            connection.executemany(_ADD_COUNT, [(stage, name, value) for name, value in counts.items()])
+
+    def counts(self, stage: str) -> dict[str, float]:
+        """The counts of a stage by name; empty if it has none."""
+        with self._usable() as connection:
+            return dict(connection.execute("SELECT name, value FROM stage_counts WHERE stage = ?", (stage,)))
+
+    def remove_counts(self, stage: str) -> None:
+        """Removes the counts of a stage."""
+        with self._usable() as connection:
+            connection.execute("DELETE FROM stage_counts WHERE stage = ?", (stage,))
 
     def __len__(self) -> int:
         """The number of stored replies."""

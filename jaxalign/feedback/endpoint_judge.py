@@ -32,7 +32,8 @@ from jaxalign.feedback.judge import (
 )
 from jaxalign.rollout.sampling import Sampling
 
-_VERDICT_TOKENS = 8  # Space for an option of several tokens, and for blanks before it.
+VERDICT_TOKENS = 8
+"""The maximum length of a verdict or rating: space for an option of several tokens, and for blanks before it."""
 
 
 class _Reading(NamedTuple):
@@ -133,7 +134,7 @@ class EndpointJudge:
     def _read(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[_Reading]:
         """The options' probabilities in the answer to each request, or the reason why there are none."""
         reasons = bool(self.settings.reasoning)
-        length = {"max_tokens": _VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
+        length = {"max_tokens": VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
         # A verdict without reasoning has no space for thoughts.
         shared = length | _thinking("off" if self.settings.thinking == "on" and not reasons else self.settings.thinking)
         written = [self._messages(kind, request, {**own, "reasoning": reasons})

@@ -105,6 +105,9 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
     resumed = hosts.once(lambda: _begin(name, config, storage, load))
     if resumed is None:
         return
+    # Imported here, with JAX, so that a mistake in the arguments is reported at once.
+    from jaxalign.stages.shared.spending import counted
+
     use_compile_cache(config.compile_cache)
     (stage_name, number), directory = rounds.parse(name), storage.path(name)
     stage = load(stage_name)
@@ -113,7 +116,7 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
         inputs=rounds.inputs_of(config, name), start=rounds.start_of(config, name),
     )
     try:
-        with rest_of(directory / TIMING):
+        with counted(context, stage_name), rest_of(directory / TIMING):
             stage.run(context)
     except Exception:
         if not resumed and hosts.is_first():

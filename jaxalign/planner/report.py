@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from jaxalign.config import to_dict
+from jaxalign.config import Endpoint, to_dict
 from jaxalign.planner.estimate import Assumptions, RunEstimate, TaskEstimate
 from jaxalign.planner.prices import Prices
+from jaxalign.planner.requests import PlannedRequests
 from jaxalign.planner.search import mesh_words
 from jaxalign.planner.weights import Weights
 from jaxalign.registry.stages import stages_in_order
@@ -48,6 +50,34 @@ def advised(found: list[tuple[str, RunEstimate]]) -> list[str]:
     return ["It would fit with any one of:" if len(found) > 1 else "It would fit with:"] + [
         f"  - {words}  (peak {run.peak / GB:.1f} GB{_hours_words(run)})" for words, run in found
     ]
+
+
+def request_lines(planned: Sequence[PlannedRequests], settings: Endpoint) -> list[str]:
+    """The lines on the requests to the server of `config.endpoint`; none without requests."""
+    if not planned:
+        return []
+    rows = [["stage", "requests", "prompt tokens", "generated tokens", "price"]]
+    numbers = [(each.requests, each.prompt_tokens, each.completion_tokens, each.price) for each in planned]
+    rows += [[each.stage, *_request_cells(*own)] for each, own in zip(planned, numbers, strict=True)]
+    if len(planned) > 1:
+        rows.append(["all", *_request_cells(*map(_sum, zip(*numbers, strict=True)))])
+    lines = ["", "Requests to the server, at most, without repetitions after failures", *_ruled(rows)]
+    if any(each.prompt_tokens is None for each in planned):
+        lines.append("Set --prompt=N to the length of the longest prompt for the tokens of the requests.")
+    if any(each.verdicts for each in planned):
+        lines.append(f"If the server shows no log-probabilities, each verdict takes config.endpoint.votes={settings.votes} "
+                     f"requests. A verdict that they do not show takes {settings.votes} requests more.")
+    return lines
+
+
+def _request_cells(requests: int, prompt: int | None, completion: int, price: float | None) -> list[str]:
+    cost = "?" if price is None else f"{price:,.2f}"
+    return [f"{requests:,}", "?" if prompt is None else f"{prompt:,}", f"{completion:,}", cost]
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """The sum; None if a value is unknown."""
+    return None if None in values else sum(values)
 
 
 def _hours_words(run: RunEstimate) -> str:

@@ -169,9 +169,20 @@ def ppo(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
 
 def evaluate(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section = config.evaluate
-    models = 1 + sum(record.makes_policy for record in stages_in_order(config.stages)) + len(rounds.later_policies(config))
+    models = _models(config)
     answering = generate(config, "evaluate", section.batch, section.max_new_tokens, prompt,
                          models * calls_for(section.prompts, section.batch), ())
-    others, contests = judges.roles(config, "evaluate"), models * (models - 1) // 2
-    asked = 2 * contests * min(section.win_rate_prompts, section.prompts)
+    others = judges.roles(config, "evaluate")
+    asked = 2 * contests(config) * min(section.win_rate_prompts, section.prompts)
     return [answering, *(_verdicts(config, "evaluate", section.batch, asked, others, others, prompt) if asked else ())]
+
+
+def contests(config: Config) -> int:
+    """The number of pairs of models that stage evaluate compares."""
+    return _models(config) * (_models(config) - 1) // 2
+
+
+def _models(config: Config) -> int:
+    """The number of models that stage evaluate measures."""
+    policies = sum(record.makes_policy for record in stages_in_order(config.stages))
+    return 1 + policies + len(rounds.later_policies(config))

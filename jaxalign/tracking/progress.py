@@ -6,9 +6,11 @@ Only the first process prints.
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import tqdm
@@ -20,6 +22,21 @@ _BAR_SECONDS = 0.2
 _LINE_SECONDS = 5.0
 _RATE_SECONDS = 30.0  # Window for speed and remaining time; limits how long compilation distorts them.
 _BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s{postfix}"
+
+_NOTE: contextvars.ContextVar[Callable[[], str] | None] = contextvars.ContextVar("note", default=None)
+
+
+@contextlib.contextmanager
+def noted(note: Callable[[], str]) -> Iterator[None]:
+    """Adds a text to the lines of each `Progress` that is created in the body of the `with` statement.
+
+    note: returns the text; called whenever a line is shown. "" adds nothing.
+    """
+    token = _NOTE.set(note)
+    try:
+        yield
+    finally:
+        _NOTE.reset(token)
 
 
 class Progress:
@@ -46,7 +63,7 @@ class Progress:
         self.stage, self.total, self.unit, self.count = stage, total, unit, start
         self._stream = sys.stderr if stream is None else stream
         self._shows = hosts.is_first()
-        self._clock = clock
+        self._clock, self._note = clock, _NOTE.get()
         self._terminal = bool(getattr(self._stream, "isatty", lambda: False)())
         self._began = self._shown = clock()
         self._tokens, self._values, self._text = 0, {}, ""
@@ -115,7 +132,8 @@ class Progress:
             self._line(", ".join(part for part in (place, text) if part))
 
     def _describe(self) -> str:
-        return ", ".join(f"{name} {formatting.number(value)}" for name, value in self._values.items())
+        parts = [f"{name} {formatting.number(value)}" for name, value in self._values.items()]
+        return ", ".join(filter(None, (*parts, self._note() if self._note else "")))
 
     def _line(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

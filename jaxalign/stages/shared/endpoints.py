@@ -54,13 +54,24 @@ def connect(settings: EndpointSettings, workdir: Path) -> tuple[Client, AnswerSt
     return client, store
 
 
+def known_model(settings: EndpointSettings, store: AnswerStore) -> str:
+    """The name of the server's model; "" if neither the settings nor the store have it."""
+    stored = store.fact(_fact(settings))
+    return settings.model if stored is None else json.loads(stored)[0]
+
+
+def _fact(settings: EndpointSettings) -> str:
+    """The name under which the store has the model and the abilities of the server."""
+    return json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
+
+
 def _server(settings: EndpointSettings, client: Client, store: AnswerStore) -> tuple[str, Abilities]:
     """The model's name and what the server can do: as stored, or else from the server.
 
     Raises:
       UserError: the server cannot be asked, or it lists several models and `endpoint.model` is empty.
     """
-    name = json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
+    name = _fact(settings)
     stored = store.fact(name)
     if stored is not None:
         model, fields = json.loads(stored)

@@ -50,6 +50,16 @@ def compares(config: Config) -> bool:
     return asked or (data_source(config).feedback and config.model.source == "scratch")
 
 
+def asked_methods(config: Config, stage: str) -> tuple[str, ...]:
+    """The methods of the judge that a stage calls."""
+    if stage == "ppo":
+        return ppo_methods(config)
+    if stage == "evaluate":
+        return ("compare",) if config.evaluate.win_rate_prompts and compares(config) else ()
+    records = {record.name: record for record in (*STAGES, *stages_in_order(config.stages))}
+    return records[stage].asks_judge
+
+
 def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     """The user's files of the constitution, the templates and the judge of a stage, with the config fields that name them.
 
@@ -86,8 +96,7 @@ REQUEST_KINDS = {"critique": "critique", "revise": "revision", "compare": "compa
 
 def _check_requests(config: Config, stage: str, tokenizer: Tokenizer, max_length: int) -> None:
     """Checks that a local judge with this tokenizer and context can be asked what a stage asks."""
-    other = ppo_methods(config) if stage == "ppo" else ("compare",) if compares(config) else ()
-    methods = STAGES.get(stage).asks_judge or other
+    methods = asked_methods(config, stage)
     writer = make_writer(tokenizer, config.feedback, max_length)
     reasoning = config.feedback.reasons(config)
     new = config.revise.max_new_tokens if stage == "revise" else config.feedback.max_reasoning_tokens if reasoning else 1

@@ -23,6 +23,7 @@ from jaxalign.tracking.report.blocks import Section
 from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
+from jaxalign.tracking.report.requests import requests
 from jaxalign.tracking.report.rounds import across_rounds
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.report.terms import terms
@@ -71,14 +72,15 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
 
 
 def sections(run: RunFiles) -> list[Section]:
-    """The sections of the rounds, of every stage and of the audit, sorted by `Section.order`, then by the order of stages."""
+    """The sections of the rounds, the stages, the audit and the requests to a server, sorted by `Section.order`, then by the
+    order of stages."""
     found, functions = [], []
     for record in run.records:
         if record.report is None or record.report in functions:  # Stages that share a function share its sections.
             continue
         functions.append(record.report)
         found += _sections_of(record, run)
-    return sorted([*across_rounds(run), *found, *audit(run), costs(run)], key=lambda section: section.order)
+    return sorted([*across_rounds(run), *found, *audit(run), *requests(run), costs(run)], key=lambda section: section.order)
 
 
 def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:

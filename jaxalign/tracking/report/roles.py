@@ -7,8 +7,10 @@ from pathlib import PurePath
 from typing import Any
 
 from jaxalign.config.selectors import names_in
+from jaxalign.endpoint.redaction import shown_url
 from jaxalign.tracking.formatting import capitalized
 from jaxalign.tracking.measures import model_phrase, model_title
+from jaxalign.tracking.requests import FIELD
 from jaxalign.tracking.workdir import RunFiles
 
 _DUTIES = {
@@ -40,7 +42,8 @@ def role_sentences(run: RunFiles) -> list[str]:
 
 
 def judge_phrase(run: RunFiles, stage: str) -> str:
-    """The judge of a stage in a sentence: "the base model", "your judge judge.py:Judge", "the model FOLDER"."""
+    """The judge of a stage in a sentence: "the base model", "your judge judge.py:Judge", "the model FOLDER", "the model NAME
+    at URL"."""
     section = run.config.get("judge") or {}
     name = section.get(stage) or (run.config.get("feedback") or {}).get("judge") or "local"
     if name == "local":
@@ -49,7 +52,18 @@ def judge_phrase(run: RunFiles, stage: str) -> str:
         folders = section.get("path") or ()
         folders = [folders] if isinstance(folders, str) else list(folders)
         return f"the model {folders[0]}" if len(folders) == 1 else f"a jury of the models {joined(folders)}"
-    return f"your judge {name}"
+    return _server_phrase(run, stage) if name == "endpoint" else f"your judge {name}"
+
+
+def _server_phrase(run: RunFiles, stage: str) -> str:
+    """The model of the server that judges in a stage, with the server's first URL. The name of the model is in the stage's
+    summary, unless the config has it."""
+    section = run.config.get("endpoint") or {}
+    model = (run.stage(stage).summary.get(FIELD) or {}).get("model") or section.get("model")
+    urls = section.get("url") or ()
+    urls = [urls] if isinstance(urls, str) else list(urls)
+    place = f" at {shown_url(urls[0])}" if urls else ""
+    return f"the model {model}{place}" if model else f"the model of the server{place}"
 
 
 def joined(parts: Sequence[str]) -> str:

@@ -1,0 +1,143 @@
+"""The requests of a run to the server of `config.endpoint`: their number, tokens and price, as upper bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxalign.config import Config, rounds
+from jaxalign.config.sections.feedback import ppo_methods
+from jaxalign.data.chat.requests import load_set
+from jaxalign.endpoint.records import Usage
+from jaxalign.endpoint.spending import Prices
+from jaxalign.feedback.constitution import load_constitution
+from jaxalign.feedback.endpoint_judge import VERDICT_TOKENS
+from jaxalign.planner.stage_workloads import contests
+from jaxalign.records import Message
+from jaxalign.registry.advantages import ADVANTAGES
+from jaxalign.registry.judges import judge_name
+from jaxalign.registry.stages import stages_in_order
+
+_CHARACTERS_PER_TOKEN = 3  # English text has about 4 with the tokenizers of current models.
+
+
+class Asked(NamedTuple):
+    """Requests of one kind. texts: the variables of the template that contain a text of the policy or the judge."""
+
+    kind: str
+    number: int
+    texts: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRequests:
+    """The requests of one stage, at most.
+
+    Attributes:
+      stage: the name of the stage.
+      requests: their number.
+      verdicts: the number of those that ask for a verdict or a rating.
+      prompt_tokens: tokens of the requests; None if the length of the prompts is unknown.
+      completion_tokens: the maximum number of tokens that the server generates.
+      price: in the currency of the prices; None if it is unknown.
+    """
+
+    stage: str
+    requests: int
+    verdicts: int
+    prompt_tokens: int | None
+    completion_tokens: int
+    price: float | None
+
+
+def planned_requests(config: Config, prompt: int | None) -> list[PlannedRequests]:
+    """The requests of each stage whose judge is the endpoint, over all rounds, if the server shows log-probabilities.
+
+    Args:
+      config: the config.
+      prompt: tokens of the longest prompt; None: unknown.
+
+    Raises:
+      UserError: the template set, the constitution or the prices cannot be read.
+    """
+    names = [record.name for record in stages_in_order(config.stages)]
+    repeated = rounds.repeated_stages(config) if config.rounds > 1 else ()
+    found = []
+    for name in names:
+        if name in _ASKED and judge_name(config, name) == "endpoint":
+            times = config.rounds if name in repeated else 1
+            asked = [each._replace(number=each.number * times) for each in _ASKED[name](config)]
+            found += [_planned(config, name, asked, prompt)] if sum(each.number for each in asked) else []
+    return found
+
+
+def _planned(config: Config, stage: str, asked: list[Asked], prompt: int | None) -> PlannedRequests:
+    new, tokens, generated = getattr(config, stage).max_new_tokens, 0, 0
+    for each in asked:
+        tokens += each.number * ((prompt or 0) + new * len(each.texts) + _template_tokens(config, each))
+        generated += each.number * (new if each.kind in ("critique", "revision") else _verdict_tokens(config))
+    verdicts = sum(each.number for each in asked if each.kind in ("comparison", "rating"))
+    prices, price = Prices(config.endpoint), None
+    if prompt and prices.are_set and (config.endpoint.model or not config.endpoint.prices):
+        price = prices.of(config.endpoint.model).of(Usage(tokens, generated))
+    return PlannedRequests(stage, sum(each.number for each in asked), verdicts, tokens if prompt else None, generated, price)
+
+
+def _template_tokens(config: Config, asked: Asked) -> int:
+    """An estimate for the text of the template with the longest principle of the constitution."""
+    templates = load_set(config.feedback.templates or "chat")
+    values: dict[str, Any] = dict.fromkeys(asked.texts, "")
+    if asked.kind in ("comparison", "rating"):
+        values["reasoning"] = bool(config.feedback.reasoning)
+    sizes = []
+    for principle in load_constitution(config.feedback.constitution):
+        messages = templates.render(asked.kind, [Message("user", "")], principle, **values).messages
+        sizes.append(sum(len(message.content) for message in messages))
+    return math.ceil(max(sizes) / _CHARACTERS_PER_TOKEN)
+
+
+def _verdict_tokens(config: Config) -> int:
+    return VERDICT_TOKENS + (config.feedback.max_reasoning_tokens if config.feedback.reasoning else 0)
+
+
+def _comparisons(config: Config, pairs: int) -> Asked:
+    """Each pair in both orders, under each principle, with each sample of the reasoning."""
+    principles = min(config.feedback.principles_per_comparison, len(load_constitution(config.feedback.constitution)))
+    return Asked("comparison", 2 * pairs * principles * config.feedback.reasonings, ("first", "second"))
+
+
+def _revise(config: Config) -> list[Asked]:
+    number = config.revise.red_team_prompts * config.revise.rounds
+    return [Asked("critique", number, ("response",)), Asked("revision", number, ("response", "critique"))]
+
+
+def _compare(config: Config) -> list[Asked]:
+    return [_comparisons(config, config.compare.prompts)]
+
+
+def _online_dpo(config: Config) -> list[Asked]:
+    return [_comparisons(config, config.online_dpo.iterations * config.online_dpo.batch)]
+
+
+def _ppo(config: Config) -> list[Asked]:
+    section, methods, asked = config.ppo, ppo_methods(config), []
+    if "rate" in methods:
+        answers = 2 if ADVANTAGES.get(section.advantages, "config.ppo.advantages").needs_greedy else 1
+        number = section.iterations * section.batch * answers * config.reward.principles
+        asked.append(Asked("rating", number, ("response",)))
+    if "compare" in methods:
+        measured = math.ceil(section.iterations / section.alarms.every)
+        asked.append(_comparisons(config, measured * section.alarms.prompts))
+    return asked
+
+
+def _evaluate(config: Config) -> list[Asked]:
+    section = config.evaluate
+    return [_comparisons(config, contests(config) * min(section.win_rate_prompts, section.prompts))]
+
+
+_ASKED: Mapping[str, Callable[[Config], list[Asked]]] = {
+    "revise": _revise, "compare": _compare, "online_dpo": _online_dpo, "ppo": _ppo, "evaluate": _evaluate,
+}
