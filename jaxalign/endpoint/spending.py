@@ -126,13 +126,16 @@ class Spending:
         """Ends the counting for a stage that has finished."""
         if not self._of_stage[_FINISHED]:
             self._add({_FINISHED: 1})
-        self._save()
+        self.save_stage()
         with self._lock:
             self._stage = ""
 
     def save_stage(self) -> None:
-        """Writes the counts of a stage that failed to the store. Replies to requests in flight are still counted for it."""
-        self._save()
+        """Writes the new counts of the stage to the store."""
+        with self._lock:
+            stage, unsaved, self._unsaved = self._stage, self._unsaved, collections.Counter()
+        if changed := {name: value for name, value in unsaved.items() if value}:
+            self._store.add_counts(stage, changed)
 
     def of_stage(self) -> dict[str, Any]:
         """The counts of the present or last stage over all its starts, with the fields of `as_dict` except "money_of_store"."""
@@ -143,7 +146,7 @@ class Spending:
         """Adds to "sent", "retries" or "stored_hits"."""
         self._add({name: number})
         if name == "stored_hits":
-            self._save()
+            self.save_stage()
 
     def count_failure(self, kind: str) -> None:
         self._add({_FAILURE + kind: 1})
@@ -152,7 +155,7 @@ class Spending:
         """Counts a reply that the server sent."""
         self._add({"prompt_tokens": reply.usage.prompt, "completion_tokens": reply.usage.completion, _MONEY: cost,
                    "content_filter": int(reply.finish == "content_filter")})
-        self._save()
+        self.save_stage()
 
     def as_dict(self) -> dict[str, Any]:
         """The counts since the client was created: requests that were sent (retries included), stored replies that were used,
@@ -166,13 +169,6 @@ class Spending:
         with self._lock:
             for each in (self._counts, self._of_stage, self._unsaved) if self._stage else (self._counts,):
                 each.update(counts)
-
-    def _save(self) -> None:
-        """Writes the new counts of the stage to the store."""
-        with self._lock:
-            stage, unsaved, self._unsaved = self._stage, self._unsaved, collections.Counter()
-        if changed := {name: value for name, value in unsaved.items() if value}:
-            self._store.add_counts(stage, changed)
 
 
 def _fields(counts: Mapping[str, float]) -> dict[str, Any]:

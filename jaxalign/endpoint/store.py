@@ -30,8 +30,7 @@ CREATE TRIGGER IF NOT EXISTS add_cost AFTER INSERT ON answers WHEN NEW.cost <> 0
 """
 _ANSWER = "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _ADD_COST = "UPDATE totals SET value = value + ? WHERE name = 'cost'"
-_ADD_COUNT = """INSERT INTO stage_counts VALUES (?, ?, ?)
-    ON CONFLICT (stage, name) DO UPDATE SET value = value + excluded.value"""
+_ADD_COUNTS = "INSERT INTO stage_counts VALUES {} ON CONFLICT (stage, name) DO UPDATE SET value = value + excluded.value"
 _CHUNK = 500
 """Keys per query; SQLite may limit a query to 999 parameters."""
 
@@ -123,9 +122,10 @@ class AnswerStore:
             return connection.execute("SELECT value FROM totals WHERE name = 'cost'").fetchone()[0]
 
     def add_counts(self, stage: str, counts: Mapping[str, float]) -> None:
-        """Adds to the counts of a stage."""
+        """Adds to the counts of a stage, to all of them or to none. counts: by name, at least one."""
+        values = [value for name, number in counts.items() for value in (stage, name, number)]
         with self._usable() as connection:
-            connection.executemany(_ADD_COUNT, [(stage, name, value) for name, value in counts.items()])
+            connection.execute(_ADD_COUNTS.format(", ".join(["(?, ?, ?)"] * len(counts))), values)
 
     def counts(self, stage: str) -> dict[str, float]:
         """The counts of a stage by name; empty if it has none."""

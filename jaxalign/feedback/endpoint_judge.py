@@ -19,7 +19,8 @@ from jaxalign.endpoint import options
 from jaxalign.endpoint.probe import Abilities
 from jaxalign.endpoint.records import CHAT, Asks, Reply, Request
 from jaxalign.errors import UserError
-from jaxalign.feedback.contract import Contract, read_contract
+from jaxalign.feedback.chat_messages import ChatMessages
+from jaxalign.feedback.contract import Contract
 from jaxalign.feedback.judge import (
     ComparisonRequest,
     CritiqueRequest,
@@ -32,8 +33,7 @@ from jaxalign.feedback.judge import (
 )
 from jaxalign.rollout.sampling import Sampling
 
-VERDICT_TOKENS = 8
-"""The maximum length of a verdict or rating: space for an option of several tokens, and for blanks before it."""
+_VERDICT_TOKENS = 8  # Space for an option of several tokens, and for blanks before it.
 
 
 class _Reading(NamedTuple):
@@ -73,31 +73,30 @@ class EndpointJudge:
     name = "endpoint"
 
     @functools.cached_property
-    def contract(self) -> Contract:
-        """The form of the judge's answers."""
-        return read_contract(self.templates.form, f"the template set {self.templates.name}")
+    def writer(self) -> ChatMessages:
+        """Writes the messages of the requests."""
+        return ChatMessages(self.templates, self.settings)
 
     @property
-    def ties(self) -> bool:
-        """Whether the judge may say that neither of two answers is better."""
-        return bool(self.contract.tie) if self.settings.ties is None else self.settings.ties
+    def contract(self) -> Contract:
+        """The form of the judge's answers."""
+        return self.writer.contract
 
     def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
         """Samples critiques."""
-        return self._texts("critique", requests, [{"response": r.response} for r in requests], draw)
+        return self._texts("critique", requests, draw)
 
     def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
         """Samples revisions."""
-        return self._texts("revision", requests, [{"response": r.response, "critique": r.critique} for r in requests], draw)
+        return self._texts("revision", requests, draw)
 
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
         """The probability of the first option, normalised over all options; a tie counts one half."""
-        values = [{"first": r.first, "second": r.second} for r in requests]
         out = []
-        for found in self._read("comparison", requests, values, draw):
+        for found in self._read("comparison", requests, draw):
             probability = tie = None
             if found.shares is not None:
-                tie = float(found.shares[2]) if self.ties else None
+                tie = float(found.shares[2]) if self.writer.ties else None
                 probability = float(found.shares[0] + (tie or 0.0) / 2)
             out.append(Verdict(probability, found.reasoning, found.problem, found.outside, found.notes, tie=tie))
         return out
@@ -105,18 +104,18 @@ class EndpointJudge:
     def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
         """The expectation over the ratings 1 to 10, normalised over all ratings."""
         out = []
-        for found in self._read("rating", requests, [{"response": r.response} for r in requests], draw):
+        for found in self._read("rating", requests, draw):
             rating = None if found.shares is None else float(found.shares @ np.arange(1, 11))
             out.append(Rating(rating, found.reasoning, found.problem, found.outside, found.notes))
         return out
 
-    def _texts(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[Text]:
+    def _texts(self, kind: str, requests: Sequence[Any], draw: Draw) -> list[Text]:
         if self.writing is None:
             raise UserError("the judge has no sampling settings for critiques and revisions; pass `writing` to EndpointJudge")
         w = self.writing
         settings = {"max_tokens": w.max_new_tokens, "temperature": w.temperature}
         settings |= {"top_p": w.top_p} if w.top_p < 1 else {}
-        written = [self._messages(kind, request, own) for request, own in zip(requests, values, strict=True)]
+        written = [self._messages(kind, request) for request in requests]
         asked = [i for i, messages in enumerate(written) if messages is not None]
         settings |= _thinking(self.settings.thinking)
         replies = self._ask([written[i] for i in asked], settings, [_seed(draw.key, draw.rows[i]) for i in asked])
@@ -131,14 +130,13 @@ class EndpointJudge:
         reasoning = reply.reasoning if cleaned.reasoning is None else cleaned.reasoning
         return Text(cleaned.text, cleaned.complete, "refused" if refused else None, reasoning, cleaned.notes)
 
-    def _read(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[_Reading]:
+    def _read(self, kind: str, requests: Sequence[Any], draw: Draw) -> list[_Reading]:
         """The options' probabilities in the answer to each request, or the reason why there are none."""
         reasons = bool(self.settings.reasoning)
-        length = {"max_tokens": VERDICT_TOKENS + (self.settings.max_reasoning_tokens if reasons else 0)}
         # A verdict without reasoning has no space for thoughts.
-        shared = length | _thinking("off" if self.settings.thinking == "on" and not reasons else self.settings.thinking)
-        written = [self._messages(kind, request, {**own, "reasoning": reasons})
-                   for request, own in zip(requests, values, strict=True)]
+        shared = {"max_tokens": verdict_tokens(self.settings)}
+        shared |= _thinking("off" if self.settings.thinking == "on" and not reasons else self.settings.thinking)
+        written = [self._messages(kind, request) for request in requests]
         asked = [i for i, messages in enumerate(written) if messages is not None]
         out = [_Reading(None, problem="template")] * len(requests)
         if self.abilities.top_logprobs:
@@ -184,7 +182,7 @@ class EndpointJudge:
             if problem is None:
                 thoughts = own if thoughts is None else thoughts
                 texts.append(self.contract.clean(reply.text, True).text)
-        names = [self.contract.spellings(name) for name in self._names(kind)]
+        names = [self.contract.spellings(name) for name in self.writer.options(kind)]
         votes = options.count_votes(texts, names, self._marker(kind) if reasons else "")
         unreadable = 1 - sum(votes.counts) / len(replies)
         if votes.shares is None:
@@ -206,28 +204,18 @@ class EndpointJudge:
             return cleaned.text, "refused"
         return cleaned.text, None if cleaned.complete else "cut_off"
 
-    def _names(self, kind: str) -> tuple[str, ...]:
-        if kind == "rating":
-            return self.contract.ratings
-        return (*self.contract.options, *([self.contract.tie] if self.ties else []))
-
     def _spellings(self, kind: str) -> options.Spellings:
-        return options.spell(self._names(kind), self.contract.spellings)
+        return options.spell(self.writer.options(kind), self.contract.spellings)
 
     def _marker(self, kind: str) -> str:
         return self.contract.verdict if kind == "comparison" else self.contract.rating_verdict
 
-    def _messages(self, kind: str, request: Any, values: Mapping[str, Any]) -> list[dict[str, str]] | None:
+    def _messages(self, kind: str, request: Any) -> list[dict[str, str]] | None:
         """The messages of a request; None if the template refuses it."""
-        values = {**values, "ties": self.ties} if kind == "comparison" else values
         try:
-            messages, _, begin = self.templates.render(kind, request.messages, request.principle, **values)
+            return self.writer.write(kind, request)
         except DialogueRefused:
             return None
-        if begin.strip():
-            raise UserError(f"{kind}.jinja of the template set {self.templates.name} begins the judge's answer with "
-                            f"{begin.strip()[:40]!r}, which an endpoint cannot continue; leave the answer block empty")
-        return [{"role": message.role, "content": message.content} for message in messages]
 
     def _ask(
         self, messages: Sequence[list[dict[str, str]]], settings: Mapping[str, Any], seeds: Sequence[int]
@@ -244,6 +232,11 @@ def _thinking(thinking: str) -> dict[str, Any]:
     """The field of a request that switches the thoughts of a reasoning model "on" or "off"; none for "auto"."""
     variables = thinking_variables(thinking)
     return {"chat_template_kwargs": variables} if variables else {}
+
+
+def verdict_tokens(settings: Feedback) -> int:
+    """The maximum number of tokens of an answer with a verdict or a rating, its reasoning included."""
+    return _VERDICT_TOKENS + (settings.max_reasoning_tokens if settings.reasoning else 0)
 
 
 def _seed(key: jax.Array, row: int, sample: int = 0) -> int:

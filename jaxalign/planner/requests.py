@@ -13,7 +13,7 @@ from jaxalign.data.chat.requests import load_set
 from jaxalign.endpoint.records import Usage
 from jaxalign.endpoint.spending import Prices
 from jaxalign.feedback.constitution import load_constitution
-from jaxalign.feedback.endpoint_judge import VERDICT_TOKENS
+from jaxalign.feedback.endpoint_judge import verdict_tokens
 from jaxalign.planner.stage_workloads import contests
 from jaxalign.records import Message
 from jaxalign.registry.advantages import ADVANTAGES
@@ -77,7 +77,7 @@ def _planned(config: Config, stage: str, asked: list[Asked], prompt: int | None)
     new, tokens, generated = getattr(config, stage).max_new_tokens, 0, 0
     for each in asked:
         tokens += each.number * ((prompt or 0) + new * len(each.texts) + _template_tokens(config, each))
-        generated += each.number * (new if each.kind in ("critique", "revision") else _verdict_tokens(config))
+        generated += each.number * (new if each.kind in ("critique", "revision") else verdict_tokens(config.feedback))
     verdicts = sum(each.number for each in asked if each.kind in ("comparison", "rating"))
     prices, price = Prices(config.endpoint), None
     if prompt and prices.are_set and (config.endpoint.model or not config.endpoint.prices):
@@ -96,10 +96,6 @@ def _template_tokens(config: Config, asked: Asked) -> int:
         messages = templates.render(asked.kind, [Message("user", "")], principle, **values).messages
         sizes.append(sum(len(message.content) for message in messages))
     return math.ceil(max(sizes) / _CHARACTERS_PER_TOKEN)
-
-
-def _verdict_tokens(config: Config) -> int:
-    return VERDICT_TOKENS + (config.feedback.max_reasoning_tokens if config.feedback.reasoning else 0)
 
 
 def _comparisons(config: Config, pairs: int) -> Asked:

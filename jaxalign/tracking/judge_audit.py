@@ -69,7 +69,8 @@ def introduction(content: Mapping[str, Any]) -> str:
     """Names the judge and the pairs in one or two sentences."""
     audit, files = content["audit"], content["files"]
     origin = "the built-in set" if files[0]["path"] == BUILT_IN else ", ".join(file["path"] for file in files)
-    judge = {"local": "the run's own model", "jury": f"a jury of {len(content.get('members') or ())} models"}
+    judge = {"local": "the run's own model", "jury": f"a jury of {len(content.get('members') or ())} models",
+             "endpoint": "the model of the server in config.endpoint"}
     return (f"The judge of stage {content['stage']}, {judge.get(content['judge'], content['judge'])}, compared the answers of "
             f"{audit['pairs']:,} gold pairs ({audit['ties']:,} of them ties) from {origin} in both orders, "
             f"{audit['requests']:,} comparisons under the constitution {content['constitution']}.")

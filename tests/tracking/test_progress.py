@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.progress import Progress, noted
 
 
 class _Clock:
@@ -41,6 +41,21 @@ def test_plain_lines_are_printed_every_five_seconds_with_speed_and_time_left():
         "[sft] step 15/20 (75%), loss 0.6, 1,500 tokens/s, 0:05 left",
         "[sft] step 20/20 (100%), loss 0.1, 1,500 tokens/s, 0:00 left",
         "[sft] finished 20/20 steps, loss 0.1, took 0:20"]
+
+
+def test_a_note_follows_the_values_of_each_line():
+    stream, clock, spent = io.StringIO(), _Clock(), iter(["", "0.50 spent", "1.37 spent"])
+    with noted(lambda: next(spent)), Progress("revise", total=20, unit="prompt", stream=stream, clock=clock) as progress:
+        for _ in range(2):
+            clock.now += 5.0
+            progress.update(10, loss=2.0)
+    assert stream.getvalue().splitlines() == [
+        "[revise] prompt 10/20 (50%), loss 2, 0:05 left",
+        "[revise] prompt 20/20 (100%), loss 2, 0.50 spent, 0:00 left",
+        "[revise] finished 20/20 prompts, loss 2, 1.37 spent, took 0:10"]
+    with Progress("sft", total=1, stream=stream, clock=clock):
+        pass
+    assert "spent" not in stream.getvalue().splitlines()[-1]
 
 
 def test_speed_is_taken_over_the_last_half_minute():

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 from jaxalign import streams
 from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.feedback.chat_messages import ChatMessages
 from jaxalign.feedback.constitution import load_exemplars
 from jaxalign.feedback.critique import draw_principles
+from jaxalign.feedback.endpoint_judge import verdict_tokens
 from jaxalign.feedback.judge import ComparisonRequest, CritiqueRequest, RatingRequest, RevisionRequest
 from jaxalign.feedback.local import make_writer
 from jaxalign.feedback.writer import RequestWriter, Written
 from jaxalign.records import Principle, Prompt
 from jaxalign.registry.judges import judge_name
-from jaxalign.stages.shared import judge_models, judges, run_models
+from jaxalign.stages.shared import endpoints, judge_models, judges, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.tokens import GIVEN, TokenRow, printable, visible
 
@@ -75,7 +77,7 @@ def rate_requests(context: StageContext, prompts: Sequence[Prompt], rows: Sequen
 
 
 def local_writers(context: StageContext, stage: str) -> list[RequestWriter]:
-    """The writer of the requests to each model that judges in a stage; empty for a judge of the user's own."""
+    """The writer of the requests to each model that judges in a stage; empty for a server and for a judge of the user's own."""
     config, name = context.config, judge_name(context.config, stage)
     exemplars = load_exemplars(config.feedback.constitution)
     if name == "local":
@@ -119,10 +121,13 @@ class _Judge:
         self.name, self.settings = judge_name(context.config, stage), context.config.feedback
         self.length = getattr(context.config, section).max_new_tokens
         self.writers = local_writers(context, stage)
+        self.chat = ChatMessages(endpoints.templates(context.config), self.settings) if self.name == "endpoint" else None
 
     def rows(self, title: str, asked: Sequence[Asked], lines: tuple[str, ...] = ()) -> list[TokenRow]:
         """The rows of one prompt's requests; `lines` follow the last one."""
-        if not self.writers:
+        if self.chat is not None:
+            rows = [self._chat(self.chat, title, method, request) for method, request in asked]
+        elif not self.writers:
             rows = [_fields(f"{title}, {method} by {self.name}", request) for method, request in asked]
         else:
             several = len(self.writers) > 1
@@ -133,6 +138,21 @@ class _Judge:
                 for part in self._passes(writer, method, request)
             ]
         return [*rows[:-1], dataclasses.replace(rows[-1], lines=rows[-1].lines + lines)]
+
+    def _chat(self, chat: ChatMessages, title: str, method: str, request: Any) -> TokenRow:
+        """One request as the messages that the server gets."""
+        kind = judges.REQUEST_KINDS[method]
+        title = f"{title}, {kind}"
+        try:
+            messages = chat.write(kind, request)
+        except DialogueRefused as error:
+            return TokenRow(title, (), "", ("not asked",), (str(error),))
+        reads = kind in ("comparison", "rating")
+        length = verdict_tokens(self.settings) if reads else self.length
+        notes = (f"principle {request.principle.name}", f"the judge writes up to {length} tokens")
+        lines = [line for message in messages for line in _message(message["role"], message["content"])]
+        lines += [f"options: {', '.join(chat.options(kind))}"] if reads else []
+        return TokenRow(title, (), "", notes, tuple(lines))
 
     def _passes(self, writer: RequestWriter, method: str, request: NamedTuple) -> list[_Pass]:
         kind = judges.REQUEST_KINDS[method]
@@ -201,6 +221,11 @@ def _options(writer: RequestWriter, kind: str) -> str:
     nested = any(a != b and b[: len(a)] == a for a in every for b in every)
     ended = options.end is not None and nested
     return f"options: {found}" + (f"; if one begins another, the end {shown([options.end])} must follow" if ended else "")
+
+
+def _message(role: str, content: str) -> list[str]:
+    """A message under its role, line by line."""
+    return [f"  {role}:", *(f"    {printable(line)}".rstrip() for line in content.split("\n"))]
 
 
 def _fields(title: str, request: Any) -> TokenRow:
