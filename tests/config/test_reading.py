@@ -127,3 +127,10 @@ def test_every_selector_exists():
     assert len(found) > 60
     for name, condition in found:
         schema.get(Config(), condition.selector if "." in condition.selector else f"{name}.{condition.selector}")
+
+
+@pytest.mark.parametrize("url", ["https://user:secret@api.example.com/v1", "https://api.example.com/v1?key=secret"])
+def test_a_url_with_a_key_is_refused_without_showing_it(url):
+    with pytest.raises(UserError, match="config.endpoint.url has a URL of api.example.com with a user") as error:
+        from_config_dict({"feedback": {"judge": "endpoint"}, "endpoint": {"url": (url,)}})
+    assert "secret" not in str(error.value)

@@ -36,7 +36,7 @@ class Judge:
     ({"feedback": {"judge_stage": "ppo"}}, "config.feedback.judge_stage is 'ppo', but no stage after it asks the local judge"),
     ({"feedback": {"judge": COMPARES}}, "config.feedback.judge is .*NotANumber', which has no method 'critique'"),
     ({"feedback": {"judge": "http://localhost:8000/v1"}},
-     "config.feedback.judge is 'http://localhost:8000/v1', a URL; .* a judge in Python that asks this server .*docs/cai.md"),
+     "config.feedback.judge is 'http://localhost:8000/v1', a URL; set it to 'endpoint', and config.endpoint.url to "),
     ({"judge": {"evaluate": "HTTPS://api.example.com"}}, "config.judge.evaluate is 'HTTPS://api.example.com', a URL"),
     ({"judge": {"retries": -1}}, "config.judge.retries"),
 ])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import urllib.parse
 
-from jaxalign.config.base import Section
+from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least
 from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
+from jaxalign.errors import UserError
 
 _ASKED = unless("url", (), "to the server's URL")
 
@@ -40,3 +42,12 @@ class Endpoint(Section):
     input_price: float = field(0.0, "Price of a million prompt tokens, in any currency.", at_least(0), _ASKED)
     output_price: float = field(0.0, "Price of a million generated tokens, in the same currency.", at_least(0), _ASKED)
     budget: float = field(0.0, "Stop at a row boundary when the run has spent this amount; 0: no limit.", at_least(0), _ASKED)
+
+    def check(self, config: WholeConfig, name: str) -> None:
+        """Refuses a URL with a user, a password or a query: config.json and the report show URLs."""
+        for url in self.url:
+            parts = urllib.parse.urlsplit(url)
+            if "@" in parts.netloc or parts.query:
+                raise UserError(f"config.{name}.url has a URL of {parts.hostname} with a user, a password or a query, which "
+                                f"config.json and the report would show; give the URL without them, and put the key into the "
+                                f"environment variable {self.key_variable}")
