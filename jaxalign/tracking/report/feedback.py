@@ -113,7 +113,7 @@ def _calibration_rows(found: Mapping[str, Any]) -> list[list[str]]:
     return [["Margin", number(found.get("margin")), "a label is decided if it differs from 0.5 by more"],
             ["Due to chance", _share(found.get("chance_share")),
              "the share of decided labels that is expected by chance, estimated from contradictions between the two orders"],
-            ["Correction of the position bias", "-" if shift is None else f"{-shift:+.2f}",
+            ["Correction of the position bias", "-" if shift is None else f"{-shift:+z.2f}",
              "added to the log-odds of the answer shown first before labels are decided"]]
 
 
