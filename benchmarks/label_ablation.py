@@ -55,9 +55,8 @@ def copy_verdicts(source: Path, folder: Path, changes: Mapping[str, Any]) -> Non
     path = folder / "compare" / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     manifest["status"] = "running"
-    for field, value in changes.items():
-        section, name = field.split(".")
-        manifest["config"][section][name] = value
+    # Fields that compare does not read are not in its manifest.
+    manifest["config"] |= {field: value for field, value in changes.items() if field in manifest["config"]}
     path.write_text(json.dumps(manifest), encoding="utf-8")
 
 
