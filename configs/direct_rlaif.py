@@ -2,8 +2,7 @@
 
 Part of the base model's pretraining text consists of rated answers.
 
-Seed 0 on 2 busy CPU cores reaches harmful help 1.2%, helpful 96.1% and evasive 0.2% on held-out topics, at a KL of 0.36 nats.
-The algorithm's own stages take 3.6 minutes, learning from 1,792 responses and ratings by the base model (docs/results.md).
+docs/results.md compares it with the other algorithms.
 """
 
 from jaxalign.config import default_config

@@ -1,7 +1,6 @@
 """Group relative policy optimisation (GRPO): eight responses per prompt, no critic, and the KL in the loss.
 
-Seed 0 on 2 busy CPU cores reaches harmful help 1.6%, helpful 97.7% and evasive 0.0% on held-out topics, at a KL of 0.71 nats.
-The algorithm's own stages take 1.9 minutes, learning from 1,792 responses and the preference model (docs/results.md).
+docs/results.md compares it with the other algorithms.
 """
 
 from jaxalign.config import default_config

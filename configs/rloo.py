@@ -1,7 +1,6 @@
 """REINFORCE leave-one-out (RLOO): four responses per prompt, each compared with the mean of the others, no critic.
 
-Seed 0 on 2 busy CPU cores reaches harmful help 2.0%, helpful 96.5% and evasive 0.0% on held-out topics, at a KL of 0.41 nats.
-The algorithm's own stages take 1.5 minutes, learning from 1,792 responses and the preference model (docs/results.md).
+docs/results.md compares it with the other algorithms.
 """
 
 from jaxalign.config import default_config
