@@ -79,7 +79,7 @@ def test_scores_need_a_trained_model_and_lists_of_equal_length(whole):
         whole[0].score(["a", "b"], ["c"])
 
 
-STOPPING = {"early_stopping": True, "eval_every": 2, "patience": 2, "checkpoint_every": 3, "epochs": 12}
+STOPPING = {"members": 1, "early_stopping": True, "eval_every": 2, "patience": 2, "checkpoint_every": 3, "epochs": 12}
 FLIPPED = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in PAIRS]
 
 
