@@ -103,7 +103,7 @@ def test_early_stopping_keeps_the_weights_with_the_lowest_held_out_loss():
 
 def test_early_stopping_trains_to_the_end_while_the_loss_falls():
     trainer, steps = stopped_run(held_out=PAIRS, epochs=2)
-    plain, all_steps = run(epochs=2)
+    plain, all_steps = run(members=1, epochs=2)
     assert len(steps) == len(all_steps) == 4
     np.testing.assert_array_equal(trainer.score(PROMPTS, PROMPTS), plain.score(PROMPTS, PROMPTS))
 
