@@ -90,8 +90,8 @@ class Breaker:
         self._say(f"[endpoint] paused: {self._message}; trying again for at most {self._max_down:g} s")
 
     def restart(self) -> None:
-        """Starts `max_down` anew at the beginning of a call: the time since the last call is no outage, and a caller may repeat
-        its requests after the client gave up."""
+        """Resets the start of an outage when a call of the client begins. The time between two calls is not part of an outage,
+        and a caller may repeat its requests after `max_down`."""
         now = time.monotonic()
         if not self.is_open:
             self._failing_since = None

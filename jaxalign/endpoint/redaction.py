@@ -8,7 +8,7 @@ import urllib.parse
 
 from jaxalign.errors import UserError
 
-_PLACEHOLDER = "none"
+_NO_KEY = "none"
 _SHORTEST = 8
 """Shorter keys are dummies such as "EMPTY". Removing them would damage ordinary text."""
 
@@ -32,8 +32,8 @@ class ApiKey:
         self._forms = sorted(forms, key=len, reverse=True) if len(key) >= _SHORTEST else []
 
     def value(self) -> str:
-        """The key; a placeholder if the variable is not set."""
-        return self._key or _PLACEHOLDER
+        """The key to send. Without the variable it is "none", since the library of the client requires a key."""
+        return self._key or _NO_KEY
 
     def redact(self, text: str) -> str:
         """`text` with "[key]" in place of the key."""

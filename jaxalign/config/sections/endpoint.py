@@ -22,8 +22,8 @@ class Endpoint(Section):
                                  "model share the requests; one that fails gets none for a while.")
     model: str = field("", "Name of the model, as the server lists it; empty: the only model that the server lists.", None,
                        _ASKED)
-    key_variable: str = field("OPENAI_API_KEY", "Environment variable with the API key; if it is not set, no key is "
-                              "sent.", None, _ASKED)
+    key_variable: str = field("OPENAI_API_KEY", "Environment variable with the API key; if it is not set, \"none\" is "
+                              "sent, which servers without keys ignore.", None, _ASKED)
     concurrency: int = field(16, "Maximum number of requests in flight.", at_least(1), _ASKED)
     requests_per_minute: int = field(0, "Maximum number of requests sent per minute; 0: no limit.", at_least(0), _ASKED)
     tokens_per_minute: int = field(0, "Maximum number of tokens sent and requested per minute; 0: no limit.", at_least(0),
