@@ -98,7 +98,7 @@ def test_two_urls_share_the_requests_and_one_that_dies_loses_none(tmp_path):
 
 
 def test_a_url_that_returns_gets_requests_again(tmp_path):
-    with Server(delay=0.01) as one, Server(delay=0.01, fault_of=lambda number, _: status(500) if number < 20 else None) as two:
+    with Server(delay=0.01) as one, Server(delay=0.01, fault_of=lambda number, _: status(500) if number < 4 else None) as two:
         with Running(tmp_path, one.url, two.url, concurrency=8) as client:
             client.ask(requests(800))
     assert len(two.bodies) > 60
