@@ -40,7 +40,7 @@ setuptools.setup(
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
-        "endpoint": ["aiohttp", "aiolimiter", "openai[aiohttp]>=2", "stamina"],
+        "endpoint": ["aiohttp", "aiolimiter", "stamina"],
         "test": ["aiohttp", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
         # A real server for the tests of endpoints: llama.cpp, and the format of its models.
         "endpoint-test": ["gguf", "xllamacpp"],

@@ -4,7 +4,8 @@ WORKDIR is a finished default run of a seed. Its base model and supervised polic
 with each change of `LEVERS`. A change that only concerns how verdicts become labels (`DECISIONS`) reads the verdicts of the
 finished run. Preference trains one model, not an ensemble, so that the table shows the labels. It has the labels that are right
 by the gold judge of the world on an axis of the pair's principles, and the held-out accuracy of the preference model, over all
-seeds together with 95% Wilson intervals, and the time of compare.
+seeds together with 95% Wilson intervals, and the time of compare. If too few pairs are decided, preference ends with
+an error: the seed then counts in the labels only, and the table says so.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def copy_verdicts(source: Path, folder: Path, changes: Mapping[str, Any]) -> Non
 
 
 def run(source: Path, folder: Path, changes: Mapping[str, Any]) -> None:
-    """Runs compare and preference in `folder` with the earlier stages of `source`; a finished folder is not run again."""
+    """Runs compare and preference in `folder` with the earlier stages of `source`; a finished folder is not run again.
+
+    Raises:
+      CalledProcessError: compare failed, or preference did for another reason than its data (exit code 2).
+    """
     for stage in KEPT:
         if not (folder / stage).exists():
             shutil.copytree(source / stage, folder / stage)
@@ -74,19 +79,26 @@ def run(source: Path, folder: Path, changes: Mapping[str, Any]) -> None:
     command = [sys.executable, "-m", "jaxalign.train", f"--workdir={folder}", f"--config.seed={seed}",
                f"--config.stages={','.join(stages)}", "--config.preference.members=1", *flags]
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
-        subprocess.run(command, check=True, stdout=log, stderr=log)
+        done = subprocess.run(command, check=False, stdout=log, stderr=log)
+    if done.returncode != 2 or not (folder / "compare" / "summary.json").exists():
+        done.check_returncode()
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """The counts of one run: pairs, decided and right labels, held-out pairs and right predictions, seconds of compare."""
+    """The counts of one run: pairs, decided and right labels, held-out pairs and right predictions, seconds of compare.
+
+    `stopped` is 1 if preference ended with an error.
+    """
     world = world_of(from_config_dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
     labels = label_quality(world, (row_comparison(row) for row in Shards(folder / "compare").read()))
-    held_out = json.loads((folder / "preference" / "summary.json").read_text(encoding="utf-8"))["held_out"] or {}
+    summary = folder / "preference" / "summary.json"
+    held_out = (json.loads(summary.read_text(encoding="utf-8"))["held_out"] or {}) if summary.exists() else {}
     pairs = json.loads((folder / "compare" / "summary.json").read_text(encoding="utf-8"))["pairs"]
     timing = (json.loads(line) for line in open(folder / "compare" / "timing.jsonl", encoding="utf-8"))
     right = round(held_out.get("accuracy", 0) * held_out.get("pairs", 0))
     return {"pairs": pairs, "decided": labels["decided"], "right": labels["any_axis"]["right"],
-            "held_out": held_out.get("pairs", 0), "predicted": right, "seconds": sum(row["seconds"] for row in timing)}
+            "held_out": held_out.get("pairs", 0), "predicted": right, "seconds": sum(row["seconds"] for row in timing),
+            "stopped": int(not summary.exists())}
 
 
 def share(count: int, total: int) -> str:
@@ -113,8 +125,11 @@ def main() -> None:
             run(workdir, folder, LEVERS[lever])
             found.append(measure(folder))
         total = {name: sum(one[name] for one in found) for name in found[0]}
+        held_out = share(total["predicted"], total["held_out"])
+        if total["stopped"]:
+            held_out += f"; preference stopped on {total['stopped']} of {len(found)} seeds"
         cells = [lever, f"{total['decided']:,} of {total['pairs']:,} ({total['decided'] / total['pairs']:.0%})",
-                 share(total["right"], total["decided"]), share(total["predicted"], total["held_out"]),
+                 share(total["right"], total["decided"]), held_out,
                  f"{total['seconds'] / len(found):.0f}"]
         print("| " + " | ".join(cells) + " |", flush=True)
 

@@ -162,12 +162,18 @@ class Exchange:
 
 
 class _Retries:
-    """Decides after each failure of a request whether, and after how many seconds, it is sent again."""
+    """Decides after each failure of a request whether, and after how many seconds, it is sent again.
+
+    A failure counts against the request if the server works: other requests succeeded since its previous failure, or the
+    failure is of a kind that this request may cause. More than max_retries of these end the request. max_retries others in a row
+    start a pause.
+    """
 
     def __init__(self, settings: Endpoint, pacing: Pacing, spending: Spending, breaker: Breaker, batch: Batch):
-        self._settings, self._pacing, self._spending = settings, pacing, spending
+        self._most, self._pacing, self._spending = settings.max_retries, pacing, spending
         self._breaker, self._batch = breaker, batch
-        self._successes = breaker.successes
+        self._successes = 0
+        self._counted = self._in_outage = 0
         self.failures = 0
         self.is_probe = False
 
@@ -179,12 +185,16 @@ class _Retries:
         else:
             self.failures += 1
             wait = self._pacing.jitter(self.failures)
-            if self.failures > self._settings.max_retries:
-                # Without any success in the meantime the server, not the request, is the cause.
-                if not error.is_down or self._breaker.successes > self._successes:
+            if not error.is_down or self._breaker.successes > self._successes:
+                self._counted, self._in_outage = self._counted + 1, 0
+                if self._counted > self._most:
                     return False
-                self._breaker.open()
-                self.failures, wait = 0, 0.0
+            else:
+                self._in_outage += 1
+                if self._in_outage >= self._most:
+                    self._breaker.open()
+                    self._in_outage, wait = 0, 0.0
+            self._successes = self._breaker.successes
         self._spending.count("retries")
         return wait
 

@@ -8,7 +8,6 @@ import urllib.parse
 
 from jaxalign.errors import UserError
 
-_NO_KEY = "none"
 _SHORTEST = 8
 """Shorter keys are dummies such as "EMPTY". Removing them would damage ordinary text."""
 
@@ -32,8 +31,8 @@ class ApiKey:
         self._forms = sorted(forms, key=len, reverse=True) if len(key) >= _SHORTEST else []
 
     def value(self) -> str:
-        """The key to send. Without the variable it is "none", since the library of the client requires a key."""
-        return self._key or _NO_KEY
+        """The key to send; "" if the variable is not set."""
+        return self._key
 
     def redact(self, text: str) -> str:
         """`text` with "[key]" in place of the key."""

@@ -1,14 +1,16 @@
-"""One HTTP exchange through the openai library: the raw response, or a failure."""
+"""One HTTP exchange: the raw response, or a failure."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import sys
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from jaxalign import __version__
 from jaxalign.config.sections.endpoint import Endpoint
 from jaxalign.endpoint.failures import Target, Transient, connection_failure, timeout_failure
 from jaxalign.endpoint.redaction import ApiKey
@@ -18,7 +20,7 @@ _INSTALL = """requests to a server need the library {}, which is not installed; 
 
 
 class Response(NamedTuple):
-    """A complete response. text: the body without the API key; None if it is not UTF-8."""
+    """A complete response. headers: case-insensitive. text: the body without the API key; None if it is not UTF-8."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,7 +32,6 @@ def require_extra() -> None:
     try:
         import aiohttp  # noqa: F401
         import aiolimiter  # noqa: F401
-        import openai  # noqa: F401
         import stamina  # noqa: F401
     except ImportError as error:
         raise UserError(_INSTALL.format(error.name)) from None
@@ -42,58 +43,58 @@ class Transport:
     """The connections to one URL. Created and used on one event loop.
 
     Args:
-      url: the base URL, such as http://localhost:8000/v1.
+      url: the base URL, such as http://localhost:8000/v1. A query is sent with each request. A user and password in it take the
+        place of the API key.
     """
 
     def __init__(self, url: str, settings: Endpoint, key: ApiKey):
-        import openai
+        import aiohttp
 
-        http = _http_library()
-        self._timeout, self._key, self._raw = settings.timeout, key, http.Response
-        self._status_error = openai.APIStatusError
-        self._library_errors = (openai.OpenAIError, http.HTTPError)
-        limits = http.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
-        # `exchange` limits the time. The libraries' own timeout is longer, because they also report refused connections as
-        # timeouts. The transport of aiohttp needs a third less processor time per request than the default.
-        longer = 2 * settings.timeout
-        try:
-            connections = openai.DefaultAioHttpClient(limits=limits, timeout=longer)
-        except RuntimeError:
-            raise UserError(_INSTALL.format("openai[aiohttp]")) from None
-        self._client = openai.AsyncOpenAI(
-            base_url=url, api_key=key.value(), max_retries=0, timeout=longer, http_client=connections
+        self._url, self._timeout, self._key = urllib.parse.urlsplit(url), settings.timeout, key
+        self._library_error = aiohttp.ClientError
+        headers = {"Content-Type": "application/json", "User-Agent": f"jaxalign/{__version__}"}
+        if key.is_set and not self._url.username:
+            headers["Authorization"] = f"Bearer {key.value()}"
+        # `exchange` limits the time of the whole request, so that the library's own limits are not needed.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=settings.concurrency), headers=headers, timeout=aiohttp.ClientTimeout(),
+            proxy=_environment_proxy(self._url),
         )
 
     async def exchange(self, path: str, body: Mapping[str, Any] | None, target: Target) -> Response | Transient:
         """Sends one request: POST with a JSON body, or GET without one. Failures are returned, not raised, so that no exception
         refers to the request, whose headers contain the key."""
+        url = urllib.parse.urlunsplit(self._url._replace(path=f"{self._url.path.rstrip('/')}/{path}"))
+        data = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         try:
             async with asyncio.timeout(self._timeout):
-                if body is None:
-                    found = await self._client.get(f"/{path}", cast_to=self._raw)
-                else:
-                    found = await self._client.post(f"/{path}", body=body, cast_to=self._raw)
-        except self._status_error as error:
-            found = error.response
+                async with self._session.request("GET" if data is None else "POST", url, data=data) as response:
+                    content = await response.read()
         except TimeoutError:
             return timeout_failure(self._timeout, target)
-        except (OSError, *self._library_errors) as error:
+        except (OSError, self._library_error) as error:
             failure = connection_failure(error, target)
             return Transient(failure.kind, self._key.redact(str(failure)), is_down=failure.is_down)
         try:
-            text = self._key.redact(found.content.decode("utf-8"))
+            text = self._key.redact(content.decode("utf-8"))
         except UnicodeDecodeError:
             text = None
-        return Response(found.status_code, found.headers, text)
+        return Response(response.status, response.headers, text)
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._session.close()
 
 
-def _http_library() -> ModuleType:
-    """The HTTP library that the installed version of openai builds on: httpx, or httpx2 from openai 3 on."""
-    import openai
+def _environment_proxy(url: urllib.parse.SplitResult) -> str | None:
+    """The proxy that the environment variables HTTP_PROXY, HTTPS_PROXY and NO_PROXY set for a URL.
 
-    bases = openai.DefaultAsyncHttpxClient.__mro__
-    name = next(base.__module__ for base in bases if base.__name__ == "AsyncClient")
-    return sys.modules[name.partition(".")[0]]
+    Raises:
+      UserError: it is not an HTTP proxy.
+    """
+    proxy = urllib.request.getproxies().get(url.scheme)
+    if not proxy or urllib.request.proxy_bypass(url.hostname or ""):
+        return None
+    if urllib.parse.urlsplit(proxy).scheme not in ("http", "https"):
+        raise UserError(f"the environment variable {url.scheme.upper()}_PROXY does not name an HTTP proxy; set it to a URL that "
+                        "starts with http://, or add the host of config.endpoint.url to NO_PROXY")
+    return proxy

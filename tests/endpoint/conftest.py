@@ -18,7 +18,7 @@ from tests import tiny
 from tests.endpoint.gguf_file import write_gguf
 from tests.endpoint.servers import Direct, llama_cpp
 
-for _library in ("aiohttp", "aiolimiter", "openai", "stamina"):
+for _library in ("aiohttp", "aiolimiter", "stamina"):
     pytest.importorskip(_library)
 
 

@@ -71,6 +71,7 @@ class Server:
 
     Attributes:
       bodies: the bodies of all requests, in order.
+      targets: the paths of all requests with their queries, in order.
       most: the largest number of requests in flight.
       key: the API key that is accepted; None accepts every key.
     """
@@ -79,6 +80,7 @@ class Server:
                  port: int = 0):
         self.delay, self.fault_of, self.port = delay, fault_of, port
         self.bodies: list[dict[str, Any]] = []
+        self.targets: list[str] = []
         self.times: list[float] = []
         self.authorizations: collections.Counter[str] = collections.Counter()
         self.in_flight = self.most = 0
@@ -120,6 +122,7 @@ class Server:
         asked = await request.json()
         number = len(self.bodies)
         self.bodies.append(asked)
+        self.targets.append(request.path_qs)
         self.times.append(self._now())
         self.authorizations[request.headers.get("Authorization", "")] += 1
         self.in_flight += 1

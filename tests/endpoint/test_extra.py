@@ -11,7 +11,7 @@ from jaxalign.errors import UserError
 from tests.endpoint.clients import Running, requests
 from tests.endpoint.server import Server
 
-LIBRARIES = ("aiohttp", "aiolimiter", "openai", "stamina")
+LIBRARIES = ("aiohttp", "aiolimiter", "stamina")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

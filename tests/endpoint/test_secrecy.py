@@ -71,12 +71,12 @@ def test_a_key_that_is_revoked_in_the_middle_keeps_the_replies_so_far(tmp_path, 
         assert len(server.bodies) - before == 30 - stored
 
 
-def test_without_a_key_a_placeholder_is_sent_and_the_error_names_the_variable(tmp_path, monkeypatch):
+def test_without_a_key_no_authorization_is_sent_and_the_error_names_the_variable(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     with Server() as server:
         with Running(tmp_path, server.url) as client:
             client.ask(requests(1))
-            assert server.authorizations == {"Bearer none": 1}
+            assert server.authorizations == {"": 1}
             server.key = KEY
             with pytest.raises(UserError, match=f"none is set in the environment variable {VARIABLE}"):
                 client.list_models()
