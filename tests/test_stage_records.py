@@ -18,7 +18,7 @@ def names(records):
 @pytest.mark.parametrize("record", tuple(STAGES), ids=lambda record: record.name)
 def test_everything_that_a_built_in_record_names_exists(record):
     assert isinstance(record.load("stage"), Stage) and record.load("stage").name == record.name
-    for part in ("programs", "workload", "report", "preview"):
+    for part in ("programs", "report", "preview"):
         assert getattr(record, part) is None or callable(record.load(part))
     for batch in record.batches:
         assert all(isinstance(get(Config(), field), int) for field in (batch.rows, *batch.factors))

@@ -34,7 +34,7 @@ class Price(NamedTuple):
         return (usage.prompt * self.input + usage.completion * self.output) / _MILLION
 
 
-class Prices:
+class TokenPrices:
     """The prices of the models: those of config.endpoint.prices, or input_price and output_price for every model.
 
     Raises:
@@ -77,7 +77,7 @@ class Spending:
     """
 
     def __init__(self, settings: Endpoint, store: AnswerStore):
-        self._budget, self._store, self._prices = settings.budget, store, Prices(settings)
+        self._budget, self._store, self._prices = settings.budget, store, TokenPrices(settings)
         self._lock = threading.Lock()
         self._counts: collections.Counter[str] = collections.Counter()
         self._stage = ""

@@ -27,9 +27,8 @@ from jaxalign.models.model import Model
 from jaxalign.planner import hlo_text
 from jaxalign.planner.hlo import Collective, argument_name, collectives
 from jaxalign.planner.hlo_work import flops
-from jaxalign.planner.programs import Program, Run, device_bytes
+from jaxalign.planner.programs import PlannedProgram, Run, device_bytes, run_tasks
 from jaxalign.planner.surprises import surprises
-from jaxalign.registry.stages import stages_in_order
 
 REFUSAL_LINES = 40
 
@@ -124,14 +123,13 @@ def compile_run(
     return found
 
 
-def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[Program]:
-    """Every jitted step of the run's stages, in the order of the stages, from their registry records."""
-    run = Run(config, policy, prompt)
-    found = [record.load("programs") for record in stages_in_order(config.stages)]
-    return [program for programs in found if programs is not None for program in programs(run)]
+def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[PlannedProgram]:
+    """Every jitted step of the run's stages, in the order of the stages."""
+    tasks = run_tasks(Run(config, policy, prompt))
+    return [program for task in tasks if task.calls != 0 for program in task.programs()]
 
 
-def compile_program(program: Program, usable: int | None = None) -> CompiledProgram:
+def compile_program(program: PlannedProgram, usable: int | None = None) -> CompiledProgram:
     """Lowers and compiles one program. Returns a result even if the program does not fit; raises any other compiler error."""
     began = time.perf_counter()
     named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}

@@ -17,9 +17,9 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.planner import judges, memory, weights, work
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.network import bandwidths
-from jaxalign.planner.weights import Weights
+from jaxalign.planner.programs import Run, Task, estimated_tasks
+from jaxalign.planner.weights import WeightBytes
 from jaxalign.planner.work import Work
-from jaxalign.planner.workload import Task, tasks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def estimate(
       policy: the run's model; its sharding is replaced by that of config.mesh.
       cluster: the devices.
       assumptions: the fractions of the peak that programs reach.
-      prompt, examples: as in `workload.tasks`.
+      prompt, examples: as in `programs.Run`.
 
     Raises:
       UserError: the mesh has more devices than the cluster, or does not divide the model.
@@ -155,8 +155,9 @@ def estimate(
         raise UserError(f"config.mesh asks for {sharding.mesh.size} devices, but {cluster.name} has {cluster.devices}; "
                         "choose a smaller mesh, or let --search choose one")
     check_divides(policy, mesh)
-    run = _Run(config, dataclasses.replace(with_attention(policy, cluster), sharding=sharding), cluster, assumptions)
-    found = tasks(config, prompt, examples)
+    policy = dataclasses.replace(with_attention(policy, cluster), sharding=sharding)
+    run = _Run(config, policy, cluster, assumptions)
+    found = estimated_tasks(Run(config, policy, prompt, examples))
     trained = {task.stage: () for task in found}
     for task in found:
         trained[task.stage] += task.trains
@@ -180,7 +181,7 @@ def role_model(config: Config, policy: Model, role: str) -> Model:
     return policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
 
 
-def role_weights(config: Config, policy: Model, role: str) -> Weights:
+def role_weights(config: Config, policy: Model, role: str) -> WeightBytes:
     """The bytes of a role's weights."""
     model = role_model(config, policy, role)
     if role.startswith(judges.ROLE):
@@ -197,7 +198,7 @@ class _Run:
     def model(self, role: str) -> Model:
         return role_model(self.config, self.policy, role)
 
-    def weights(self, role: str) -> Weights:
+    def weights(self, role: str) -> WeightBytes:
         return role_weights(self.config, self.policy, role)
 
     def resident(self, task: Task, trained: tuple[str, ...]) -> dict[str, float]:

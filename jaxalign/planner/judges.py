@@ -6,8 +6,9 @@ A published shape may stand for a folder, as in --config.judge.path=Llama-3.1-70
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 
@@ -26,13 +27,28 @@ ROLE = "judge"
 """The role of the model of `config.judge.path`; the members of a jury are "judge 1", "judge 2" and so on."""
 
 
-class PlannedJudge(NamedTuple):
-    """A judge's model. params: its weights as stored, as ShapeDtypeStructs. length: tokens of its longest request and text."""
+LABELLER = "labeller"
+"""The role of the run's base as a judge."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedJudge:
+    """A judge on the run's devices. length: tokens of its longest request with its text. read: returns its weights as stored,
+    as ShapeDtypeStructs."""
 
     role: str
     model: Model
-    params: Params
     length: int
+    read: Callable[[], Params]
+
+    @functools.cached_property
+    def params(self) -> Params:
+        return self.read()
+
+    @property
+    def title(self) -> str:
+        """The role's name in compiled programs."""
+        return "feedback model" if self.role == LABELLER else self.role
 
 
 def roles(config: Config, stage: str) -> tuple[str, ...]:
@@ -56,12 +72,12 @@ def judge_model(config: Config, role: str, sharding: Sharding | None) -> tuple[M
     return Model(decoder, "lm", sharding), config.judge.request_length(found.max_positions)
 
 
-def planned_judges(config: Config, stage: str, sharding: Sharding | None) -> list[PlannedJudge]:
+def outside_judges(config: Config, stage: str, sharding: Sharding | None) -> list[PlannedJudge]:
     """The models of `config.judge.path` that judge in a stage."""
     planned = []
     for role in roles(config, stage):
         model, length = judge_model(config, role, sharding)
-        planned.append(PlannedJudge(role, model, stored_params(model, config.judge.weights), length))
+        planned.append(PlannedJudge(role, model, length, functools.partial(stored_params, model, config.judge.weights)))
     return planned
 
 

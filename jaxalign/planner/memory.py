@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign.models.model import Model
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches
-from jaxalign.planner.weights import Weights
+from jaxalign.planner.weights import WeightBytes
 from jaxalign.rollout.layouts import prefill_sizes, slot_counts
 
 Parts = dict[str, float]
@@ -20,7 +20,7 @@ Parts = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class BatchShape:
     """The rows of one call: `rows` rows of `length` tokens over all devices, with `new` tokens sampled after each row."""
 
     rows: int
@@ -30,7 +30,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """One device's share of a model's sizes and of Rows."""
+    """One device's share of a model's sizes and of the rows of a call."""
 
     B: float
     T: float
@@ -54,7 +54,7 @@ class Local:
         return self.B * self.T
 
 
-def local(model: Model, rows: Rows, phase: str = "training") -> Local:
+def local(model: Model, rows: BatchShape, phase: str = "training") -> Local:
     """One device's share of the sizes, in phase "training" or "generation"."""
     config, sharding = model.config, dataclasses.replace(model.sharding, phase=phase)
 
@@ -79,7 +79,7 @@ LANES = 128
 """Lanes of a TPU register. TPUs pad the last axis of many arrays to a multiple of it; shorter rows have no fused kernel."""
 
 
-def attention_kind(model: Model, rows: Rows, phase: str = "training") -> str:
+def attention_kind(model: Model, rows: BatchShape, phase: str = "training") -> str:
     """The attention used for rows of this length: "plain", "ring" or "fused". `estimate.with_attention` has set the model's
     attention to "plain" if its platform has no kernel for the model."""
     if model.config.attention == "plain":
@@ -131,7 +131,7 @@ def cache(at: Local, slots: int) -> float:
     return 2 * at.L * at.B * at.K * slots * (at.h * at.kept + (4 if at.kept == 1 else 0))
 
 
-def chunk(model: Model, rows: Rows) -> tuple[int, int]:
+def chunk(model: Model, rows: BatchShape) -> tuple[int, int]:
     """(positions of a row per device in one chunk of the LM head, number of chunks), as in `models/heads.py`."""
     parts = model.sharding.mesh.shape["context"]
     own = -(-rows.length // parts)
@@ -139,11 +139,11 @@ def chunk(model: Model, rows: Rows) -> tuple[int, int]:
     return positions, -(-own // positions)
 
 
-def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
+def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
     """Temporaries of one update on a minibatch `rows`, computed in `micro` micro-batches. beside: bytes of casts and tables
     of another model that is updated in the same program."""
     config = model.config
-    part = Rows(max(1, rows.rows // micro), rows.length)
+    part = BatchShape(max(1, rows.rows // micro), rows.length)
     at = local(model, part)
     kept = residuals(at, config.remat_saves if config.remat else "")
     layer = at  # A pipeline stage computes one micro-batch at a time, but keeps the residuals of all of them.
@@ -170,7 +170,7 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
     return dict(zip(("gradients", "casts", "activations"), max(times.values(), key=sum), strict=True))
 
 
-def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Parts:
+def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: int) -> Parts:
     """Temporaries of one program that runs several models forward over the same rows, with LM heads at `counted` positions.
 
     A loop computes the rows part by part. Before the loop, XLA gathers the weights that every iteration reads: all tables and
@@ -188,16 +188,16 @@ def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Pa
     return {"casts": sum(held.values()) + kept, "activations": max(layer, models[0][1].copies[1]) + beside}
 
 
-def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
+def generation(model: Model, weights: WeightBytes, rows: BatchShape) -> Parts:
     """Temporaries of sampling: the ring cache, plus the larger of the temporaries of prefill and of decoding a chunk of tokens.
 
     To decode a chunk, a TPU copies the ring into a layout in which each token is contiguous and heads are padded to whole
-    lanes. The copy takes more memory than widening the ring from half its size. Weights are resharded before the ring is
+    lanes. The copy takes more memory than widening the ring from half its size. WeightBytes are resharded before the ring is
     allocated, and the largest one exists twice. If weights keep the sharding of training, both tables are gathered once."""
     at = local(model, rows, "generation")
     parts = model.sharding.generation.batch_size
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
-    entering = local(model, Rows(count, rows.length), "generation")
+    entering = local(model, BatchShape(count, rows.length), "generation")
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
     copy = whole * -(-at.h // LANES) * LANES / at.h
     peak = max(whole + prompts + layer_forward(entering), whole + copy + 3 * at.B * at.V * 4, weights.moving)

@@ -1,24 +1,61 @@
-"""The programs of stage ppo: sampling, the reward, scoring, the checks of step 0 and the update."""
+"""The tasks of stage ppo: sampling, the reward, scoring with the checks of step 0, and the update."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import NamedTuple
 
 from jaxalign.models.adapters.lora import join
-from jaxalign.planner.programs import Program, Run, offloaded, sampling_programs
+from jaxalign.planner.programs import PlannedProgram, Run, Task, compiled_only, offloaded, sampling_task, update_task
 from jaxalign.planner.reward_programs import reward_programs
-from jaxalign.planner.stage_programs import trained_roles
+from jaxalign.planner.stage_programs import reward_roles, trained_roles
 from jaxalign.rewards.sums import fused_source
 from jaxalign.rl.ahead import iteration_shapes
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.experience import packed_experience
-from jaxalign.rl.state import abstract_ppo_state, make_ppo_setup
+from jaxalign.rl.state import abstract_ppo_state, make_ppo_setup, values_in_update
 from jaxalign.rl.step_zero import step_zero_values
 from jaxalign.rl.update import packed_update
 
 
-def ppo(run: Run) -> list[Program]:
-    """The programs, in the order in which an iteration calls them."""
+def ppo(run: Run) -> list[Task]:
+    """The tasks, in the order in which an iteration does them."""
+    section, estimator = run.config.ppo, estimator_of(run.config.ppo)
+    reward, new = reward_roles(run.config), section.max_new_tokens
+    critic = ("critic",) if estimator.needs_critic and section.critic == "separate" else ()
+    stays = ("policy", *critic, "reference", *reward)
+    length = run.longest_prompt(new) + new
+    part, parts = run.part(section.batch, length, section.micro_batch_tokens)
+    packed = run.part(section.batch // section.minibatches, length, section.micro_batch_tokens)
+    queues = section.iterations * (2 if estimator.needs_greedy else 1)
+    recomputes = section.sampler_correction != "none" or estimator.needs_trainer_logprobs
+    scored = ("reference", *(("policy",) if recomputes else ()), *(() if values_in_update(section) else critic))
+    built = functools.cache(lambda: _programs(run))
+
+    rewarded = compiled_only("ppo", lambda: built().reward)
+    if reward:
+        rewarded = dataclasses.replace(rewarded, phase="reward", runs=reward, rows=part, calls=queues * parts, stays=stays)
+    tasks = [
+        sampling_task(run, "ppo", section, section.batch, queues, stays[1:], lambda: built().models),
+        rewarded,
+        Task("ppo", "score", scored, part, section.iterations * parts, stays, new, programs=lambda: built().score),
+        update_task("ppo", ("policy", *critic), packed, section.iterations, lambda: built().update, stays, counted=new,
+                    steps=section.epochs * section.minibatches),
+    ]
+    return [offloaded(run, task) for task in tasks]
+
+
+class _Programs(NamedTuple):
+    """The models of sampling, as `programs.Models` returns them, and the programs of the other tasks."""
+
+    models: tuple
+    reward: list[PlannedProgram]
+    score: list[PlannedProgram]
+    update: list[PlannedProgram]
+
+
+def _programs(run: Run) -> _Programs:
     section = run.config.ppo
     setup = make_ppo_setup(section, run.policy)
     state = abstract_ppo_state(setup)
@@ -27,22 +64,23 @@ def ppo(run: Run) -> list[Program]:
     if state.critic is not None:
         held |= trained_roles("critic", state.critic)
     rewards, kept = reward_programs(run)
-    for made in rewards:
-        held |= made.held
-    alone = fused_source(run.config.reward, run.config.mesh.offload) is not None
-    scorer, weights = rewards[0].arguments[:2] if alone else (None, None)
+    for program in rewards:
+        held |= program.held
+    fused = fused_source(run.config.reward, run.config.mesh.offload) is not None
+    scorer, weights = rewards[0].arguments[:2] if fused else (None, None)
     prompt = run.prompt_length(section.max_new_tokens)
-    shapes = iteration_shapes(setup, state, prompt, run.frozen, reference, scorer, weights, not alone, kept)
+    shapes = iteration_shapes(setup, state, prompt, run.frozen, reference, scorer, weights, not fused, kept)
     roles = "policy, critic" if setup.has_critic else "policy"
-    scored = f"reference, {'policy' if setup.values_in_update else roles}" + (f", {rewards[0].role}" if alone else "")
-    if alone and not estimator_of(section).needs_greedy:  # Greedy responses need their own reward program.
+    scored = f"reference, {'policy' if setup.values_in_update else roles}" + (f", {rewards[0].role}" if fused else "")
+    if fused and not estimator_of(section).needs_greedy:  # Greedy responses need their own reward program.
         rewards = []
-    policy = join(run.frozen, state.policy.params)
-    made = [
-        *sampling_programs(run, "ppo", "policy", setup.policy, policy, section, section.batch, held),
-        *rewards,
-        Program("ppo", "scoring", scored, packed_experience, (shapes.scoring,), held, shapes.turns[0]),
-        Program("ppo", "checks", "policy, reference", step_zero_values, (shapes.checks,), held, shapes.turns[1]),
-        Program("ppo", "update", roles, packed_update, (shapes.state, shapes.update), held, shapes.turns[2]),
-    ]
-    return offloaded(run, [dataclasses.replace(program, held={**held, **program.held}) for program in made])
+    scoring, checks, update = shapes.turns
+    return _Programs(
+        (setup.policy, join(run.frozen, state.policy.params), held),
+        [dataclasses.replace(program, held={**held, **program.held}) for program in rewards],
+        [
+            PlannedProgram("ppo", "scoring", scored, packed_experience, (shapes.scoring,), held, scoring),
+            PlannedProgram("ppo", "checks", "policy, reference", step_zero_values, (shapes.checks,), held, checks),
+        ],
+        [PlannedProgram("ppo", "update", roles, packed_update, (shapes.state, shapes.update), held, update)],
+    )

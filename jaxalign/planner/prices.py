@@ -12,7 +12,7 @@ from jaxalign.planner.hardware import chips
 
 
 @dataclasses.dataclass(frozen=True)
-class Prices:
+class DevicePrices:
     """Prices on `date` (ISO): `hourly` maps a chip to the price of one device hour in `currency`; `source` says where the
     prices are from."""
 
@@ -25,7 +25,7 @@ class Prices:
         return self.hourly.get(chip)
 
 
-def read_prices(path: str) -> Prices:
+def read_prices(path: str) -> DevicePrices:
     """Reads a JSON object with "date" (as 2026-01-31), "currency", "per_device_hour" (chip to price), optionally "source".
 
     Raises:
@@ -53,7 +53,7 @@ def read_prices(path: str) -> Prices:
             raise UserError(f"--prices={path} has a price for {chip!r}; known chips: {', '.join(chips())}")
         if type(price) not in (int, float) or not 0 <= price < float("inf"):
             raise UserError(f"--prices={path}: the price of {chip} is {price!r}; expected a number of at least 0")
-    return Prices(found["date"], found["currency"], found["per_device_hour"], str(found.get("source", "")))
+    return DevicePrices(found["date"], found["currency"], found["per_device_hour"], str(found.get("source", "")))
 
 
 _EXPECTED = {

@@ -1,14 +1,16 @@
-"""Every jitted step of a run with the shapes of its arguments, for the compiler.
+"""The tasks of a run, which the arithmetic estimate reads, with their jitted programs, for the compiler.
 
 The functions and their static arguments are those that the stages use. Two properties of the data are assumed: the number of
-steps, which changes only constants of a schedule, and the length of prompts, which is the maximum.
+steps, which changes only constants of a schedule, and the length of prompts, which is the maximum. The programs of a task are
+built only on demand: they need a mesh of devices, and a search for a mesh estimates many runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,22 +18,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxalign.config import Config, Preference
+from jaxalign.config import Config, Preference, rounds
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import next_logprobs
 from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.shapes import Shapes
-from jaxalign.planner.judges import planned_judges
+from jaxalign.planner.judges import LABELLER, PlannedJudge, outside_judges
+from jaxalign.planner.memory import BatchShape
 from jaxalign.registry.judges import stage_judge
-from jaxalign.registry.stages import policies_before
+from jaxalign.registry.stages import policies_before, stages_in_order
 from jaxalign.rewards.scorer import Ensemble, Scorer
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
 from jaxalign.rollout.ring import insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
+from jaxalign.training.packed import pair_rows, part_rows, rows_split
 
 STEPS = 1000
 """Assumed steps of a schedule with a length that depends on the data."""
@@ -39,7 +43,7 @@ STOP_IDS = (2,)
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class PlannedProgram:
     """One jitted step.
 
     Attributes:
@@ -67,12 +71,72 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
+class Task:
+    """One kind of work of a stage, which one call of its programs does.
+
+    Attributes:
+      stage: the stage's name.
+      phase: "generate", "score", "update" or, for scoring by a reward model, "reward".
+      runs: the roles with models that run in the task.
+      rows: the rows of one call; for an update, of one optimizer step. None: the arithmetic estimate leaves the task out.
+      calls: calls in the whole run; None if the number depends on unknown data.
+      stays: the roles with weights on the devices during the task, including `runs`.
+      counted: positions of a row at which the LM head is computed; 0 if the task does not use it.
+      trains: the subset of `runs` that is trained.
+      micro: the number of micro-batches of an update.
+      steps: optimizer steps in one call.
+      unit: the number of rows that must stay in one micro-batch: 2 for pairs.
+      programs: a function that returns the task's programs.
+    """
+
+    stage: str
+    phase: str
+    runs: tuple[str, ...]
+    rows: BatchShape | None
+    calls: int | None
+    stays: tuple[str, ...] = ()
+    counted: int = 0
+    trains: tuple[str, ...] = ()
+    micro: int = 1
+    steps: int = 1
+    unit: int = 1
+    programs: Callable[[], Sequence[PlannedProgram]] = dataclasses.field(default=tuple, compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage} {self.phase}" + (f" ({self.runs[0]})" if self.runs[0].startswith("judge") else "")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one call: the sampled tokens if the task generates, else the tokens that it reads."""
+        return self.rows.rows * (self.rows.new or self.rows.length) * self.steps
+
+    @property
+    def part(self) -> BatchShape:
+        """The rows of one micro-batch of an update."""
+        return BatchShape(self.rows.rows // self.micro, self.rows.length)
+
+
+def compiled_only(stage: str, programs: Callable[[], Sequence[PlannedProgram]]) -> Task:
+    """A task that the arithmetic estimate leaves out."""
+    return Task(stage, "", (), None, None, programs=programs)
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """The run that the programs belong to. prompt: tokens of the longest prompt; None: model.max_length minus the response."""
+    """The run that the tasks belong to.
+
+    Attributes:
+      config: the run's config.
+      policy: the run's model; its sharding is on a mesh of devices or, if no programs are built, on an abstract mesh.
+      prompt: tokens of the longest prompt; None: model.max_length minus the response.
+      examples: rows or pairs of the data file; None if unknown.
+    """
 
     config: Config
     policy: Model
     prompt: int | None = None
+    examples: int | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -89,22 +153,20 @@ class Run:
         """The arrays that every stage holds, by role: the base under adapters."""
         return {} if self.frozen is None else {"base": self.frozen}
 
-    def judges(self, stage: str) -> bool:
-        """Whether the judge of a stage runs the base model on the run's devices."""
-        return stage_judge(self.config, stage).runs_base
+    @functools.cached_property
+    def base_params(self) -> Params:
+        """The weights of the run's base."""
+        return self.policy.abstract() if self.frozen is None else self.frozen
 
-    def judging(self, stage: str, model: Model, params) -> list[tuple[str, Model, Any, int]]:
-        """(role, model, weights, length of the longest request and text) of each judge on the devices in a stage.
+    def judges(self, stage: str) -> list[PlannedJudge]:
+        """The judges of a stage on the run's devices."""
+        if stage_judge(self.config, stage).runs_base:
+            return [PlannedJudge(LABELLER, self.policy, self.config.judge.local_length(self.config), lambda: self.base_params)]
+        return outside_judges(self.config, stage, self.policy.sharding)
 
-        model, params: the base.
-        """
-        if self.judges(stage):
-            return [("feedback model", model, params, self.config.judge.local_length(self.config))]
-        return [tuple(judge) for judge in planned_judges(self.config, stage, self.policy.sharding)]
-
-    def outside_judges(self, stage: str) -> dict[str, Any]:
-        """The weights of the models of config.judge.path that a stage holds, by role."""
-        return {judge.role: judge.params for judge in planned_judges(self.config, stage, self.policy.sharding)}
+    def judge_weights(self, judges: Sequence[PlannedJudge]) -> dict[str, Params]:
+        """The weights of judges, by their roles in programs; without the base under adapters, which every stage holds."""
+        return {judge.title: self.own(judge.params) if judge.role == LABELLER else judge.params for judge in judges}
 
     def start(self, stage: str, trained: bool = False) -> Params:
         """The weights that a stage starts from: those of lora.path or an earlier stage, or the base.
@@ -120,13 +182,30 @@ class Run:
         """The joined parameters without the base's parameters."""
         return params if self.frozen is None else {name: x for name, x in params.items() if name not in self.frozen}
 
+    def longest_prompt(self, new_tokens: int) -> int:
+        """Tokens of the longest prompt before a response of `new_tokens`."""
+        return self.prompt or self.config.model.max_length - new_tokens
+
     def prompt_length(self, new_tokens: int) -> int:
-        """Tokens of the longest prompt before a response of `new_tokens`. Raises UserError if both do not fit max_length."""
+        """`longest_prompt`. Raises UserError if the prompt and the response do not fit model.max_length."""
         room = self.config.model.max_length - new_tokens
         if room < 1 or (self.prompt or 1) > room:
             raise UserError(f"prompts of {self.prompt or 1} tokens and responses of {new_tokens} exceed "
                             f"config.model.max_length ({self.config.model.max_length}); raise it, or shorten the prompt")
-        return self.prompt or room
+        return self.longest_prompt(new_tokens)
+
+    def part(self, sequences: int, T: int, tokens: int = 0) -> tuple[BatchShape, int]:
+        """(the packed rows of a micro-batch, the number of micro-batches) for sequences that all have T tokens.
+
+        tokens: the maximum number of tokens per device in a micro-batch; 0 selects a default.
+        """
+        rows, parts = part_rows(sequences, T, tokens, *rows_split(self.policy.sharding))
+        return BatchShape(rows, T), parts
+
+    def pair_part(self, pairs: int, T: int, tokens: int = 0, whole: bool = False) -> tuple[BatchShape, int]:
+        """`part` for pairs of sequences, which stay in one micro-batch. whole: whether all pairs are in one micro-batch."""
+        rows, parts = pair_rows(pairs, T, tokens, *rows_split(self.policy.sharding), whole)
+        return BatchShape(rows, T), parts
 
     def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
         """An array split over its first dimension, the batch, as in training or, with `sampling`, as in the sampling engine."""
@@ -142,7 +221,67 @@ class Run:
         return self.scalar(found.dtype)
 
 
-def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[Program]:
+def run_tasks(run: Run) -> list[Task]:
+    """The tasks of config.stages, in order, from the stages' registry records.
+
+    The calls of a stage that every round repeats (`config.rounds`) are those of all rounds.
+    """
+    loaded = [record.load("programs") for record in stages_in_order(run.config.stages)]
+    tasks = [task for programs in loaded if programs is not None for task in programs(run)]
+    if run.config.rounds == 1:
+        return tasks
+    repeated = rounds.repeated_stages(run.config)
+    calls = [task.calls and task.calls * (run.config.rounds if task.stage in repeated else 1) for task in tasks]
+    return [dataclasses.replace(task, calls=count) for task, count in zip(tasks, calls, strict=True)]
+
+
+def estimated_tasks(run: Run) -> list[Task]:
+    """The tasks of `run_tasks` that the arithmetic estimate counts."""
+    return [task for task in run_tasks(run) if task.rows is not None]
+
+
+def calls_for(total: float | None, batch: int) -> int | None:
+    """The number of calls for `total` rows in batches of `batch`; None if the total is unknown."""
+    return None if total is None else math.ceil(total / batch)
+
+
+def update_task(stage: str, trains: tuple[str, ...], packed: tuple[BatchShape, int], calls: int | None,
+                programs: Callable[[], Sequence[PlannedProgram]], stays: tuple[str, ...] = (), **options) -> Task:
+    """An update over the micro-batches `packed`, as `Run.part` returns them. options: other attributes of `Task`."""
+    part, parts = packed
+    rows = BatchShape(part.rows * parts, part.length)
+    return Task(stage, "update", trains, rows, calls, stays or trains, trains=trains, micro=parts, programs=programs, **options)
+
+
+Models = Callable[[], tuple[Model, Params, Mapping[str, Any]]]
+"""Returns (the model that samples, its weights, all arrays on the devices by role)."""
+
+
+def sampling_task(run: Run, stage: str, section, batch: int, calls: int | None, stays: tuple[str, ...], models: Models,
+                  role: str = "policy") -> Task:
+    """Sampling of `batch` responses by the policy.
+
+    Args:
+      run: the run.
+      stage: the stage.
+      section: a config section with temperature, top_k, top_p and max_new_tokens.
+      batch: the responses of one call.
+      calls: the number of calls.
+      stays: the roles other than the policy that are on the devices.
+      models: see `Models`.
+      role: the name of the policy in the programs.
+    """
+    N = section.max_new_tokens
+
+    def programs():
+        model, params, held = models()
+        return sampling_programs(run, stage, role, model, params, section, batch, held)
+
+    rows = BatchShape(batch, run.longest_prompt(N), N)
+    return Task(stage, "generate", ("policy",), rows, calls, ("policy", *stays), 1, programs=programs)
+
+
+def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[PlannedProgram]:
     """The programs of the sampling engine: resharding the weights if needed, decoding a chunk with the largest ring, prefill,
     entering and widening the ring, and one step of decoding without the head.
 
@@ -164,24 +303,26 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     return [
         *moving,
         chunk,
-        Program(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
-        Program(stage, "entering", role, insert, (own, (cache,), made, plan, slot), held),
-        Program(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, slots)), held),
-        Program(stage, "decode", role, decode_step(own), step, held),
+        PlannedProgram(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
+        PlannedProgram(stage, "entering", role, insert, (own, (cache,), made, plan, slot), held),
+        PlannedProgram(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, slots)), held),
+        PlannedProgram(stage, "decode", role, decode_step(own), step, held),
     ]
 
 
-def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held) -> Program:
+def _chunk(
+    run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held
+) -> PlannedProgram:
     """Decoding of a chunk of tokens for all rows of `cache`."""
     own, B = model.generation, cache[0].values.shape[1]
     where = own.sharding and own.sharding.named((None, "batch"))
     rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
     control = run.key(), run.scalar(jnp.int32, (3,)), run.scalar()
     arguments = (own, params, (cache,), rows, *control, sampling.compiled, CHUNK)
-    return Program(stage, phase, role, decode_chunk, arguments, held, CHUNK)
+    return PlannedProgram(stage, phase, role, decode_chunk, arguments, held, CHUNK)
 
 
-def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
+def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[PlannedProgram], Params, dict[str, Any]]:
     """(the programs that reshard weights for sampling, the resharded weights, the arrays that they add, by role).
 
     Large weights move one after another; the weights moved earlier are already on the devices."""
@@ -191,42 +332,58 @@ def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[
     for group, step in model.generation_moves(params):
         what = f"{role}, {names[group[0]]}" if len(group) == 1 and len(leaves) > 1 else role
         given = ([leaves[i] for i in group],)
-        programs.append(Program(stage, "resharding", what, step, given, {**held, "weights moved before": tuple(moved)}))
+        programs.append(PlannedProgram(stage, "resharding", what, step, given, {**held, "weights moved before": tuple(moved)}))
         moved += [targets[i] for i in group]
         for i in group:
             leaves[i] = targets[i]
     return programs, jax.tree.unflatten(structure, leaves), {f"{role} for sampling": moved} if moved else {}
 
 
-def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:
-    """The programs of the judges on the devices: their reasoning, if they reason, and the log-probs of the options.
+def verdict_tasks(run: Run, stage: str, batch: int, judges: Sequence[PlannedJudge], held: Callable[[], Mapping[str, Any]],
+                  asked: int = 0, stays: tuple[str, ...] = ()) -> list[Task]:
+    """The tasks of judges on the devices: their reasoning, if they reason, and the log-probs of the options.
 
     Args:
       run: the run.
       stage: the stage.
-      model, params: the run's base, the judge unless the config names other models.
       batch: the rows that a judge reads together.
-      held: the arrays on the devices, including those of the judges of `Run.outside_judges`.
+      judges: the judges, some of `Run.judges`.
+      held: returns the arrays on the devices, including the judges' weights.
+      asked: the comparisons that each judge makes.
+      stays: the roles on the devices.
     """
-    found: list[Program] = []
-    for role, own, weights, length in run.judging(stage, model, params):
-        asked = (own, weights, run.rows(jnp.int32, batch, length - 1), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
-        labelling = Program(stage, "labelling", role, next_logprobs, asked, held)
-        feedback = run.config.feedback
+    tasks, feedback, calls = [], run.config.feedback, calls_for(asked, batch)
+
+    def labelling(judge: PlannedJudge) -> list[PlannedProgram]:
+        ids = run.rows(jnp.int32, batch, judge.length - 1)
+        arguments = (judge.model, judge.params, ids, run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
+        return [PlannedProgram(stage, "labelling", judge.title, next_logprobs, arguments, held())]
+
+    for judge in judges:
         if feedback.reasons(run.config):
-            N = feedback.max_reasoning_tokens
-            sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
-            found += judge_sampling(run, stage, "reasoning", (role, own, weights, length), sampling, batch, held)
-        found.append(labelling)
-    return found
+            sampling = Sampling(feedback.max_reasoning_tokens, STOP_IDS, feedback.reasoning_temperature)
+            tasks.append(judge_task(run, stage, "reasoning", judge, sampling, batch, held, calls, stays))
+        rows = BatchShape(batch, judge.length)
+        programs = functools.partial(labelling, judge)
+        tasks.append(Task(stage, "score", (judge.role,), rows, calls, stays, 1, programs=programs))
+    return tasks
 
 
-def judge_sampling(run: Run, stage: str, phase: str, judge: tuple, sampling: Sampling, batch: int, held) -> list[Program]:
-    """The programs with which a judge, one of `Run.judging`, samples text."""
-    role, model, params, length = judge
-    moving, params, moved = resharding(stage, role, model, params, held)
-    cache = model.generation.abstract_cache(batch, slot_counts(length)[-1])
-    return [*moving, _chunk(run, stage, phase, role, model, params, sampling, cache, {**held, **moved})]
+def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: Sampling, batch: int,
+               held: Callable[[], Mapping[str, Any]], calls: int | None, stays: tuple[str, ...]) -> Task:
+    """Sampling of a judge's text after its longest request. phase: the phase of the program."""
+
+    def programs():
+        moving, params, moved = resharding(stage, judge.title, judge.model, judge.params, held())
+        cache = judge.model.generation.abstract_cache(batch, slot_counts(judge.length)[-1])
+        everything = {**held(), **moved}
+        return [*moving, _chunk(run, stage, phase, judge.title, judge.model, params, sampling, cache, everything)]
+
+    new = sampling.max_new_tokens
+    rows = BatchShape(batch, judge.length - new, new)
+    if judge.role == LABELLER:
+        rows, stays = BatchShape(batch, run.longest_prompt(new), new), tuple(dict.fromkeys((LABELLER, *stays)))
+    return Task(stage, "generate", (judge.role,), rows, calls, stays, 1, programs=programs)
 
 
 def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
@@ -255,8 +412,8 @@ FROZEN = ("reference", "preference model", "student", "reward model", "feedback 
 """Roles that `mesh.offload` with "frozen" keeps in host memory, except while a program reads them."""
 
 
-def offloaded(run: Run, programs: list[Program]) -> list[Program]:
-    """The programs, with `held` reduced by the arrays that `training/offload.py` keeps in host memory while they run."""
+def offloaded(run: Run, task: Task) -> Task:
+    """The task, with `held` of its programs reduced by the arrays that `training/offload.py` keeps in host memory."""
     out = run.config.mesh.offload
 
     def stays(role: str, phase: str) -> bool:
@@ -264,11 +421,12 @@ def offloaded(run: Run, programs: list[Program]) -> list[Program]:
             return "optimizer" not in out or phase == "update"
         return "frozen" not in out or role.rstrip(" 0123456789") not in FROZEN
 
-    def left(program: Program) -> Program:
-        held = {role: tree for role, tree in program.held.items() if stays(role, program.phase)}
-        return dataclasses.replace(program, held=held)
+    def programs():
+        for program in task.programs():
+            held = {role: tree for role, tree in program.held.items() if stays(role, program.phase)}
+            yield dataclasses.replace(program, held=held)
 
-    return [left(program) for program in programs]
+    return dataclasses.replace(task, programs=programs)
 
 
 def device_bytes(tree) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxalign.config import Endpoint, to_dict
 from jaxalign.planner.estimate import Assumptions, RunEstimate, TaskEstimate
-from jaxalign.planner.prices import Prices
+from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.requests import PlannedRequests
 from jaxalign.planner.search import mesh_words
-from jaxalign.planner.weights import Weights
+from jaxalign.planner.weights import WeightBytes
 from jaxalign.registry.stages import stages_in_order
 from jaxalign.tracking.table import align
 
@@ -19,7 +19,9 @@ GB = 1e9
 _PARTS = ("resident", "gradients", "casts", "activations", "KV cache", "weights to sample", "tables")
 
 
-def text(run: RunEstimate, weights: dict[str, Weights], name: str, assumptions: Assumptions, prices: Prices | None) -> str:
+def text(
+    run: RunEstimate, weights: dict[str, WeightBytes], name: str, assumptions: Assumptions, prices: DevicePrices | None
+) -> str:
     """The tables of a plan. weights: by role."""
     cluster, mesh = run.cluster, run.config.mesh
     used = mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline
@@ -97,7 +99,7 @@ def _number(value: float) -> str:
     return "-" if not value else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str]]:
+def _weight_rows(run: RunEstimate, weights: dict[str, WeightBytes]) -> list[list[str]]:
     rows = [["role", "parameters", "trained", "parameter memory", "gradients", "optimizer", "frozen base", "for sampling"]]
     trained = {role for task in run.tasks for role in task.task.trains}
     sampled = {role for task in run.tasks if task.task.phase == "generate" for role in task.task.runs}
@@ -154,7 +156,7 @@ def _time_rows(run: RunEstimate) -> list[list[str]]:
     return rows
 
 
-def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
+def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
     hours = run.seconds / 3600
     lines = [f"Total: {hours:.3g} hours, {hours * run.cluster.devices:.3g} device hours."]
     if run.uncounted:
@@ -162,7 +164,7 @@ def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
                      "number of rows.")
     planned = {task.task.stage for task in run.tasks}
     skipped = [record.name for record in stages_in_order(run.config.stages)
-               if record.name not in planned and (record.programs or record.workload)]
+               if record.name not in planned and record.programs]
     if skipped:
         lines.append(f"Not planned: {', '.join(skipped)}.")
     if prices is not None:
@@ -174,13 +176,15 @@ def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
     return lines
 
 
-def money(run: RunEstimate, prices: Prices) -> float | None:
+def money(run: RunEstimate, prices: DevicePrices) -> float | None:
     """The cost of the counted tasks; None if the chip has no price."""
     price = prices.of(run.cluster.chip.name)
     return None if price is None else run.seconds / 3600 * run.cluster.devices * price
 
 
-def to_json(run: RunEstimate, weights: dict[str, Weights], assumptions: Assumptions, prices: Prices | None) -> dict[str, Any]:
+def to_json(
+    run: RunEstimate, weights: dict[str, WeightBytes], assumptions: Assumptions, prices: DevicePrices | None
+) -> dict[str, Any]:
     """The plan as JSON: bytes, seconds and FLOPs per device, unrounded."""
     cluster = run.cluster
     return {

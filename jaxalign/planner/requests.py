@@ -11,10 +11,10 @@ from jaxalign.config import Config, rounds
 from jaxalign.config.sections.feedback import ppo_methods
 from jaxalign.data.chat.requests import load_set
 from jaxalign.endpoint.records import Usage
-from jaxalign.endpoint.spending import Prices
+from jaxalign.endpoint.spending import TokenPrices
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.feedback.endpoint_judge import verdict_tokens
-from jaxalign.planner.stage_workloads import contests
+from jaxalign.planner.stage_programs import contests
 from jaxalign.records import Message
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.judges import judge_name
@@ -23,7 +23,7 @@ from jaxalign.registry.stages import stages_in_order
 _CHARACTERS_PER_TOKEN = 3  # English text has about 4 with the tokenizers of current models.
 
 
-class Asked(NamedTuple):
+class RequestCount(NamedTuple):
     """Requests of one kind. texts: the variables of the template that contain a text of the policy or the judge."""
 
     kind: str
@@ -73,19 +73,19 @@ def planned_requests(config: Config, prompt: int | None) -> list[PlannedRequests
     return found
 
 
-def _planned(config: Config, stage: str, asked: list[Asked], prompt: int | None) -> PlannedRequests:
+def _planned(config: Config, stage: str, asked: list[RequestCount], prompt: int | None) -> PlannedRequests:
     new, tokens, generated = getattr(config, stage).max_new_tokens, 0, 0
     for each in asked:
         tokens += each.number * ((prompt or 0) + new * len(each.texts) + _template_tokens(config, each))
         generated += each.number * (new if each.kind in ("critique", "revision") else verdict_tokens(config.feedback))
     verdicts = sum(each.number for each in asked if each.kind in ("comparison", "rating"))
-    prices, price = Prices(config.endpoint), None
+    prices, price = TokenPrices(config.endpoint), None
     if prompt and prices.are_set and (config.endpoint.model or not config.endpoint.prices):
         price = prices.of(config.endpoint.model).of(Usage(tokens, generated))
     return PlannedRequests(stage, sum(each.number for each in asked), verdicts, tokens if prompt else None, generated, price)
 
 
-def _template_tokens(config: Config, asked: Asked) -> int:
+def _template_tokens(config: Config, asked: RequestCount) -> int:
     """An estimate for the text of the template with the longest principle of the constitution."""
     templates = load_set(config.feedback.templates or "chat")
     values: dict[str, Any] = dict.fromkeys(asked.texts, "")
@@ -98,42 +98,42 @@ def _template_tokens(config: Config, asked: Asked) -> int:
     return math.ceil(max(sizes) / _CHARACTERS_PER_TOKEN)
 
 
-def _comparisons(config: Config, pairs: int) -> Asked:
+def _comparisons(config: Config, pairs: int) -> RequestCount:
     """Each pair in both orders, under each principle, with each sample of the reasoning."""
     principles = min(config.feedback.principles_per_comparison, len(load_constitution(config.feedback.constitution)))
-    return Asked("comparison", 2 * pairs * principles * config.feedback.reasonings, ("first", "second"))
+    return RequestCount("comparison", 2 * pairs * principles * config.feedback.reasonings, ("first", "second"))
 
 
-def _revise(config: Config) -> list[Asked]:
+def _revise(config: Config) -> list[RequestCount]:
     number = config.revise.red_team_prompts * config.revise.rounds
-    return [Asked("critique", number, ("response",)), Asked("revision", number, ("response", "critique"))]
+    return [RequestCount("critique", number, ("response",)), RequestCount("revision", number, ("response", "critique"))]
 
 
-def _compare(config: Config) -> list[Asked]:
+def _compare(config: Config) -> list[RequestCount]:
     return [_comparisons(config, config.compare.prompts)]
 
 
-def _online_dpo(config: Config) -> list[Asked]:
+def _online_dpo(config: Config) -> list[RequestCount]:
     return [_comparisons(config, config.online_dpo.iterations * config.online_dpo.batch)]
 
 
-def _ppo(config: Config) -> list[Asked]:
+def _ppo(config: Config) -> list[RequestCount]:
     section, methods, asked = config.ppo, ppo_methods(config), []
     if "rate" in methods:
         answers = 2 if ADVANTAGES.get(section.advantages, "config.ppo.advantages").needs_greedy else 1
         number = section.iterations * section.batch * answers * config.reward.principles
-        asked.append(Asked("rating", number, ("response",)))
+        asked.append(RequestCount("rating", number, ("response",)))
     if "compare" in methods:
         measured = math.ceil(section.iterations / section.alarms.every)
         asked.append(_comparisons(config, measured * section.alarms.prompts))
     return asked
 
 
-def _evaluate(config: Config) -> list[Asked]:
+def _evaluate(config: Config) -> list[RequestCount]:
     section = config.evaluate
     return [_comparisons(config, contests(config) * min(section.win_rate_prompts, section.prompts))]
 
 
-_ASKED: Mapping[str, Callable[[Config], list[Asked]]] = {
+_ASKED: Mapping[str, Callable[[Config], list[RequestCount]]] = {
     "revise": _revise, "compare": _compare, "online_dpo": _online_dpo, "ppo": _ppo, "evaluate": _evaluate,
 }

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.huggingface import read_config
 from jaxalign.models.model import Model
-from jaxalign.planner.programs import Program, Run, judging_programs
+from jaxalign.planner.programs import PlannedProgram, Run, verdict_tasks
 from jaxalign.planner.stage_programs import preference_scorer, scoring_program
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 
 
-def reward_programs(run: Run) -> tuple[list[Program], bool]:
+def reward_programs(run: Run) -> tuple[list[PlannedProgram], bool]:
     """(the programs of all parts of the reward, whether some rows may have no score)."""
     records = reward_records(run.config.reward.source)
     made = [record.load("programs") for record in records]
     return [program for programs in made if programs for program in programs(run)], not all(r.learnt for r in records)
 
 
-def preference(run: Run) -> list[Program]:
+def preference(run: Run) -> list[PlannedProgram]:
     """The preference model, or all members of its ensemble."""
     section = run.config.ppo
     scorer, weights = preference_scorer(run, section.score_clip)
@@ -31,22 +31,22 @@ def preference(run: Run) -> list[Program]:
     return [scoring_program(run, "ppo", section, "preference model", scorer, weights, own)]
 
 
-def distilled(run: Run) -> list[Program]:
+def distilled(run: Run) -> list[PlannedProgram]:
     """The preference model's student."""
     section, student = run.config.ppo, student_model(run.config.reward_distill, run.policy)
     scorer, weights = Scorer(student, clip=section.score_clip), student.abstract()
     return [scoring_program(run, "ppo", section, "student", scorer, weights, {"student": weights})]
 
 
-def ai_feedback(run: Run) -> list[Program]:
+def ai_feedback(run: Run) -> list[PlannedProgram]:
     """The feedback model's reasoning and ratings."""
-    base = run.policy.abstract() if run.frozen is None else run.frozen
-    own = {} if run.frozen is not None or not run.judges("ppo") else {"feedback model": base}
-    own |= run.outside_judges("ppo")
-    return list(judging_programs(run, "ppo", run.policy, base, run.config.ppo.batch, own))
+    judges = run.judges("ppo")
+    own = run.judge_weights(judges)
+    tasks = verdict_tasks(run, "ppo", run.config.ppo.batch, judges, lambda: own)
+    return [program for task in tasks for program in task.programs()]
 
 
-def outside(run: Run) -> list[Program]:
+def outside(run: Run) -> list[PlannedProgram]:
     """The scores of `config.reward.model`. A text is assumed to have as many tokens in its tokenizer as in the policy's."""
     settings, sharding = run.config.reward, run.policy.sharding
     tensor, parts = (1, 1) if sharding is None else (sharding.mesh.shape["tensor"], sharding.batch_size)
@@ -64,4 +64,4 @@ def outside(run: Run) -> list[Program]:
     length = min(run.config.model.max_length, settings.model_max_length or found.max_positions or run.config.model.max_length)
     rows = -(-settings.model_batch // parts) * parts
     arguments = (scorer, weights, run.rows(jnp.int32, rows, length), run.rows(jnp.int32, rows))
-    return [Program("ppo", "reward", "reward model", raw_sequence_scores, arguments, {"reward model": weights})]
+    return [PlannedProgram("ppo", "reward", "reward model", raw_sequence_scores, arguments, {"reward model": weights})]

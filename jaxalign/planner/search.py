@@ -11,9 +11,9 @@ from jaxalign.config import Config, check
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.model import Model
-from jaxalign.planner.estimate import Assumptions, RunEstimate, estimate
+from jaxalign.planner.estimate import Assumptions, RunEstimate, abstract_sharding, estimate
 from jaxalign.planner.hardware import Cluster
-from jaxalign.planner.workload import Task, tasks
+from jaxalign.planner.programs import Run, Task, estimated_tasks
 from jaxalign.registry.stages import stages_in_order
 
 _LENGTHS = ("row_length", "max_length", "max_new_tokens")
@@ -161,7 +161,7 @@ def _parts(given: Given) -> list[Change]:
     found = []
     for times in (2, 4, 8, 16):
         sections, words = {}, []
-        for task in tasks(given.config, given.prompt, given.examples):
+        for task in _tasks(given):
             stage, section = task.stage, getattr(given.config, task.stage, None)
             if task.phase != "update":
                 continue
@@ -175,6 +175,12 @@ def _parts(given: Given) -> list[Change]:
             words.append(f"config.{stage}.{name}={value}")
         found.append(Change(", ".join(words), _with(given, **sections)))
     return found
+
+
+def _tasks(given: Given) -> list[Task]:
+    """The tasks that the estimate counts, even if the plan is not possible."""
+    policy = dataclasses.replace(given.policy, sharding=abstract_sharding(given.config.mesh))
+    return estimated_tasks(Run(given.config, policy, given.prompt, given.examples))
 
 
 def _smaller_parts(given: Given, task: Task, times: int) -> int:
@@ -245,8 +251,7 @@ def _online(config: Config) -> list[str]:
 def _shorter(given: Given) -> list[Change]:
     """Rows half as long, wherever the config bounds their length."""
     config, sections, words = given.config, {}, []
-    planned = [record.name for record in stages_in_order(config.stages) if record.workload is not None]
-    for owner in ("model", *planned):
+    for owner in ("model", *dict.fromkeys(task.stage for task in _tasks(given))):
         section = getattr(config, owner, None)
         name = next((name for name in _LENGTHS if hasattr(section, name)), None)
         if name is not None:

@@ -1,27 +1,39 @@
-"""The programs of every stage except ppo: sampling and labelling, supervised training, preference models and direct preference
+"""The tasks of every stage except ppo: sampling and labelling, supervised training, preference models and direct preference
 optimisation."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
-from jaxalign.config import BestOfN, Dpo, OnlineDpo, Optimizer, Pretrain, Sft
+from jaxalign.config import BestOfN, Config, Dpo, OnlineDpo, Optimizer, Pretrain, Sft, rounds
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model
+from jaxalign.planner.judges import PlannedJudge
+from jaxalign.planner.memory import BatchShape
 from jaxalign.planner.programs import (
     STEPS,
     STOP_IDS,
-    Program,
+    PlannedProgram,
     Run,
-    judge_sampling,
-    judging_programs,
+    Task,
+    calls_for,
+    compiled_only,
+    judge_task,
     offloaded,
     sampling_programs,
+    sampling_task,
     stacked_members,
+    update_task,
+    verdict_tasks,
 )
-from jaxalign.records import AnswerPairs, PackedBatch, PackedParts, PairBatch, ScoredPairs
+from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, ScoredPairs
+from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.judges import stage_judge
+from jaxalign.registry.rewards import reward_records
+from jaxalign.registry.stages import stages_in_order
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
 from jaxalign.rollout.sampling import section_sampling
 from jaxalign.training.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
@@ -29,37 +41,53 @@ from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_th
 from jaxalign.training.distill_step import distill_step
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.packed import pair_rows, part_rows, rows_split
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import abstract_state
 
 
-def pretrain(run: Run) -> list[Program]:
+def pretrain(run: Run) -> list[Task]:
     section = run.config.pretrain
-    return [_lm(run, "pretrain", section, run.policy.base, section.steps)] if section.steps else []
+    return [lm_update(run, "pretrain", section, section.steps, run.policy.base, section.steps)]
 
 
-def sft(run: Run) -> list[Program]:
-    return [_lm(run, "sft", run.config.sft, run.policy, STEPS)]
+def sft(run: Run) -> list[Task]:
+    section = run.config.sft
+    rows = None if run.examples is None else run.examples * section.epochs
+    return [lm_update(run, "sft", section, calls_for(rows, section.batch_rows), run.policy)]
 
 
-def _lm(run: Run, stage: str, section: Pretrain | Sft | BestOfN, model: Model, steps: int) -> Program:
-    optimizer = make_optimizer(section.optimizer, steps)
-    state, shape = abstract_state(model, optimizer), (section.batch_rows, section.row_length)
-    ids = run.rows(jnp.int32, *shape)
-    batch = PackedBatch(ids, ids, ids, run.rows(jnp.float32, *shape))
-    frozen, held = (None, {}) if model.lora is None else (run.frozen, run.base)
-    parts = section.micro_batches or 1
-    arguments = LmArguments(
-        model=model,
-        optimizer=optimizer,
-        batch=batch,
-        frozen=frozen,
-        micro_batches=parts,
-        balance_coef=run.config.model.load_balance_coef,
-    )
-    turns = model.head_chunks(section.batch_rows // parts, section.row_length - 1)
-    return Program(stage, "update", "policy", lm_step, (state, arguments), held | trained_roles("policy", state), turns)
+def lm_update(run: Run, stage: str, section: Pretrain | Sft | BestOfN, calls: int | None, model: Model,
+              steps: int = STEPS) -> Task:
+    """Next-token training of the policy on packed rows.
+
+    Args:
+      run: the run.
+      stage: the stage.
+      section: a config section with optimizer, batch_rows, row_length and micro_batches.
+      calls: the number of steps; None if unknown.
+      model: the model that is trained.
+      steps: the steps of the optimizer's schedule.
+    """
+    parts, shape = section.micro_batches or 1, (section.batch_rows, section.row_length)
+
+    def programs():
+        optimizer = make_optimizer(section.optimizer, steps)
+        state, ids = abstract_state(model, optimizer), run.rows(jnp.int32, *shape)
+        frozen, held = (None, {}) if model.lora is None else (run.frozen, run.base)
+        arguments = LmArguments(
+            model=model,
+            optimizer=optimizer,
+            batch=PackedBatch(ids, ids, ids, run.rows(jnp.float32, *shape)),
+            frozen=frozen,
+            micro_batches=parts,
+            balance_coef=run.config.model.load_balance_coef,
+        )
+        held |= trained_roles("policy", state)
+        turns = model.head_chunks(section.batch_rows // parts, section.row_length - 1)
+        return [PlannedProgram(stage, "update", "policy", lm_step, (state, arguments), held, turns)]
+
+    policy, rows, counted = ("policy",), BatchShape(*shape), section.row_length - 1
+    return Task(stage, "update", policy, rows, calls, policy, counted, policy, parts, programs=programs)
 
 
 def trained_roles(role: str, state) -> dict:
@@ -67,57 +95,92 @@ def trained_roles(role: str, state) -> dict:
     return {role: state.params, f"{role} optimizer": state.opt_state}
 
 
-def revise(run: Run) -> list[Program]:
-    section, base, others = run.config.revise, _base(run), run.outside_judges("revise")
-    held = {"base": base} | others
-    found = sampling_programs(run, "revise", "base", run.policy, base, section, section.batch, held)
-    for judge in run.judging("revise", run.policy, base) if others else ():
-        found += judge_sampling(run, "revise", "revision", judge, section_sampling(section, STOP_IDS), section.batch, held)
-    return found
+def revise(run: Run) -> list[Task]:
+    section, judges = run.config.revise, _outside(run, "revise")
+    asked = 2 * section.rounds * section.red_team_prompts  # Critiques and revisions.
+    own = section.red_team_prompts + section.helpful_prompts + (asked if stage_judge(run.config, "revise").runs_base else 0)
+    roles = tuple(judge.role for judge in judges)
+
+    def held():
+        return {"base": run.base_params} | run.judge_weights(judges)
+
+    tasks = [sampling_task(run, "revise", section, section.batch, calls_for(own, section.batch), roles,
+                           lambda: (run.policy, run.base_params, held()), "base")]
+    if judges:  # The first member of a jury writes.
+        sampling, calls = section_sampling(section, STOP_IDS), calls_for(asked, section.batch)
+        tasks.append(judge_task(run, "revise", "revision", judges[0], sampling, section.batch, held, calls, ("policy", *roles)))
+    return tasks
 
 
-def _base(run: Run):
-    return run.policy.abstract() if run.frozen is None else run.frozen
+def _outside(run: Run, stage: str) -> list[PlannedJudge]:
+    """The judges of a stage that are not the run's base."""
+    return [] if stage_judge(run.config, stage).runs_base else run.judges(stage)
 
 
-def compare(run: Run) -> list[Program]:
-    section, policy, base = run.config.compare, run.start("compare"), _base(run)
-    held = run.base | ({"base": base} if run.judges("compare") else {}) | {"policy": run.own(policy)}
-    held |= run.outside_judges("compare")
-    sampled = sampling_programs(run, "compare", "policy", run.policy, policy, section, section.batch, held)
-    return sampled + judging_programs(run, "compare", run.policy, base, section.batch, held)
+def compare(run: Run) -> list[Task]:
+    section, judges = run.config.compare, run.judges("compare")
+    roles = tuple(judge.role for judge in judges)
+    # At most: each pair is shown in both orders, unless the first verdict is a tie.
+    asked = 2 * section.prompts * run.config.feedback.principles_per_comparison * run.config.feedback.reasonings
 
+    @functools.cache
+    def models():
+        policy = run.start("compare")
+        base = {"base": run.base_params} if stage_judge(run.config, "compare").runs_base else run.judge_weights(judges)
+        return run.policy, policy, run.base | base | {"policy": run.own(policy)}
 
-def preference(run: Run) -> list[Program]:
-    section, model = run.config.preference, run.policy.with_head("scalar")
-    optimizer = make_optimizer(section.optimizer, STEPS)
-    state = abstract_state(model, optimizer)
-    batch = _packed(pair_batch(run, section.batch, section.max_length, section.margin_weight > 0))
-    parts, most = _pair_parts(run, section.batch, section.max_length, section.micro_batch_tokens)
-    arguments = PreferenceArguments(
-        model=model,
-        optimizer=optimizer,
-        centering_coef=section.centering_coef,
-        batch=batch,
-        frozen=run.frozen,
-        packed=parts,
-    )
-    held = run.base | trained_roles("preference model", state)
-    held |= {"best preference model": state.params} if section.early_stopping else {}
-    scorer, params = stacked_members(section, Scorer(model), join(run.frozen, model.abstract()))
-    pairs = pair_batch(run, section.batch, section.max_length)
+    calls = calls_for(section.samples * section.prompts, section.batch)
     return [
-        Program("preference", "update", "preference model", preference_step, (state, arguments), held, most),
-        _pair_scoring(run, "preference", scorer, params, pairs),
+        sampling_task(run, "compare", section, section.batch, calls, roles, models),
+        *verdict_tasks(run, "compare", section.batch, judges, lambda: models()[2], asked, ("policy", *roles)),
     ]
 
 
-def _pair_scoring(run: Run, stage: str, scorer: Scorer, params, pairs: PairBatch) -> Program:
-    """The program that scores a batch of pairs with a preference model."""
-    parts, turns = _pair_parts(run, *pairs.tokens.shape[::2])
+def _pairs(run: Run) -> int | None:
+    """The number of training pairs: the pairs that stage compare labels, or the rows of the data file."""
+    compared = "compare" in run.config.stages or data_source(run.config).feedback
+    return run.config.compare.prompts if compared else run.examples
+
+
+def preference(run: Run) -> list[Task]:
+    section, pairs, role = run.config.preference, _pairs(run), "preference model"
+    model = run.policy.with_head("scalar")
+    learnt = None if pairs is None else pairs * (1 - section.held_out_share) * section.epochs * section.members
+    packed = run.pair_part(section.batch, section.max_length, section.micro_batch_tokens)
+
+    def update():
+        optimizer = make_optimizer(section.optimizer, STEPS)
+        state = abstract_state(model, optimizer)
+        arguments = PreferenceArguments(
+            model=model,
+            optimizer=optimizer,
+            centering_coef=section.centering_coef,
+            batch=_packed(pair_batch(run, section.batch, section.max_length, section.margin_weight > 0)),
+            frozen=run.frozen,
+            packed=_pair_parts(run, section.batch, packed),
+        )
+        held = run.base | trained_roles(role, state)
+        held |= {f"best {role}": state.params} if section.early_stopping else {}
+        return [PlannedProgram("preference", "update", role, preference_step, (state, arguments), held, packed[1])]
+
+    def scoring():
+        return [_pair_scoring(run, "preference", pair_batch(run, section.batch, section.max_length))]
+
+    calls = calls_for(learnt, section.batch)
+    return [
+        update_task("preference", (role,), packed, calls, update, unit=2),
+        compiled_only("preference", scoring),
+    ]
+
+
+def _pair_scoring(run: Run, stage: str, pairs: PairBatch) -> PlannedProgram:
+    """The program that scores a batch of pairs with the preference model."""
+    scorer, params = preference_scorer(run)
+    packed = run.pair_part(*pairs.tokens.shape[::2])
+    parts = _pair_parts(run, len(pairs.tokens), packed)
     arguments = PairScoreArguments(scorer=scorer, params=params, pairs=_packed(pairs), packed=parts)
     held = run.base | {"preference model": run.own(params)}
-    return Program(stage, "scoring", "preference model", raw_pair_scores, (arguments,), held, turns)
+    return PlannedProgram(stage, "scoring", "preference model", raw_pair_scores, (arguments,), held, packed[1])
 
 
 def _packed(pairs: AnswerPairs | PairBatch):
@@ -125,18 +188,10 @@ def _packed(pairs: AnswerPairs | PairBatch):
     return dataclasses.replace(pairs, tokens=None)
 
 
-def _pair_parts(run: Run, pairs: int, T: int, tokens: int = 0, whole: bool = False) -> tuple[PackedParts, int]:
-    """(the packed rows of `pairs` pairs of sequences of at most T tokens, the maximum number of parts).
-
-    Args:
-      run: the run.
-      pairs: the number of pairs.
-      T: the maximum length of a sequence.
-      tokens: the maximum number of tokens per device in a part; 0 selects a default.
-      whole: whether all pairs are in one part.
-    """
-    rows, most = pair_rows(pairs, T, tokens, *rows_split(run.policy.sharding), whole)
-    return run.shapes.parts(2 * pairs, rows, most, T), most
+def _pair_parts(run: Run, pairs: int, packed: tuple[BatchShape, int]):
+    """The packed rows of `pairs` pairs of sequences, with the shape that `Run.pair_part` returned."""
+    part, most = packed
+    return run.shapes.parts(2 * pairs, part.rows, most, part.length)
 
 
 def pair_batch(run: Run, rows: int, length: int, margin: bool = False) -> PairBatch:
@@ -145,31 +200,29 @@ def pair_batch(run: Run, rows: int, length: int, margin: bool = False) -> PairBa
     return PairBatch(tokens, lengths, floats, floats, floats if margin else None)
 
 
-def reward_distill(run: Run) -> list[Program]:
-    section, policy = run.config.reward_distill, run.start("reward_distill")
-    held = run.base | {"policy": run.own(policy)}
-    sampled = sampling_programs(run, "reward_distill", "policy", run.policy, policy, section, section.batch, held)
-    student = student_model(section, run.policy)
-    optimizer = make_optimizer(section.optimizer, STEPS)
-    state = abstract_state(student, optimizer)
-    pairs = pair_batch(run, section.batch_pairs, run.config.preference.max_length)
-    scored = ScoredPairs(pairs.tokens, pairs.length, run.rows(jnp.float32, section.batch_pairs, 2))
-    arguments = DistillArguments(
-        model=student,
-        optimizer=optimizer,
-        objective=section.objective,
-        scale=1.0,
-        micro_batches=section.micro_batches,
-        batch=scored,
-    )
-    scorer, teacher = preference_scorer(run)
-    scoring = _pair_scoring(run, "reward_distill", scorer, teacher, pairs)
-    held = scoring.held | trained_roles("student", state)
-    return [
-        *sampled,
-        scoring,
-        Program("reward_distill", "update", "student", distill_step, (state, arguments), held),
-    ]
+def reward_distill(run: Run) -> list[Task]:
+    def programs():
+        section, policy = run.config.reward_distill, run.start("reward_distill")
+        held = run.base | {"policy": run.own(policy)}
+        sampled = sampling_programs(run, "reward_distill", "policy", run.policy, policy, section, section.batch, held)
+        student = student_model(section, run.policy)
+        optimizer = make_optimizer(section.optimizer, STEPS)
+        state = abstract_state(student, optimizer)
+        pairs = pair_batch(run, section.batch_pairs, run.config.preference.max_length)
+        arguments = DistillArguments(
+            model=student,
+            optimizer=optimizer,
+            objective=section.objective,
+            scale=1.0,
+            micro_batches=section.micro_batches,
+            batch=ScoredPairs(pairs.tokens, pairs.length, run.rows(jnp.float32, section.batch_pairs, 2)),
+        )
+        scoring = _pair_scoring(run, "reward_distill", pairs)
+        held = scoring.held | trained_roles("student", state)
+        update = PlannedProgram("reward_distill", "update", "student", distill_step, (state, arguments), held)
+        return [*sampled, scoring, update]
+
+    return [compiled_only("reward_distill", programs)]
 
 
 def preference_scorer(run: Run, clip: float | None = None):
@@ -178,84 +231,163 @@ def preference_scorer(run: Run, clip: float | None = None):
     return stacked_members(run.config.preference, Scorer(model, clip=clip), join(run.frozen, model.abstract()))
 
 
-def best_of_n(run: Run) -> list[Program]:
-    section, policy = run.config.best_of_n, run.start("best_of_n")
-    scorer, weights = preference_scorer(run)
-    held = run.base | {"policy": run.own(policy), "preference model": run.own(weights)}
+def best_of_n(run: Run) -> list[Task]:
+    section, stays = run.config.best_of_n, ("policy", "preference model")
+    calls = calls_for(section.prompts * section.n, section.batch)
+    rows = BatchShape(section.batch, run.longest_prompt(section.max_new_tokens) + section.max_new_tokens)
+
+    @functools.cache
+    def models():
+        policy, (scorer, weights) = run.start("best_of_n"), preference_scorer(run)
+        return policy, scorer, weights, run.base | {"policy": run.own(policy), "preference model": run.own(weights)}
+
+    def sampling():
+        policy, _, _, held = models()
+        return run.policy, policy, held
+
+    def scoring():
+        _, scorer, weights, held = models()
+        return [scoring_program(run, "best_of_n", section, "preference model", scorer, weights, held)]
+
+    steps = calls_for(section.prompts * section.epochs, section.batch_rows)
     return [
-        *sampling_programs(run, "best_of_n", "policy", run.policy, policy, section, section.batch, held),
-        scoring_program(run, "best_of_n", section, "preference model", scorer, weights, held),
-        _lm(run, "best_of_n", section, run.policy, STEPS),
+        sampling_task(run, "best_of_n", section, section.batch, calls, stays[1:], sampling),
+        Task("best_of_n", "score", ("preference model",), rows, calls, stays, programs=scoring),
+        lm_update(run, "best_of_n", section, steps, run.policy),
     ]
 
 
-def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> Program:
+def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> PlannedProgram:
     """The program that scores a batch of rollouts with a reward model. section: has batch and max_new_tokens."""
     N = section.max_new_tokens
     rollout = run.shapes.rollout(section.batch, run.prompt_length(N), N)
-    T = rollout.tokens.shape[1]
-    rows, most = part_rows(section.batch, T, 0, *rows_split(run.policy.sharding))
-    parts = run.shapes.parts(section.batch, rows, most, T)
-    return Program(stage, "reward", role, packed_rollout_scores, (scorer, weights, rollout, parts), held, most)
+    part, most = run.part(section.batch, rollout.tokens.shape[1])
+    parts = run.shapes.parts(section.batch, part.rows, most, part.length)
+    return PlannedProgram(stage, "reward", role, packed_rollout_scores, (scorer, weights, rollout, parts), held, most)
 
 
-def dpo(run: Run) -> list[Program]:
-    section, start = run.config.dpo, run.start("dpo")
-    pairs = _answer_pairs(run, section.batch)
-    reference = {"reference": run.own(start)}
-    update = _direct(run, "dpo", section, section.optimizer, pairs, section.max_length, reference)
-    if section.reference == "none":
-        return [update]
-    scored = LogprobArguments(model=run.policy, params=start, pairs=pairs, packed=update.arguments[1].packed)
-    scoring = Program("dpo", "scoring", "reference", answer_logprobs, (scored,), run.base | reference, update.turns)
-    return [scoring, update]
+def dpo(run: Run) -> list[Task]:
+    section, pairs = run.config.dpo, _pairs(run)
+    packed = run.pair_part(section.batch, section.max_length, section.micro_batch_tokens, sorts_the_batch(section))
+    rows, parts = packed
+    stays = ("policy", "reference") if section.reference == "start" else ("policy",)
+
+    @functools.cache
+    def update():
+        start = run.start("dpo")
+        return start, _direct(run, "dpo", section.optimizer, section.batch, packed, {"reference": run.own(start)})
+
+    def scoring():
+        start, program = update()
+        arguments = program.arguments[1]
+        scored = LogprobArguments(model=run.policy, params=start, pairs=arguments.batch, packed=arguments.packed)
+        held = run.base | {"reference": run.own(start)}
+        return [PlannedProgram("dpo", "scoring", "reference", answer_logprobs, (scored,), held, parts)]
+
+    calls = None if pairs is None else parts * calls_for(pairs, section.batch)
+    steps = calls_for(None if pairs is None else pairs * section.epochs, section.batch)
+    scored = Task("dpo", "score", ("reference",), rows, calls, stays, section.max_length, programs=scoring)
+    learnt = update_task("dpo", ("policy",), packed, steps, lambda: [update()[1]], stays, counted=section.max_length, unit=2)
+    return [scored, learnt] if section.reference == "start" else [learnt]
 
 
-def _answer_pairs(run: Run, rows: int) -> AnswerPairs:
-    sides, floats = run.rows(jnp.int32, rows, 2), run.rows(jnp.float32, rows)
-    return AnswerPairs(None, sides, sides, floats, floats, run.rows(jnp.float32, rows, 2))
-
-
-def _direct(run: Run, stage: str, section: Dpo, settings: Optimizer, pairs: AnswerPairs, T: int, held) -> Program:
+def _direct(run: Run, stage: str, settings: Optimizer, batch: int, packed: tuple[BatchShape, int], held) -> PlannedProgram:
+    """The update of direct preference optimisation on `batch` pairs."""
+    section: Dpo = run.config.dpo
     optimizer = make_optimizer(settings, STEPS)
     state = abstract_state(run.policy, optimizer)
-    parts, most = _pair_parts(run, len(pairs.label), T, section.micro_batch_tokens, sorts_the_batch(section))
+    sides, floats = run.rows(jnp.int32, batch, 2), run.rows(jnp.float32, batch)
+    pairs = AnswerPairs(None, sides, sides, floats, floats, run.rows(jnp.float32, batch, 2))
     arguments = DirectArguments(
-        model=run.policy, optimizer=optimizer, section=section, batch=pairs, frozen=run.frozen, packed=parts
+        model=run.policy, optimizer=optimizer, section=section, batch=pairs, frozen=run.frozen,
+        packed=_pair_parts(run, batch, packed),
     )
     held = run.base | held | trained_roles("policy", state)
-    return Program(stage, "update", "policy", direct_step, (state, arguments), held, most)
+    return PlannedProgram(stage, "update", "policy", direct_step, (state, arguments), held, packed[1])
 
 
-def online_dpo(run: Run) -> list[Program]:
+def online_dpo(run: Run) -> list[Task]:
     section: OnlineDpo = run.config.online_dpo
-    start, base, size = run.start("online_dpo"), _base(run), section.batch // section.minibatches
-    pairs, T = _answer_pairs(run, size), run.prompt_length(section.max_new_tokens) + section.max_new_tokens
-    other = ({"feedback model": run.own(base)} if run.judges("online_dpo") else {}) | {"reference": run.own(start)}
-    other |= run.outside_judges("online_dpo")
-    update = _direct(run, "online_dpo", run.config.dpo, section.optimizer, pairs, T, other)
-    state, arguments = update.arguments
-    policy = join(run.frozen, state.params)
-    scored = LogprobArguments(model=run.policy, params=policy, pairs=pairs, packed=arguments.packed)
-    programs = [
-        *sampling_programs(run, "online_dpo", "policy", run.policy, policy, section, 2 * size, update.held),
-        *judging_programs(run, "online_dpo", run.policy, base, section.batch, update.held),
-        Program("online_dpo", "scoring", "policy", answer_logprobs, (scored,), update.held, update.turns),
-        update,
+    size, length = section.batch // section.minibatches, run.longest_prompt(section.max_new_tokens) + section.max_new_tokens
+    packed = run.pair_part(size, length, run.config.dpo.micro_batch_tokens, sorts_the_batch(run.config.dpo))
+    rows, parts = packed
+    stays, calls = ("reference", *reward_roles(run.config)), section.iterations * section.minibatches
+    judges = functools.cache(lambda: run.judges("online_dpo"))
+
+    @functools.cache
+    def models():
+        run.prompt_length(section.max_new_tokens)
+        held = {"reference": run.own(run.start("online_dpo"))} | run.judge_weights(judges())
+        update = _direct(run, "online_dpo", section.optimizer, size, packed, held)
+        return update, join(run.frozen, update.arguments[0].params)
+
+    def sampling():
+        update, policy = models()
+        return run.policy, policy, update.held
+
+    def judging():
+        tasks = verdict_tasks(run, "online_dpo", section.batch, judges(), lambda: models()[0].held)
+        return [program for task in tasks for program in task.programs()]
+
+    def scoring():
+        update, policy = models()
+        arguments = update.arguments[1]
+        scored = LogprobArguments(model=run.policy, params=policy, pairs=arguments.batch, packed=arguments.packed)
+        return [PlannedProgram("online_dpo", "scoring", "policy", answer_logprobs, (scored,), update.held, parts)]
+
+    everything = ("policy", *stays)
+    tasks = [
+        sampling_task(run, "online_dpo", section, 2 * size, calls, stays, sampling),
+        compiled_only("online_dpo", judging),
+        Task("online_dpo", "score", ("reference",), rows, calls * parts, everything, length, programs=scoring),
+        update_task("online_dpo", ("policy",), packed, calls * section.epochs, lambda: [models()[0]], everything,
+                    counted=length, unit=2),
     ]
-    return offloaded(run, programs)
+    return [offloaded(run, task) for task in tasks]
 
 
-def evaluate(run: Run) -> list[Program]:
-    section, policy, start = run.config.evaluate, run.start("report"), run.start("preference")
-    held = run.base | {"policy": run.own(policy), "reference": run.own(start)}
-    made = []
-    if "preference" in run.config.stages:
-        scorer, weights = preference_scorer(run)
-        held |= {"preference model": run.own(weights)}
-        made = [scoring_program(run, "evaluate", section, "preference model", scorer, weights, held)]
-    sampled = sampling_programs(run, "evaluate", "policy", run.policy, policy, section, section.batch, held)
+def reward_roles(config: Config) -> tuple[str, ...]:
+    """The roles of the learnt reward models in the reward."""
+    return ("preference model",) if any(record.learnt for record in reward_records(config.reward.source)) else ()
+
+
+def evaluate(run: Run) -> list[Task]:
+    section, models = run.config.evaluate, _models(run.config)
+    calls = models * calls_for(section.prompts, section.batch)
+    asked = 2 * contests(run.config) * min(section.win_rate_prompts, section.prompts)
+    judges = _outside(run, "evaluate") if asked else []
+
+    @functools.cache
+    def answering():
+        policy, start = run.start("report"), run.start("preference")
+        held = run.base | {"policy": run.own(policy), "reference": run.own(start)}
+        scorer, weights = preference_scorer(run) if "preference" in run.config.stages else (None, {})
+        held |= {"preference model": run.own(weights)} if scorer else {}
+        return policy, scorer, weights, held
+
+    def sampling():
+        policy, _, _, held = answering()
+        return run.policy, policy, held
+
+    def scoring():
+        _, scorer, weights, held = answering()
+        return [scoring_program(run, "evaluate", section, "preference model", scorer, weights, held)] if scorer else []
+
     # The models that answered are freed before the judges of config.judge.path compare the answers.
-    others = run.outside_judges("evaluate") if section.win_rate_prompts else {}
-    judged = judging_programs(run, "evaluate", run.policy, _base(run), section.batch, others) if others else []
-    return sampled + made + judged
+    roles = tuple(judge.role for judge in judges)
+    return [
+        sampling_task(run, "evaluate", section, section.batch, calls, (), sampling),
+        compiled_only("evaluate", scoring),
+        *verdict_tasks(run, "evaluate", section.batch, judges, lambda: run.judge_weights(judges), asked, roles),
+    ]
+
+
+def contests(config: Config) -> int:
+    """The number of pairs of models that stage evaluate compares."""
+    return _models(config) * (_models(config) - 1) // 2
+
+
+def _models(config: Config) -> int:
+    """The number of models that stage evaluate measures."""
+    policies = sum(record.makes_policy for record in stages_in_order(config.stages))
+    return 1 + policies + len(rounds.later_policies(config))

@@ -23,7 +23,7 @@ LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
+class WeightBytes:
     """Bytes on one device, except that the first three attributes count parameters of the whole model.
 
     Attributes:
@@ -72,7 +72,7 @@ def whole(sharding: Sharding) -> Sharding:
 
 
 @functools.lru_cache(maxsize=4096)
-def measure(model: Model, stored: str, frozen: bool = False) -> Weights:
+def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
     """Measures the weights of a model on its mesh, which may be an AbstractMesh.
 
     Args:
@@ -104,7 +104,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> Weights:
         sharding.named(axes).shard_shape(shape) == sharding.generation.named(axes).shard_shape(shape)
         for _, shape, axes in base.rows
     )
-    return Weights(
+    return WeightBytes(
         count=base.count() + (own.count() if adapted else 0),
         trained=own.count(),
         matmul=multiplied(model),

@@ -9,10 +9,10 @@ import dataclasses
 
 from jaxalign.models.model import Model
 from jaxalign.planner import memory
-from jaxalign.planner.memory import Local, Rows
+from jaxalign.planner.memory import BatchShape, Local
 from jaxalign.planner.network import gathered, reduced
-from jaxalign.planner.weights import Weights
-from jaxalign.planner.workload import Task
+from jaxalign.planner.programs import Task
+from jaxalign.planner.weights import WeightBytes
 from jaxalign.rollout.layouts import slot_counts
 
 
@@ -25,7 +25,7 @@ class Work:
     sent: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: Work) -> Work:
-        axes = self.sent.keys() | other.sent.keys()
+        axes = dict.fromkeys((*self.sent, *other.sent))
         sent = {axis: self.sent.get(axis, 0.0) + other.sent.get(axis, 0.0) for axis in axes}
         return Work(self.flops + other.flops, self.hbm + other.hbm, sent)
 
@@ -36,7 +36,7 @@ class Work:
 _SUPERVISED = ("pretrain", "sft", "best_of_n")  # Losses that compute the head's gradient together with the logits.
 
 
-def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> float:
+def forward_flops(model: Model, weights: WeightBytes, rows: BatchShape, counted: int) -> float:
     """FLOPs over all devices: 2 per parameter and token, attention over the whole square of a row (half of it if a kernel skips
     masked blocks), and the LM head at `counted` positions of a row."""
     config, tokens = model.config, rows.rows * rows.length
@@ -45,7 +45,7 @@ def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> f
     return tokens * (2 * weights.matmul + attention) + head
 
 
-def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int, logits_again: bool = True) -> float:
+def backward_flops(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, logits_again: bool = True) -> float:
     """FLOPs of a backward pass over all devices: twice those of the forward pass (once for frozen kernels), plus the recomputed
     operations; `logits_again` adds the LM head to those."""
     config, tokens = model.config, rows.rows * rows.length
@@ -56,16 +56,16 @@ def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int, log
     return tokens * (kernels + 2 * attention + again) + head * (logits_again + (2 if model.lora is None else 1))
 
 
-def _attention_flops(model: Model, rows: Rows) -> float:
+def _attention_flops(model: Model, rows: BatchShape) -> float:
     """Forward FLOPs per token."""
     config = model.config
     seen = 1.0 if memory.attention_kind(model, rows) == "plain" else 0.5
     return 4 * seen * rows.length * config.heads * config.head_dim * config.layers
 
 
-def update(model: Model, weights: Weights, task: Task, slices: int, optimizer: str = "adamw") -> Work:
+def update(model: Model, weights: WeightBytes, task: Task, slices: int, optimizer: str = "adamw") -> Work:
     """One model's share of an optimizer step with all its micro-batches. optimizer: the optimizer's kind."""
-    mesh, part = model.sharding.mesh, Rows(max(1, task.rows.rows // task.micro), task.rows.length)
+    mesh, part = model.sharding.mesh, BatchShape(max(1, task.rows.rows // task.micro), task.rows.length)
     devices = mesh.size
     again = task.stage not in _SUPERVISED
     flops = forward_flops(model, weights, task.rows, task.counted)
@@ -79,7 +79,7 @@ def update(model: Model, weights: Weights, task: Task, slices: int, optimizer: s
     return Work(flops / devices, work.hbm + states, work.sent)
 
 
-def forward(model: Model, weights: Weights, task: Task) -> Work:
+def forward(model: Model, weights: WeightBytes, task: Task) -> Work:
     """The work of a forward pass."""
     at = memory.local(model, task.rows)
     work = _pass(model, weights, at, 1)
@@ -88,7 +88,7 @@ def forward(model: Model, weights: Weights, task: Task) -> Work:
     return Work(forward_flops(model, weights, task.rows, task.counted) / model.sharding.mesh.size, work.hbm, work.sent)
 
 
-def generate(model: Model, weights: Weights, task: Task) -> tuple[Work, Work, Work]:
+def generate(model: Model, weights: WeightBytes, task: Task) -> tuple[Work, Work, Work]:
     """(work of resharding the weights, work of prefill, work of one decoding step)."""
     config, rows, mesh = model.config, task.rows, model.sharding.mesh.shape
     at = memory.local(model, rows, "generation")
@@ -119,7 +119,7 @@ def _ways(axes, mesh) -> int:
     return found
 
 
-def _generation_sent(model: Model, weights: Weights, at: Local, tokens: float, split, rules) -> dict[str, float]:
+def _generation_sent(model: Model, weights: WeightBytes, at: Local, tokens: float, split, rules) -> dict[str, float]:
     sent = {}
     if "tensor" in split and "tensor" in rules["heads"]:
         logits = gathered(at.B * model.config.vocab * 4, split["tensor"])
@@ -135,7 +135,7 @@ def _activations(at: Local, passes: float) -> float:
     return passes * at.L * (12 * at.tokens * at.D * at.size + 6 * at.tokens * at.F * at.size + 2 * memory.scores(at))
 
 
-def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
+def _pass(model: Model, weights: WeightBytes, at: Local, passes: int) -> Work:
     """Work of `passes` passes through the layers, without FLOPs: weights gathered and read, activations exchanged. A backward
     pass counts as one."""
     mesh = model.sharding.mesh.shape
@@ -153,14 +153,14 @@ def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
     return Work(0.0, passes * (layers + _activations(at, 1)), sent)
 
 
-def _head(model: Model, weights: Weights, rows: Rows, counted: int, reads: int) -> Work:
+def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, reads: int) -> Work:
     """Work of the LM head, without FLOPs: gathered over fsdp once, read `reads` times by each chunk. `_gradients` has its
     gradient."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
     at = memory.local(model, rows)
-    _, chunks = memory.chunk(model, Rows(rows.rows, counted))
+    _, chunks = memory.chunk(model, BatchShape(rows.rows, counted))
     logits = at.B * counted / mesh["context"] * at.V * 4 * 2
     sent = {}
     if mesh["fsdp"] > 1 and model.sharding.zero == 3:
@@ -168,7 +168,7 @@ def _head(model: Model, weights: Weights, rows: Rows, counted: int, reads: int) 
     return Work(0.0, reads * (chunks * weights.head + logits), sent)
 
 
-def _gradients(model: Model, weights: Weights, micro: int, slices: int) -> Work:
+def _gradients(model: Model, weights: WeightBytes, micro: int, slices: int) -> Work:
     """Work of reducing gradients over the batch axes for each micro-batch, and of gathering parameters if zero < 3."""
     mesh, zero = model.sharding.mesh.shape, model.sharding.zero
     size = weights.learnt

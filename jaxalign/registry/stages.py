@@ -47,11 +47,8 @@ class StageRecord:
       makes: the kinds of rows that it makes for later stages: "revisions" or "comparisons".
       asks_judge: the methods of the judge of `config.feedback` that it calls.
       batches: its batches.
-      programs: `function(run: planner.programs.Run) -> list[planner.programs.Program]`, every jitted step that it calls, for
-        ahead-of-time compilation; None: it compiles nothing worth planning.
-      workload: `function(config, prompt, examples) -> list[planner.workload.Task]`, its tasks for the planner's arithmetic;
-        None: it has no tasks. `prompt` is the length of the longest prompt, `examples` the number of rows of the data file;
-        either may be None.
+      programs: `function(run: planner.programs.Run) -> list[planner.programs.Task]`, its tasks with the jitted steps that they
+        call, for the planner's arithmetic and for ahead-of-time compilation; None: it has nothing worth planning.
       report: `function(run: tracking.workdir.RunFiles) -> tracking.report.blocks.Section` or a list of sections; None: the
         report only names the stage. Stages with the same function share its sections.
       preview: `function(context, tokenizer, count) -> list[tracking.tokens.TokenRow]`, the first rows that the stage trains
@@ -71,7 +68,6 @@ class StageRecord:
     asks_judge: tuple[str, ...] = ()
     batches: tuple[Batch, ...] = ()
     programs: Callable | str | None = None
-    workload: Callable | str | None = None
     report: Callable | str | None = None
     preview: Callable | str | None = None
 
@@ -85,15 +81,14 @@ class StageRecord:
         return load_object(found, f"the {part} of stage {self.name!r}") if isinstance(found, str) else found
 
 
-_PROGRAMS, _WORK = "jaxalign.planner.stage_programs", "jaxalign.planner.stage_workloads"
+_PROGRAMS = "jaxalign.planner.stage_programs"
 _REPORT = "jaxalign.tracking.report"
 _PREVIEW = "jaxalign.stages.shared.preview"
 
 
-def _builtin(name: str, programs: str | None = _PROGRAMS, workload: str | None = _WORK, **parts: Any) -> StageRecord:
-    """The record of a stage with functions of the same name in the modules `programs` and `workload`."""
-    programs, workload = (place and f"{place}:{name}" for place in (programs, workload))
-    return StageRecord(name, f"jaxalign.stages.{name}:STAGE", programs=programs, workload=workload, **parts)
+def _builtin(name: str, programs: str | None = _PROGRAMS, **parts: Any) -> StageRecord:
+    """The record of a stage whose tasks are the function of the same name in the module `programs`."""
+    return StageRecord(name, f"jaxalign.stages.{name}:STAGE", programs=programs and f"{programs}:{name}", **parts)
 
 
 _BUILTIN = (
@@ -118,7 +113,7 @@ _BUILTIN = (
         preview=f"{_PREVIEW}:preference_rows", batches=(Batch("preference.batch"),),
     ),
     _builtin(
-        "reward_distill", workload=None, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
+        "reward_distill", samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
         report=f"{_REPORT}.reward_models:distilled",
         batches=(
             Batch("reward_distill.batch", ("reward_distill.samples",)),
@@ -148,7 +143,7 @@ _BUILTIN = (
         "evaluate", samples=True, uses_sampler=True, learns_from=("prompts", "judgements"),
         report=f"{_REPORT}.evaluation:evaluation", batches=(Batch("evaluate.batch"),),
     ),
-    _builtin("report", programs=None, workload=None),
+    _builtin("report", programs=None),
 )
 
 

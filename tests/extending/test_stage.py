@@ -116,14 +116,21 @@ def test_registering_a_taken_name_is_refused():
 
 
 def test_the_planner_uses_its_record():
-    from jaxalign.planner.workload import lm_update, tasks
+    """One function describes its work for the estimate and for the compiler."""
+    from jaxalign.planner.compiled import run_programs
+    from jaxalign.planner.programs import Run, estimated_tasks
+    from jaxalign.planner.shapes import policy_model
+    from jaxalign.planner.stage_programs import lm_update
 
-    def workload(config, prompt, examples):
-        return [lm_update("mine", 4, 16, 1, examples)]
+    def programs(run):
+        return [lm_update(run, "mine", run.config.sft, run.examples, run.policy)]
 
-    STAGES.register(StageRecord("mine", "mine:STAGE", workload=workload))
+    STAGES.register(StageRecord("mine", "mine:STAGE", programs=programs))
     try:
-        found = tasks(from_config_dict(BASE | {"stages": ("pretrain", "mine")}), examples=7)
+        config = from_config_dict(BASE | {"stages": ("pretrain", "mine")})
+        found = estimated_tasks(Run(config, policy_model(config, None), examples=7))
         assert [task.name for task in found] == ["pretrain update", "mine update"] and found[1].calls == 7
+        compiled = run_programs(config, policy_model(config, None))
+        assert [program.name for program in compiled] == ["pretrain update (policy)", "mine update (policy)"]
     finally:
         STAGES.unregister("mine")

@@ -17,7 +17,7 @@ from jaxalign.config import Mesh as MeshConfig
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner.compiled import compile_program, compile_run
 from jaxalign.planner.compiled_report import text, to_json
-from jaxalign.planner.programs import Program, device_bytes
+from jaxalign.planner.programs import PlannedProgram, device_bytes
 from jaxalign.planner.shapes import policy_model
 from jaxalign.planner.topology import parse_topology, topology_devices
 from tests.planner.test_programs import config
@@ -33,8 +33,8 @@ def array(devices, spec: P, *shape: int):
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
 
 
-def made(step, *arguments, phase="update", **held) -> Program:
-    return Program("ppo", phase, "policy", step, arguments, held)
+def made(step, *arguments, phase="update", **held) -> PlannedProgram:
+    return PlannedProgram("ppo", phase, "policy", step, arguments, held)
 
 
 def test_bytes_of_one_device_by_hand():

@@ -8,9 +8,9 @@ import pytest
 from planner.planned import model
 
 from jaxalign.planner import memory, work
-from jaxalign.planner.memory import Rows
+from jaxalign.planner.memory import BatchShape
+from jaxalign.planner.programs import Task
 from jaxalign.planner.weights import measure
-from jaxalign.planner.workload import Task
 
 KERNELS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
 
@@ -19,33 +19,33 @@ def plainly(made):
     return dataclasses.replace(made, config=dataclasses.replace(made.config, attention="plain"))
 
 
-def task(rows: Rows, counted: int = 0, micro: int = 1) -> Task:
-    return Task("ppo", "update", ("policy",), ("policy",), ("policy",), rows, counted, 1, micro)
+def task(rows: BatchShape, counted: int = 0, micro: int = 1) -> Task:
+    return Task("ppo", "update", ("policy",), rows, 1, ("policy",), counted, ("policy",), micro)
 
 
 def test_a_token_of_llama_8b_takes_131072_bytes_of_cache():
-    at = memory.local(model(), Rows(1, 1000), "generation")
+    at = memory.local(model(), BatchShape(1, 1000), "generation")
     assert memory.cache(at, 1000) == 131072 * 1000
 
 
 def test_tensor_splits_the_cache_by_heads_and_all_other_axes_split_the_rows():
-    at = memory.local(model(data=2, fsdp=2, tensor=4), Rows(8, 1000), "generation")
+    at = memory.local(model(data=2, fsdp=2, tensor=4), BatchShape(8, 1000), "generation")
     assert memory.cache(at, 1000) == 131072 * 1000 * 2 / 4
-    whole = memory.local(model(fsdp=2, tensor=4, generation="whole"), Rows(8, 1000), "generation")
+    whole = memory.local(model(fsdp=2, tensor=4, generation="whole"), BatchShape(8, 1000), "generation")
     assert memory.cache(whole, 1000) == 131072 * 1000
 
 
 def test_plain_attention_keeps_float32_scores_and_a_bfloat16_softmax_and_a_kernel_one_number_per_query():
-    rows = Rows(4, 512)
+    rows = BatchShape(4, 512)
     assert memory.scores(memory.local(plainly(model(fsdp=2, tensor=4)), rows)) == 2 * (32 / 4) * 512 * 512 * (4 + 2)
     assert memory.scores(memory.local(model(fsdp=2, tensor=4), rows)) == 2 * (32 / 4) * 512 * 4
     ring = memory.local(model(context=4), rows)
     assert ring.attention == "ring" and memory.scores(ring) == 4 * 32 * 128 * 128 * (4 + 2)
-    assert memory.local(model(), Rows(4, 127)).attention == "plain"
+    assert memory.local(model(), BatchShape(4, 127)).attention == "plain"
 
 
 def test_remat_keeps_only_the_inputs_of_layers():
-    at = memory.local(model(fsdp=2), Rows(4, 512))
+    at = memory.local(model(fsdp=2), BatchShape(4, 512))
     assert memory.residuals(at, "nothing") == 32 * 2 * 512 * 4096 * 2
     # The products of a layer: queries, keys and values, outputs of attention and MLP, gate and up.
     beside = 4096 + 2 * 1024 + 2 * 4096 + 2 * 14336
@@ -54,13 +54,13 @@ def test_remat_keeps_only_the_inputs_of_layers():
 
 
 def test_context_splits_the_tokens_of_a_row_and_sequence_parallelism_the_activations_between_layers():
-    both = memory.local(model(context=2, tensor=4, sequence_parallel=True), Rows(1, 4096))
+    both = memory.local(model(context=2, tensor=4, sequence_parallel=True), BatchShape(1, 4096))
     assert (both.T, both.S, both.share) == (2048, 4096, 1 / 4)
 
 
 def test_two_micro_batches_hold_two_sets_of_gradients_and_half_the_activations():
     at, own = model(fsdp=8), measure(model(fsdp=8), "float32")
-    one, two = (memory.update(at, own, Rows(64, 2048), micro, lm_head=False) for micro in (1, 2))
+    one, two = (memory.update(at, own, BatchShape(64, 2048), micro, lm_head=False) for micro in (1, 2))
     # The embedding's gradients come last, when the activations of the layers are freed.
     assert one["gradients"] == own.gradients - 4 * 128256 * 4096 / 8 and two["gradients"] == one["gradients"] + own.gradients
     # The weights of one layer are the same in both.
@@ -68,25 +68,25 @@ def test_two_micro_batches_hold_two_sets_of_gradients_and_half_the_activations()
 
 
 def test_the_chunks_of_the_head_are_those_of_the_model():
-    assert memory.chunk(model(), Rows(1, 512)) == (32, 16)  # 2 ** 22 // 128256 positions
-    assert memory.chunk(model(), Rows(64, 512)) == (1, 512)
-    assert memory.chunk(model(fsdp=16), Rows(64, 512)) == (8, 64)  # Capacity is per device.
+    assert memory.chunk(model(), BatchShape(1, 512)) == (32, 16)  # 2 ** 22 // 128256 positions
+    assert memory.chunk(model(), BatchShape(64, 512)) == (1, 512)
+    assert memory.chunk(model(fsdp=16), BatchShape(64, 512)) == (8, 64)  # Capacity is per device.
 
 
 def test_forward_is_two_operations_per_parameter_and_token_plus_attention_and_head():
     own = measure(model(), "float32")
     tokens, T = 4 * 1024, 1024
     attention = 4 * T * 32 * 128 * 32
-    assert work.forward_flops(plainly(model()), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention)
+    assert work.forward_flops(plainly(model()), own, BatchShape(4, T), 0) == tokens * (2 * KERNELS + attention)
     # A kernel skips positions that no query sees.
-    assert work.forward_flops(model(), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention / 2)
-    assert work.forward_flops(model(), own, Rows(4, T), T) - work.forward_flops(model(), own, Rows(4, T), 0) == (
+    assert work.forward_flops(model(), own, BatchShape(4, T), 0) == tokens * (2 * KERNELS + attention / 2)
+    assert work.forward_flops(model(), own, BatchShape(4, T), T) - work.forward_flops(model(), own, BatchShape(4, T), 0) == (
         2 * 4096 * 128256 * tokens
     )
 
 
 def test_backward_costs_two_forwards_and_one_for_frozen_kernels_and_remat_one_more():
-    rows, plain = Rows(4, 1024), dataclasses.replace(model(), config=dataclasses.replace(model().config, remat=False))
+    rows, plain = BatchShape(4, 1024), dataclasses.replace(model(), config=dataclasses.replace(model().config, remat=False))
     own = measure(plain, "float32")
     forward = work.forward_flops(plain, own, rows, 0)
     assert work.backward_flops(plain, own, rows, 0) == 2 * forward
@@ -101,7 +101,7 @@ def test_backward_costs_two_forwards_and_one_for_frozen_kernels_and_remat_one_mo
 def test_fsdp_gathers_the_layers_in_three_passes_and_the_embedding_and_scatters_the_gradients_once():
     at = model(fsdp=16)
     own = measure(at, "float32")
-    sent = work.update(at, own, task(Rows(16, 1024)), 1).sent["fsdp"]
+    sent = work.update(at, own, task(BatchShape(16, 1024)), 1).sent["fsdp"]
     share, learnt = 15 / 16, 2 * own.count
     assert sent == pytest.approx(share * (3 * 2 * KERNELS + 2 * 128256 * 4096 + learnt))
 
@@ -110,20 +110,20 @@ def test_the_head_is_gathered_once_and_its_gradient_is_sent_with_the_others():
     """1024 positions in 32 chunks: besides the gradients of the step, they send only the head, in bfloat16."""
     at = model(fsdp=16)
     own = measure(at, "float32")
-    with_head, without = (work.update(at, own, task(Rows(16, 1024), n), 1).sent["fsdp"] for n in (1024, 0))
+    with_head, without = (work.update(at, own, task(BatchShape(16, 1024), n), 1).sent["fsdp"] for n in (1024, 0))
     assert with_head - without == pytest.approx(15 / 16 * 128256 * 4096 * 2)
 
 
 def test_tensor_reduces_activations_twice_per_layer_in_each_pass():
     at = model(tensor=8)
-    sent = work.update(at, measure(at, "float32"), task(Rows(2, 1024)), 1).sent
+    sent = work.update(at, measure(at, "float32"), task(BatchShape(2, 1024)), 1).sent
     assert sent == {"tensor": 3 * 2 * 32 * 2 * (2 * 1024 * 4096 * 2) * 7 / 8}
 
 
 def test_data_reduces_the_gradient_shards_of_fsdp_and_slices_reduce_the_shards_of_data():
     at = model(data=4, fsdp=2)
     own = measure(at, "float32")
-    sent = work.update(at, own, task(Rows(8, 64)), 2).sent
+    sent = work.update(at, own, task(BatchShape(8, 64)), 2).sent
     shard = 2 * own.count / 2
     assert sent["data"] == pytest.approx(2 * shard / 2)
     assert sent["slices"] == pytest.approx(2 * (shard / 2) / 2)
@@ -132,7 +132,7 @@ def test_data_reduces_the_gradient_shards_of_fsdp_and_slices_reduce_the_shards_o
 def test_decoding_reads_all_weights_and_the_cache_for_every_token():
     at = model(tensor=4)
     own = measure(at, "float32")
-    generate = Task("ppo", "generate", ("policy",), (), ("policy",), Rows(8, 512, 256), 1, 1)
+    generate = Task("ppo", "generate", ("policy",), BatchShape(8, 512, 256), 1, ("policy",), 1)
     _, _, step = work.generate(at, own, generate)
     assert step.hbm == own.generation + 131072 * 768 * 8 / 4
     assert step.flops == 8 * (2 * KERNELS + 4 * 768 * 32 * 128 * 32 + 2 * 4096 * 128256) / 4
@@ -142,7 +142,7 @@ def test_sampling_holds_a_second_ring_with_heads_padded_to_whole_lanes():
     """Llama-3.2-1B has heads of width 64, so the copy is twice the ring: 32 rows of 768 tokens, 32,768 bytes each."""
     small = model("Llama-3.2-1B", rank=16)
     ring = 32 * 768 * 32768
-    found = memory.generation(small, measure(small, "bfloat16"), Rows(32, 512, 256))
+    found = memory.generation(small, measure(small, "bfloat16"), BatchShape(32, 512, 256))
     assert found["KV cache"] == ring and found["activations"] == 2 * ring + 3 * 32 * 128256 * 4
 
 
@@ -151,5 +151,5 @@ def test_the_largest_weight_that_is_moved_is_held_twice():
     large = model("Llama-3.1-70B", rank=16, fsdp=8, tensor=8)
     own = measure(large, "bfloat16")
     assert own.moving == 80 * 8192 * 28672 * 2 / 8
-    assert sum(memory.generation(large, own, Rows(64, 512, 256)).values()) == own.moving
+    assert sum(memory.generation(large, own, BatchShape(64, 512, 256)).values()) == own.moving
     assert measure(model("Llama-3.1-70B", rank=16, tensor=8), "bfloat16").moving == 0

@@ -14,9 +14,8 @@ from jaxalign.config import Config, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.planner import workload
 from jaxalign.planner.compiled import run_programs
-from jaxalign.planner.programs import device_bytes
+from jaxalign.planner.programs import Run, device_bytes, estimated_tasks
 from jaxalign.planner.shapes import architecture, policy_model, published_shapes
 from jaxalign.registry.stages import STAGES
 from jaxalign.rl import experience, step_zero
@@ -97,7 +96,8 @@ def test_a_judge_of_the_users_runs_no_program_and_holds_no_weights():
     found = programs(feedback={"judge": judge}, stages=["compare", "online_dpo"])
     assert {program.name for program in found} and not [name for name in names(found) if "feedback model" in name]
     assert not [program.name for program in found if {"base", "feedback model"} & program.held.keys()]
-    (task,) = workload.tasks(config(feedback={"judge": judge}, stages=["compare"]))
+    changes = config(feedback={"judge": judge}, stages=["compare"])
+    (task,) = estimated_tasks(Run(changes, policy_model(changes, None)))
     assert task.phase == "generate" and "labeller" not in task.stays
 
 

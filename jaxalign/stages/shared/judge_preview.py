@@ -28,7 +28,7 @@ from jaxalign.tracking.tokens import GIVEN, TokenRow, printable, visible
 ANSWER, ANSWER_A, ANSWER_B = "[the answer]", "[answer A]", "[answer B]"
 CRITIQUE, THOUGHTS = "[the critique]", "[the reasoning]"
 
-Asked = tuple[str, NamedTuple]
+JudgeCall = tuple[str, NamedTuple]
 """The name of a judge's method, and its request."""
 
 
@@ -123,7 +123,7 @@ class _Judge:
         self.writers = local_writers(context, stage)
         self.chat = ChatMessages(endpoints.templates(context.config), self.settings) if self.name == "endpoint" else None
 
-    def rows(self, title: str, asked: Sequence[Asked], lines: tuple[str, ...] = ()) -> list[TokenRow]:
+    def rows(self, title: str, asked: Sequence[JudgeCall], lines: tuple[str, ...] = ()) -> list[TokenRow]:
         """The rows of one prompt's requests; `lines` follow the last one."""
         if self.chat is not None:
             rows = [self._chat(self.chat, title, method, request) for method, request in asked]

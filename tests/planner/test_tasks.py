@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-from planner.planned import config
+import dataclasses
 
-from jaxalign.planner.memory import Rows
-from jaxalign.planner.workload import tasks
+import pytest
+from planner.planned import config, model
+
+from jaxalign.planner.estimate import abstract_sharding
+from jaxalign.planner.memory import BatchShape
+from jaxalign.planner.programs import Run, estimated_tasks
+
+
+def tasks(chosen, **how):
+    policy = dataclasses.replace(model(), sharding=abstract_sharding(chosen.mesh))
+    return estimated_tasks(Run(chosen, policy, **how))
 
 
 def found(*flags: str, **how):
@@ -16,12 +24,12 @@ def found(*flags: str, **how):
 def test_ppo_of_two_hundred_iterations():
     ppo = found("--config.ppo.micro_batch_tokens=768")
     assert [name for name in ppo if name.startswith("ppo")] == ["ppo generate", "ppo reward", "ppo score", "ppo update"]
-    assert ppo["ppo generate"].rows == Rows(64, 768 - 256, 256) and ppo["ppo generate"].calls == 200
+    assert ppo["ppo generate"].rows == BatchShape(64, 768 - 256, 256) and ppo["ppo generate"].calls == 200
     update = ppo["ppo update"]  # 64 rows in 2 minibatches, each in 2 parts of one row per device on 16 devices, for 2 epochs.
-    assert (update.rows, update.micro, update.steps, update.counted) == (Rows(32, 768), 2, 4, 256)
+    assert (update.rows, update.micro, update.steps, update.counted) == (BatchShape(32, 768), 2, 4, 256)
     assert update.trains == ("policy", "critic")
     assert set(update.stays) == {"policy", "critic", "reference", "preference model"}
-    assert found(prompt=100)["ppo generate"].rows == Rows(64, 100, 256)
+    assert found(prompt=100)["ppo generate"].rows == BatchShape(64, 100, 256)
 
 
 def test_without_a_critic_there_are_no_critic_weights():
@@ -61,10 +69,10 @@ def test_a_judge_of_another_folder_reads_and_writes_in_the_stages_that_ask_it():
     made = found("--config.stages=revise,sft,compare,preference,ppo,evaluate", "--config.data.source=prompts_jsonl",
                  "--config.data.red_team=x.jsonl", *JUDGED)
     write = made["revise generate (judge)"]  # A critique and a revision in each of 4 rounds for each of 768 prompts.
-    assert write.rows == Rows(16, 2048 - 60, 60) and write.calls == 768 * 8 / 16
+    assert write.rows == BatchShape(16, 2048 - 60, 60) and write.calls == 768 * 8 / 16
     assert set(write.stays) == {"policy", "judge"}
     label = made["compare score (judge)"]  # Both orders of 1,536 pairs, 4 principles; no reasoning.
-    assert label.rows == Rows(16, 2048) and label.calls == 2 * 1536 * 4 / 16 and "compare generate (judge)" not in made
+    assert label.rows == BatchShape(16, 2048) and label.calls == 2 * 1536 * 4 / 16 and "compare generate (judge)" not in made
     assert made["evaluate score (judge)"].stays == ("judge",)  # The models that answered are freed before.
     assert not any("judge" in task.stays for name, task in made.items() if name.startswith(("sft", "preference", "ppo")))
 
