@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxalign.planner.compiled import CompiledProgram
-from jaxalign.tracking.table import align
+from jaxalign.tracking.table import ruled
 
 GB = 1e9
 
@@ -35,8 +35,7 @@ def text(programs: Sequence[CompiledProgram]) -> str:
             _gb(sum(program.resident.values())), str(len(program.collectives)) if known else "?",
             _gb(sum(sent(program).values())) if known else "?", f"{program.seconds:.0f}",
         ])
-    lines = align(rows)
-    lines = ["Memory reported by the compiler, GB on each device", lines[0], "-" * max(map(len, lines)), *lines[1:]]
+    lines = ["Memory reported by the compiler, GB on each device", *ruled(rows)]
     for program in programs:
         over = ", ".join(f"{axes or 'no axis'} {size / GB:.2f} GB" for axes, size in sorted(sent(program).items()))
         lines += [f"{program.stage} {program.phase}: each device sends over {over}."] if over else []

@@ -163,7 +163,7 @@ def estimate(
         trained[task.stage] += task.trains
         for role in task.stays:
             if role.startswith(judges.ROLE):
-                check_divides(run.model(role), mesh)
+                check_divides(role_model(config, policy, role), mesh)
     return RunEstimate(config, cluster, tuple(run.of(task, trained[task.stage]) for task in found))
 
 
@@ -195,17 +195,11 @@ class _Run:
         self.sizes = {axis: getattr(config.mesh, axis) for axis in AXES}
         self.bandwidth = bandwidths(cluster, self.sizes, config.mesh.slices)
 
-    def model(self, role: str) -> Model:
-        return role_model(self.config, self.policy, role)
-
-    def weights(self, role: str) -> WeightBytes:
-        return role_weights(self.config, self.policy, role)
-
     def resident(self, task: Task, trained: tuple[str, ...]) -> dict[str, float]:
         """Bytes by role; the base that adapters share counts once."""
         found = {}
         for role in task.stays:
-            own = self.weights(role)
+            own = role_weights(self.config, self.policy, role)
             copies = self.config.preference.members if role == "preference model" and role not in trained else 1
             found[role] = own.parameters * copies
             if role == "labeller" and self.policy.lora is not None:
@@ -215,12 +209,12 @@ class _Run:
                 if task.stage == "preference" and self.config.preference.early_stopping:
                     found[f"best {role}"] = own.parameters
         if self.policy.lora is not None:
-            found["frozen base"] = self.weights("policy").frozen
+            found["frozen base"] = role_weights(self.config, self.policy, "policy").frozen
         return {role: size for role, size in found.items() if size}
 
     def of(self, task: Task, trained: tuple[str, ...]) -> TaskEstimate:
-        models = [(self.model(role), self.weights(role)) for role in task.runs]
-        slices = self.config.mesh.slices
+        config, policy, slices = self.config, self.policy, self.config.mesh.slices
+        models = [(role_model(config, policy, role), role_weights(config, policy, role)) for role in task.runs]
         if task.phase == "update":
             kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
             parts, counts = self._update_memory(task, models), [task.steps]

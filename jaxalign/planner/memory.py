@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign.models.model import Model
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches
-from jaxalign.planner.weights import WeightBytes
+from jaxalign.planner.weights import LANES, WeightBytes, split_ways
 from jaxalign.rollout.layouts import prefill_sizes, slot_counts
 
 Parts = dict[str, float]
@@ -59,10 +59,7 @@ def local(model: Model, rows: BatchShape, phase: str = "training") -> Local:
     config, sharding = model.config, dataclasses.replace(model.sharding, phase=phase)
 
     def ways(name: str) -> int:
-        found = 1
-        for axis in sharding.rules[name]:
-            found *= sharding.mesh.shape[axis]
-        return found
+        return split_ways(sharding.rules[name], sharding.mesh.shape)
 
     work = config.mlp if config.experts is None else config.mlp * config.experts.per_token
     return Local(
@@ -73,10 +70,6 @@ def local(model: Model, rows: BatchShape, phase: str = "training") -> Local:
         ways("length") / ways("residual"), config.gated, attention_kind(model, rows, phase),
         config.experts is not None,
     )
-
-
-LANES = 128
-"""Lanes of a TPU register. TPUs pad the last axis of many arrays to a multiple of it; shorter rows have no fused kernel."""
 
 
 def attention_kind(model: Model, rows: BatchShape, phase: str = "training") -> str:

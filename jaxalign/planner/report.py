@@ -13,7 +13,7 @@ from jaxalign.planner.requests import PlannedRequests
 from jaxalign.planner.search import mesh_words
 from jaxalign.planner.weights import WeightBytes
 from jaxalign.registry.stages import stages_in_order
-from jaxalign.tracking.table import align
+from jaxalign.tracking.table import ruled
 
 GB = 1e9
 _PARTS = ("resident", "gradients", "casts", "activations", "KV cache", "weights to sample", "tables")
@@ -29,10 +29,10 @@ def text(
         f"{name} on {cluster.name}: {_many(cluster.devices, 'device')} on {_many(cluster.hosts, 'host')}, "
         f"{cluster.usable / GB:.1f} GB usable on each device",
         f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
-        "", "Weights, GB on each device", *_ruled(_weight_rows(run, weights)),
-        "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *_ruled(_memory_rows(run)),
+        "", "Weights, GB on each device", *ruled(_weight_rows(run, weights)),
+        "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *ruled(_memory_rows(run)),
         "", f"Time per call, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of memory bandwidth and "
-        f"{assumptions.network:.0%} of network bandwidth", *_ruled(_time_rows(run)),
+        f"{assumptions.network:.0%} of network bandwidth", *ruled(_time_rows(run)),
         "", *_totals(run, prices),
     ]
     return "\n".join(lines)
@@ -63,7 +63,7 @@ def request_lines(planned: Sequence[PlannedRequests], settings: Endpoint) -> lis
     rows += [[each.stage, *_request_cells(*own)] for each, own in zip(planned, numbers, strict=True)]
     if len(planned) > 1:
         rows.append(["all", *_request_cells(*map(_sum, zip(*numbers, strict=True)))])
-    lines = ["", "Requests to the server, at most, without repetitions after failures", *_ruled(rows)]
+    lines = ["", "Requests to the server, at most, without repetitions after failures", *ruled(rows)]
     if any(each.prompt_tokens is None for each in planned):
         lines.append("Set --prompt=N to the length of the longest prompt for the tokens of the requests.")
     if any(each.verdicts for each in planned):
@@ -88,11 +88,6 @@ def _hours_words(run: RunEstimate) -> str:
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}" + ("s" if count != 1 else "")
-
-
-def _ruled(rows: list[list[str]]) -> list[str]:
-    lines = align(rows)
-    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
 def _number(value: float) -> str:

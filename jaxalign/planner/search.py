@@ -97,7 +97,7 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
     Tries each change on its own. If none suffices, combines changes until the run fits.
     """
     found = []
-    for change in _changes(given):
+    for change in _CHANGES:
         run = _try(change(given))
         if run is not None and run[1].fits:
             found.append(run)
@@ -106,7 +106,7 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
     if found:
         return found
     combined, words = given, []
-    for change in _changes(given):
+    for change in _CHANGES:
         before = words
         for made in change(combined):  # Variants of one change: each replaces the previous one.
             try:
@@ -130,10 +130,6 @@ def _try(changes: list[Change]) -> tuple[str, RunEstimate] | None:
         if tried[1].fits:
             break
     return tried
-
-
-def _changes(given: Given) -> list[Callable[[Given], list[Change]]]:
-    return [_other_mesh, _remat, _parts, _larger, _adapters, _quantised, _smaller_batch, _shorter]
 
 
 def _with(given: Given, **sections) -> Given:
@@ -208,23 +204,20 @@ def _larger(given: Given) -> list[Change]:
     return found
 
 
-def _adapters(given: Given, kind: str = "bfloat16") -> list[Change]:
-    if given.policy.lora is not None and given.config.lora.base in (kind, "int8", "nf4"):
-        return []
-    section = given.config.lora
-    section = dataclasses.replace(section, rank=section.rank or 16, base=kind)
-    lora = given.policy.lora or Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
-    made = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
-    return [Change(f"adapters: config.lora.rank={section.rank}, config.lora.base={kind}", made)]
+def _adapters(given: Given) -> list[Change]:
+    adapted = given.policy.lora is not None and given.config.lora.base in ("bfloat16", "int8", "nf4")
+    return [] if adapted else [_adapters_on(given, "bfloat16", "adapters")]
 
 
 def _quantised(given: Given) -> list[Change]:
-    if given.config.lora.base == "nf4":
-        return []
-    section = dataclasses.replace(given.config.lora, rank=given.config.lora.rank or 16, base="nf4")
+    return [] if given.config.lora.base == "nf4" else [_adapters_on(given, "nf4", "adapters on a 4-bit base")]
+
+
+def _adapters_on(given: Given, base: str, words: str) -> Change:
+    section = dataclasses.replace(given.config.lora, rank=given.config.lora.rank or 16, base=base)
     lora = given.policy.lora or Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
     made = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
-    return [Change(f"adapters on a 4-bit base: config.lora.rank={section.rank}, config.lora.base=nf4", made)]
+    return Change(f"{words}: config.lora.rank={section.rank}, config.lora.base={base}", made)
 
 
 def _smaller_batch(given: Given) -> list[Change]:
@@ -232,20 +225,15 @@ def _smaller_batch(given: Given) -> list[Change]:
     found = []
     for times in (2, 4):
         sections, words = {}, []
-        for stage in _online(given.config):
-            section = getattr(given.config, stage)
-            if section.batch % times == 0:
+        for record in stages_in_order(given.config.stages):
+            stage, section = record.name, getattr(given.config, record.name, None)
+            alternates = record.samples and record.trains and hasattr(section, "iterations")
+            if alternates and section.batch % times == 0:
                 sections[stage] = dataclasses.replace(section, batch=section.batch // times)
                 words.append(f"config.{stage}.batch={section.batch // times}")
         if sections:
             found.append(Change(", ".join(words), _with(given, **sections)))
     return found
-
-
-def _online(config: Config) -> list[str]:
-    """The stages that alternate between sampling a batch and training on it."""
-    records = [record for record in stages_in_order(config.stages) if record.samples and record.trains]
-    return [record.name for record in records if hasattr(getattr(config, record.name, None), "iterations")]
 
 
 def _shorter(given: Given) -> list[Change]:
@@ -262,6 +250,12 @@ def _shorter(given: Given) -> list[Change]:
     if given.prompt is not None:
         made = dataclasses.replace(made, prompt=max(1, given.prompt // 2))
     return [Change("shorter rows: " + ", ".join(words), made)]
+
+
+_CHANGES: tuple[Callable[[Given], list[Change]], ...] = (
+    _other_mesh, _remat, _parts, _larger, _adapters, _quantised, _smaller_batch, _shorter,
+)
+"""The changes that `advice` tries, in order."""
 
 
 def mesh_words(mesh) -> str:

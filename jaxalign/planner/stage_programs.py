@@ -235,23 +235,20 @@ def best_of_n(run: Run) -> list[Task]:
     section, stays = run.config.best_of_n, ("policy", "preference model")
     calls = calls_for(section.prompts * section.n, section.batch)
     rows = BatchShape(section.batch, run.longest_prompt(section.max_new_tokens) + section.max_new_tokens)
+    scorer = functools.cache(lambda: preference_scorer(run))
 
     @functools.cache
     def models():
-        policy, (scorer, weights) = run.start("best_of_n"), preference_scorer(run)
-        return policy, scorer, weights, run.base | {"policy": run.own(policy), "preference model": run.own(weights)}
-
-    def sampling():
-        policy, _, _, held = models()
+        policy = run.start("best_of_n")
+        held = run.base | {"policy": run.own(policy), "preference model": run.own(scorer()[1])}
         return run.policy, policy, held
 
     def scoring():
-        _, scorer, weights, held = models()
-        return [scoring_program(run, "best_of_n", section, "preference model", scorer, weights, held)]
+        return [scoring_program(run, "best_of_n", section, "preference model", *scorer(), models()[2])]
 
     steps = calls_for(section.prompts * section.epochs, section.batch_rows)
     return [
-        sampling_task(run, "best_of_n", section, section.batch, calls, stays[1:], sampling),
+        sampling_task(run, "best_of_n", section, section.batch, calls, stays[1:], models),
         Task("best_of_n", "score", ("preference model",), rows, calls, stays, programs=scoring),
         lm_update(run, "best_of_n", section, steps, run.policy),
     ]
@@ -272,22 +269,18 @@ def dpo(run: Run) -> list[Task]:
     rows, parts = packed
     stays = ("policy", "reference") if section.reference == "start" else ("policy",)
 
-    @functools.cache
-    def update():
-        start = run.start("dpo")
-        return start, _direct(run, "dpo", section.optimizer, section.batch, packed, {"reference": run.own(start)})
+    start = functools.cache(lambda: run.start("dpo"))
+    update = functools.cache(
+        lambda: _direct(run, "dpo", section.optimizer, section.batch, packed, {"reference": run.own(start())})
+    )
 
     def scoring():
-        start, program = update()
-        arguments = program.arguments[1]
-        scored = LogprobArguments(model=run.policy, params=start, pairs=arguments.batch, packed=arguments.packed)
-        held = run.base | {"reference": run.own(start)}
-        return [PlannedProgram("dpo", "scoring", "reference", answer_logprobs, (scored,), held, parts)]
+        return [_logprobs(run, update(), "reference", start(), run.base | {"reference": run.own(start())})]
 
     calls = None if pairs is None else parts * calls_for(pairs, section.batch)
     steps = calls_for(None if pairs is None else pairs * section.epochs, section.batch)
     scored = Task("dpo", "score", ("reference",), rows, calls, stays, section.max_length, programs=scoring)
-    learnt = update_task("dpo", ("policy",), packed, steps, lambda: [update()[1]], stays, counted=section.max_length, unit=2)
+    learnt = update_task("dpo", ("policy",), packed, steps, lambda: [update()], stays, counted=section.max_length, unit=2)
     return [scored, learnt] if section.reference == "start" else [learnt]
 
 
@@ -304,6 +297,13 @@ def _direct(run: Run, stage: str, settings: Optimizer, batch: int, packed: tuple
     )
     held = run.base | held | trained_roles("policy", state)
     return PlannedProgram(stage, "update", "policy", direct_step, (state, arguments), held, packed[1])
+
+
+def _logprobs(run: Run, update: PlannedProgram, role: str, params, held) -> PlannedProgram:
+    """The program that computes the log-probs of a model's responses in the batch of an update."""
+    arguments = update.arguments[1]
+    scored = LogprobArguments(model=run.policy, params=params, pairs=arguments.batch, packed=arguments.packed)
+    return PlannedProgram(update.stage, "scoring", role, answer_logprobs, (scored,), held, update.turns)
 
 
 def online_dpo(run: Run) -> list[Task]:
@@ -331,9 +331,7 @@ def online_dpo(run: Run) -> list[Task]:
 
     def scoring():
         update, policy = models()
-        arguments = update.arguments[1]
-        scored = LogprobArguments(model=run.policy, params=policy, pairs=arguments.batch, packed=arguments.packed)
-        return [PlannedProgram("online_dpo", "scoring", "policy", answer_logprobs, (scored,), update.held, parts)]
+        return [_logprobs(run, update, "policy", policy, update.held)]
 
     everything = ("policy", *stays)
     tasks = [
@@ -356,28 +354,24 @@ def evaluate(run: Run) -> list[Task]:
     calls = models * calls_for(section.prompts, section.batch)
     asked = 2 * contests(run.config) * min(section.win_rate_prompts, section.prompts)
     judges = _outside(run, "evaluate") if asked else []
+    scores = "preference" in run.config.stages
+    scorer = functools.cache(lambda: preference_scorer(run))
 
     @functools.cache
     def answering():
         policy, start = run.start("report"), run.start("preference")
         held = run.base | {"policy": run.own(policy), "reference": run.own(start)}
-        scorer, weights = preference_scorer(run) if "preference" in run.config.stages else (None, {})
-        held |= {"preference model": run.own(weights)} if scorer else {}
-        return policy, scorer, weights, held
-
-    def sampling():
-        policy, _, _, held = answering()
+        held |= {"preference model": run.own(scorer()[1])} if scores else {}
         return run.policy, policy, held
 
     def scoring():
-        _, scorer, weights, held = answering()
-        return [scoring_program(run, "evaluate", section, "preference model", scorer, weights, held)] if scorer else []
+        return [scoring_program(run, "evaluate", section, "preference model", *scorer(), answering()[2])]
 
     # The models that answered are freed before the judges of config.judge.path compare the answers.
     roles = tuple(judge.role for judge in judges)
     return [
-        sampling_task(run, "evaluate", section, section.batch, calls, (), sampling),
-        compiled_only("evaluate", scoring),
+        sampling_task(run, "evaluate", section, section.batch, calls, (), answering),
+        *([compiled_only("evaluate", scoring)] if scores else []),
         *verdict_tasks(run, "evaluate", section.batch, judges, lambda: run.judge_weights(judges), asked, roles),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxalign.parallel.sharding import Sharding
 
 _TABLES = ("embedding", "unembedding")
 LANES = 128
-"""Lanes of a TPU's vector registers."""
+"""Lanes of a TPU register. TPUs pad the last axis of many arrays to a multiple of it; shorter rows have no fused kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,11 @@ class WeightBytes:
     moving: float
     copies: tuple[float, float]
     learnt: float
+
+
+def split_ways(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
+    """The number of devices along mesh axes. mesh: sizes by axis."""
+    return math.prod(mesh[axis] for axis in axes)
 
 
 def whole(sharding: Sharding) -> Sharding:
@@ -126,9 +131,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
 
 
 def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[float, float]:
-    ways = 1
-    for axis in model.sharding.rules["embed"]:
-        ways *= model.sharding.mesh.shape[axis]
+    ways = split_ways(model.sharding.rules["embed"], model.sharding.mesh.shape)
     if ways == 1 or model.config.embed // ways % LANES == 0:
         return 0.0, 0.0
     return base.only(lambda path: path[:2] == ("blocks", "attention") and path[1:] in LINEAR).bytes(

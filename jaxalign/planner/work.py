@@ -12,7 +12,7 @@ from jaxalign.planner import memory
 from jaxalign.planner.memory import BatchShape, Local
 from jaxalign.planner.network import gathered, reduced
 from jaxalign.planner.programs import Task
-from jaxalign.planner.weights import WeightBytes
+from jaxalign.planner.weights import WeightBytes, split_ways
 from jaxalign.rollout.layouts import slot_counts
 
 
@@ -94,10 +94,10 @@ def generate(model: Model, weights: WeightBytes, task: Task) -> tuple[Work, Work
     at = memory.local(model, rows, "generation")
     rules = model.sharding.generation.rules
     split = {axis: size for axis, size in mesh.items() if size > 1}
-    ways = _ways(rules["batch"], mesh) * _ways(rules["heads"], mesh)
+    ways = split_ways(rules["batch"], mesh) * split_ways(rules["heads"], mesh)
     placing = Work()
     if weights.moved:
-        gathered_over = _ways(("pipeline", "fsdp"), mesh) if "fsdp" not in rules["embed"] else 1
+        gathered_over = split_ways(("pipeline", "fsdp"), mesh) if "fsdp" not in rules["embed"] else 1
         axis = "fsdp" if mesh["fsdp"] > 1 else "pipeline"
         sent = {axis: gathered(weights.moved, gathered_over)} if gathered_over > 1 else {}
         placing = Work(0.0, 2 * weights.moved, sent)
@@ -109,14 +109,6 @@ def generate(model: Model, weights: WeightBytes, task: Task) -> tuple[Work, Work
                               + 2 * config.embed * config.vocab) / ways
     step = Work(step_flops, read + memory.cache(at, slots), _generation_sent(model, weights, at, at.B, split, rules))
     return placing, filled, step
-
-
-def _ways(axes, mesh) -> int:
-    """The number of devices along mesh axes."""
-    found = 1
-    for axis in axes:
-        found *= mesh[axis]
-    return found
 
 
 def _generation_sent(model: Model, weights: WeightBytes, at: Local, tokens: float, split, rules) -> dict[str, float]:

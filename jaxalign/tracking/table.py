@@ -31,8 +31,7 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
         values = summary.get(quantity.field) or {}
         if any(values.get(model) is not None for model in models):
             rows.append([quantity.title, *(decimal(values.get(model), quantity.digits) for model in models)])
-    lines = align(rows)
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    return "\n".join(ruled(rows))
 
 
 def _rate(rate: Mapping[str, Any] | None) -> str:
@@ -50,6 +49,12 @@ def _win_rates(found: Sequence[Mapping[str, Any]], models: Sequence[str]) -> lis
              for model in models]
     total = max(row["total"] for row in against.values())
     return [[f"Win rate against {models[0]}, n={total:,} (95% interval)", *cells]]
+
+
+def ruled(rows: list[list[str]]) -> list[str]:
+    """`align`, with a line below the first row."""
+    lines = align(rows)
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
 def align(rows: list[list[str]]) -> list[str]:
