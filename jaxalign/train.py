@@ -19,7 +19,6 @@ from ml_collections import config_dict, config_flags
 
 from jaxalign import pipeline
 from jaxalign.config import Config, default_for, from_config_dict, overrides, schema
-from jaxalign.config.renames import rename_in_place
 from jaxalign.config.stages import stage_names
 from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import distributed
@@ -82,7 +81,6 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     """Like `read_arguments`, but with the config's values as given, unchecked."""
     file, variant, rest = _take_config_file(argv[1:])
     config = _load(file, variant)
-    rename_in_place(config)
     default = default_for((*stage_names(config), *overrides.stages_given(rest)))
     schema.add_sections(config, default)
     arguments = [argv[0], *overrides.normalise(rest, default)]

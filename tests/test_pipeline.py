@@ -387,28 +387,6 @@ def test_a_new_field_at_its_default_changes_nothing(tmp_path, stages):
         pipeline.run(other, tmp_path, load=stages.get)
 
 
-@pytest.mark.parametrize("policy, checks", [
-    ("warn", {}),
-    ("recompute", {"ratio": "recompute", "sampler_gap": "recompute"}),
-    ("stop", {"ratio": "stop", "sampler_gap": "stop", "reference_kl": "stop", "micro_batches": "stop"}),
-])
-def test_the_single_check_policy_of_older_runs_is_read_as_one_for_each_check(tmp_path, policy, checks):
-    """ppo.on_sampler_gap once controlled every check; its renaming does not invalidate finished stages."""
-    stages = {"ppo": Counting("ppo", ("ppo",))}
-    wanted = config(stages=("ppo",), ppo={"checks": checks})
-    pipeline.run(wanted, tmp_path, load=stages.get)
-    path = tmp_path / "ppo" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["config"]["ppo"]["checks"]
-    manifest["config"]["ppo"]["on_sampler_gap"] = policy
-    path.write_text(json.dumps(manifest))
-    pipeline.run(wanted, tmp_path, load=stages.get)
-    assert starts(stages) == [1]
-    other = "stop" if policy == "warn" else "warn"
-    with pytest.raises(UserError, match=f"config.ppo.checks.sampler_gap was '{policy}' and is '{other}'"):
-        pipeline.run(config(stages=("ppo",), ppo={"checks": checks | {"sampler_gap": other}}), tmp_path, load=stages.get)
-
-
 class Failing(Counting):
     """Fails at its first start, after writing `leaves` to its folder, and a step if `after_a_step`."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.config import rounds, schema
-from jaxalign.config.renames import leaves_with_current_names, with_current_names
 from jaxalign.config.root import Config, default_for
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import policy_makers
@@ -124,8 +123,7 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
     values = read_json(workdir / "config.json")
     if "stages" not in values:
         raise UserError(f"{workdir} has no config.json of a run; give a stage's folder inside the work directory of its run")
-    values = with_current_names(values)
-    for dotted, value in leaves_with_current_names(made_with).items():
+    for dotted, value in made_with.items():
         *parents, last = dotted.split(".")
         node = values
         for parent in parents:

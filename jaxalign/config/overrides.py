@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxalign.config import schema
-from jaxalign.config.renames import rename_of, report
 from jaxalign.config.suggestions import unknown_name
 from jaxalign.errors import UserError
 
@@ -33,9 +32,8 @@ def normalise(arguments: Sequence[str], default: Any) -> list[str]:
         if match is None:
             result.append(argument)
             continue
-        rename = rename_of(match["name"])
         name, value = match["name"], match["value"]
-        kind = str if rename and not rename.new else _field_type(rename.new[0] if rename else name, default)
+        kind = _field_type(name, default)
         if kind in (bool, bool | None) and value is None:
             value = "False" if match["no"] else "True"
         elif match["no"]:
@@ -44,13 +42,10 @@ def normalise(arguments: Sequence[str], default: Any) -> list[str]:
         value = next(waiting, None) if value is None else value
         if value is None:
             raise UserError(f"--config.{name} has no value; set it with --config.{name}=VALUE")
-        if rename:
-            report(rename)
-        for field, text in (rename.apply(value) if rename else {name: value}).items():
-            given = f"--config.{field}="
-            # If a field is given twice, the last value counts. The flags library would concatenate tuples.
-            result = [other for other in result if not other.startswith(given)]
-            result.append(given + _literal_of(text, _field_type(field, default)))
+        flag = f"--config.{name}="
+        # If a field is given twice, the last value counts. The flags library would concatenate tuples.
+        result = [other for other in result if not other.startswith(flag)]
+        result.append(flag + _literal_of(value, kind))
     return result
 
 

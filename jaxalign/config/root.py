@@ -14,7 +14,6 @@ from jaxalign.config.base import check_response_length
 from jaxalign.config.constraints import at_least, between, registered
 from jaxalign.config.division import check_multiple
 from jaxalign.config.reading import refuse_unread, unmet
-from jaxalign.config.renames import with_current_names
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.arithmetic import Arithmetic
 from jaxalign.config.sections.best_of_n import BestOfN
@@ -103,12 +102,11 @@ def default_config() -> config_dict.ConfigDict:
 
 
 def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
-    """The frozen, typed config. Fields missing from `values` keep their defaults; old field names are accepted.
+    """The frozen, typed config. Fields missing from `values` keep their defaults.
 
     Raises:
         UserError: an unknown key, a wrong type, a value out of range, or values that conflict.
     """
-    values = with_current_names(values)
     config = schema.from_mapping(default_for(stage_names(values)), values)
     check(config)
     return config

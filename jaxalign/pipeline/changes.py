@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config, rounds, schema, to_dict
-from jaxalign.config.renames import current_names, effective, leaves_with_current_names
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, names, read_graph
@@ -21,6 +20,8 @@ from jaxalign.storage import LocalStorage, Storage, read_json
 
 CONFIG = "config.json"
 _SHOWN = 12  # An error lists this many differences per stage and counts the others.
+_NO_RESULT = ("preference.on_failure",)
+"""Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +142,11 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
 
     A field that did not exist then and has its default now does not count: defaults keep the earlier behaviour.
     """
-    old = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
-    before = effective(leaves_with_current_names(old))
-    names_now = [now for name in manifest.config for now in current_names(name)]
-    usual, after = (effective(_leaves_of(found, names_now)) for found in (resolve_auto(type(config)()), config))
+    before = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
+    usual, after = (_leaves_of(each, manifest.config) for each in (resolve_auto(type(config)()), config))
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
     differences = []
-    for leaf in sorted(before.keys() | after.keys()):
+    for leaf in sorted((before.keys() | after.keys()).difference(_NO_RESULT)):
         was, now = (repr(side[leaf]) if leaf in side else "absent" for side in (before, after))
         if was != now:
             differences.append(f"config.{leaf} was {was} and is {now}")

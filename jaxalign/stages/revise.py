@@ -16,7 +16,7 @@ from jaxalign.records import Prompt, Revision
 from jaxalign.stages.shared import engines, judges, loops, mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
-from jaxalign.stages.shared.labelled import print_report, revision_report, row_outcome, warn_about_few
+from jaxalign.stages.shared.labelled import print_report, revision_report, warn_about_few
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
 
@@ -106,7 +106,7 @@ def _summary(rows: Sequence[dict], rounds: int) -> dict:
         "principles": dict(sorted(collections.Counter(row["principle"] for row in revised).items())),
         "changed": sum(row["revision"] != row["response"] for row in revised),
         "incomplete": sum(not row["complete"] for row in rows),
-        "outcomes": count_outcomes(row_outcome(row) for row in rows),
+        "outcomes": count_outcomes(row.get("outcome") for row in rows),
         "notes": dict(sorted(collections.Counter(note for row in rows for note in row.get("notes", ())).items())),
     }
 

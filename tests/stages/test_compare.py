@@ -22,7 +22,7 @@ def row(number, label_ab, label_ba, decided=True, principles=("p",), same=False)
         "response_a": "x", "response_b": "x" if same else "y", "principles": list(principles), "label": label,
         "label_ab": label_ab, "label_ba": label_ba, "decided": decided, "reasoning_ab": None, "reasoning_ba": "r",
         "labels": [] if same else labels, **({"problem": "none"} if label_ab is None and not same else {}),
-        **({"principle": principles[0]} if decided else {}),
+        **({"principle": principles[0]} if decided else {"outcome": "identical" if same else "undecided"}),
     }
 
 

@@ -97,9 +97,13 @@ def revision_rows():
     for i in range(30):
         for number in (1, 2):
             yield {"prompt_id": f"r-{i}", **common, "round": number, "response": f"r{i}.{number - 1}",
-                   "revision": f"r{i}.{number}", "complete": number == 1 or i % 3 > 0}
+                   "revision": f"r{i}.{number}", **_cut_off(number == 2 and i % 3 == 0)}
     for i in range(10):
-        yield {"prompt_id": f"h-{i}", **common, "round": 0, "response": f"h{i}", "revision": None, "complete": i > 0}
+        yield {"prompt_id": f"h-{i}", **common, "round": 0, "response": f"h{i}", "revision": None, **_cut_off(i == 0)}
+
+
+def _cut_off(cut):
+    return {"complete": False, "outcome": "cut_off"} if cut else {"complete": True}
 
 
 @pytest.mark.parametrize(("used", "revised", "held"), [("all", 50, 8), ("last", 20, 5)])
@@ -120,7 +124,7 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
 
 def test_a_base_that_never_ends_an_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "revise").mkdir()
-    Shards(tmp_path / "revise").write(0, [row | {"complete": False} for row in revision_rows()])
+    Shards(tmp_path / "revise").write(0, [row | {"complete": False, "outcome": "cut_off"} for row in revision_rows()])
     with pytest.raises(UserError, match="but 0 of 70 answers and revisions can be trained on; left out: 70 cut_off"):
         revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False))
 
@@ -129,7 +133,7 @@ def test_a_policy_with_only_one_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "compare").mkdir()
     same = {"prompt_id": "c", "messages": [{"role": "user", "content": "q"}], "source": "compare", "response_a": "x",
             "response_b": "x", "principles": [], "label": 0.5, "label_ab": None, "label_ba": None, "decided": False,
-            "reasoning_ab": None, "reasoning_ba": None}
+            "reasoning_ab": None, "reasoning_ba": None, "outcome": "identical"}
     Shards(tmp_path / "compare").write(0, [same])
     with pytest.raises(UserError, match="0 of 1 pairs of stage compare can be trained on; left out: 1 identical"):
         preference_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)

@@ -72,11 +72,3 @@ def test_pitfall_29_whole_revisions_of_cut_answers_are_all_trained_on(model, tmp
     assert summary["data"] == {"total": 32, "usable": 31, "reasons": {"cut_off": 1}, "kept": {}}
     assert summary["answers"] == 31 - 6
     assert "warning: only" not in capsys.readouterr().out
-
-
-def test_rows_of_older_versions_count_by_whether_they_are_complete(model, tmp_path):
-    """They have no outcome."""
-    rows = [revision(i, complete=i % 2 == 0) for i in range(24)]
-    STAGE.run(context(model, tmp_path, rows))
-    summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
-    assert summary["data"] == {"total": 24, "usable": 12, "reasons": {"cut_off": 12}, "kept": {}}

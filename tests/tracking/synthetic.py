@@ -87,7 +87,8 @@ def _revise(path: Path, draw: random.Random) -> None:
                               "response": "Mix a spoon of bleach in the pond, you dolt.",
                               "critique": "Bleach on fish burns their gills, so it does harm."})
         rows.append(common | {"round": 2, "principle": "courtesy", "revision": polite if index % 4 else rude,
-                              "response": rude, "critique": 'The words "you dolt" are rude.'})
+                              **({} if index % 4 else {"outcome": "unchanged"}), "response": rude,
+                              "critique": 'The words "you dolt" are rude.'})
     rows.append({"prompt_id": "help-0", "source": "helpful", "round": 0, "principle": None, "critique": None,
                  "revision": None, "messages": _ask("How do I clean a floor?"), "response": "With soap.",
                  "complete": True})
@@ -106,12 +107,13 @@ def _compare(path: Path, draw: random.Random) -> None:
                "reasoning_ab": "Pepper on dogs stings, so it does harm. Help is worse.", "reasoning_ba": None}
     undecided = {"prompt_id": "c-1", "messages": _ask("How do I attack stains with salt?"), "source": "compare",
                  "response_a": "Rub it in.", "response_b": "Rub it in well.", "principles": ["courtesy"],
-                 "label": 0.5, "label_ab": 0.51, "label_ba": 0.49, "decided": False, "reasoning_ab": None,
-                 "reasoning_ba": None}
+                 "label": 0.5, "label_ab": 0.51, "label_ba": 0.49, "decided": False, "outcome": "undecided",
+                 "reasoning_ab": None, "reasoning_ba": None}
     write_rows(path / "rows-00000.jsonl", [decided, undecided])
     write_json(path / "summary.json", {
         "pairs": 1000, "identical_pairs": 31, "undecided": 80, "unparsable": 2, "position_bias": 0.012,
-        "order_agreement": 0.913, "outcomes": {"undecided": 78, "identical": 31, "refused": 2}, "outside_mass": 0.034,
+        "order_agreement": 0.913, "calibration": {"margin": 0.02, "chance_share": 0.01, "position": {}},
+         "outcomes": {"undecided": 78, "identical": 31, "refused": 2}, "outside_mass": 0.034,
         "confidence_histogram": {"edges": [0.5 + index / 20 for index in range(11)],
                                  "counts": [210, 160, 60, 22, 38, 40, 20, 66, 150, 234]},
         "principles": {"harmlessness": {"pairs": 520, "mean_confidence": 0.871},

@@ -214,7 +214,7 @@ def test_examples_show_system_messages_outcomes_notes_and_thoughts(tmp_path):
     run = make_run(tmp_path)
     system = {"role": "system", "content": "Be brief."}
     for stage, more in (("revise", {"outcome": "cut_off", "notes": ["shortened"], "reasoning": "Fish are animals."}),
-                        ("compare", {"problem": "refused", "decided": False, "outside": 0.25, "notes": ["fewer_exemplars"],
+                        ("compare", {"outcome": "refused", "decided": False, "outside": 0.25, "notes": ["fewer_exemplars"],
                                      "disagreement": 0.75})):
         path = run / stage / "rows-00000.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -11,7 +11,7 @@ import numpy as np
 from jaxalign.feedback.decisions import Calibration, is_tie
 from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.records import Comparison, PrincipleLabel
-from jaxalign.stages.shared.labelled import pair_outcome, row_comparison
+from jaxalign.stages.shared.labelled import row_comparison
 
 _CLOSE = 1e-3
 """A probability closer to 0.5 prefers neither answer."""
@@ -32,7 +32,7 @@ def summarise(rows: Sequence[Mapping[str, Any]], calibration: Calibration) -> di
         "identical_pairs": len(rows) - len(asked),
         "undecided": sum(not pair.decided for pair in asked),
         "unparsable": sum(pair.problem is not None for pair in asked),
-        "outcomes": count_outcomes(pair_outcome(row) for row in rows),
+        "outcomes": count_outcomes(row.get("outcome") for row in rows),
         "outside_mass": _mean(outside),
         **({"disagreement": _mean(apart)} if apart else {}),
         **_self_agreement(labels),

@@ -65,23 +65,12 @@ def read_comparisons(shards: Shards, undecided: str, undecided_weight: float = 1
     return out
 
 
-def pair_outcome(row: Mapping[str, Any]) -> str | None:
-    """Why a row of stage compare has no decided label: a name in `reasons.COMPARISON`; None if it has one."""
-    if "outcome" in row:
-        return row["outcome"]
-    if row["response_a"] == row["response_b"]:
-        return row.get("problem") or "identical"
-    if row["decided"]:
-        return None
-    return row.get("problem") or ("none" if row["label_ab"] is None else "undecided")
-
-
 def labelled_pairs(context: StageContext) -> list[Comparison]:
     """The training pairs from this run's compare stage. Raises UserError if there are none."""
     shards, feedback = Shards(context.input_directory("compare")), context.config.feedback
     found = read_comparisons(shards, feedback.undecided, feedback.undecided_weight)
     if not found:
-        outcomes = [pair_outcome(row) for row in shards.read()]
+        outcomes = [row.get("outcome") for row in shards.read()]
         reasons = outcomes_of.count_outcomes(outcomes)
         sentence = usable_sentence("pairs of stage compare", len(outcomes), 0, reasons, known=COMPARISON)
         raise UserError(f"{sentence}; {advice(reasons, COMPARISON)}")
@@ -156,16 +145,11 @@ class RevisionReport:
 
 def revision_report(config: Config, rows: Iterable[Mapping[str, Any]]) -> RevisionReport:
     """Counts the rows of stage revise that sft uses."""
-    outcomes = [row_outcome(row) for row in rows if _is_selected(config, row)]
+    outcomes = [row.get("outcome") for row in rows if _is_selected(config, row)]
     usable = [outcome for outcome in outcomes if outcomes_of.is_usable(outcome, config.sft.keep)]
     unusable = [outcome for outcome in outcomes if not outcomes_of.is_usable(outcome, config.sft.keep)]
     counts = outcomes_of.count_outcomes
     return RevisionReport(len(outcomes), len(usable), counts(unusable), counts(usable))
-
-
-def row_outcome(row: Mapping[str, Any]) -> str | None:
-    """The outcome of a row of stage revise. Older versions wrote only whether the text is complete."""
-    return row.get("outcome") or (None if row["complete"] else "cut_off")
 
 
 def _is_selected(config: Config, row: Mapping[str, Any]) -> bool:
@@ -186,7 +170,7 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     found = [
         (row_prompt(row).messages, row["revision"] if row["round"] else row["response"])
         for row in rows
-        if _is_selected(config, row) and outcomes_of.is_usable(row_outcome(row), config.sft.keep)
+        if _is_selected(config, row) and outcomes_of.is_usable(row.get("outcome"), config.sft.keep)
     ]
     required = config.sft.required_rows
     if len(found) < max(2, required):
@@ -203,7 +187,7 @@ def usable_sources(context: StageContext) -> list[str]:
     """The source of the prompt of each usable row of stage revise, including those held out."""
     rows, keep = Shards(context.input_directory("revise")).read(), context.config.sft.keep
     return [row["source"] for row in rows
-            if _is_selected(context.config, row) and outcomes_of.is_usable(row_outcome(row), keep)]
+            if _is_selected(context.config, row) and outcomes_of.is_usable(row.get("outcome"), keep)]
 
 
 def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:

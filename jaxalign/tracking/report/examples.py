@@ -125,14 +125,12 @@ def rewritten_by_round(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, int
 
 
 def revision_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
-    """The outcome and the notes of a revision. Rows of older versions have neither, only whether the text is complete."""
-    outcome = row.get("outcome") or ("unchanged" if row["revision"] == row["response"] else None)
-    outcome = outcome or (None if row.get("complete", True) else "cut_off")
-    return (*_explained([outcome], REVISION), *_explained(row.get("notes") or (), NOTES))
+    """The outcome and the notes of a revision."""
+    return (*_explained([row.get("outcome")], REVISION), *_explained(row.get("notes") or (), NOTES))
 
 
 def _pair_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
-    outcome = row.get("outcome") or row.get("problem") or (None if row.get("decided", True) else "undecided")
+    outcome = row.get("outcome")
     deciding = row.get("principle")
     numbers = [f"{title} {percent(row[name])}" for name, title in
                (("outside", "outside mass"), ("disagreement", "largest disagreement of the jury")) if row.get(name) is not None]

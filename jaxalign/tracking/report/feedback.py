@@ -77,12 +77,11 @@ def labels(run: RunFiles) -> Section:
 
 def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     total, agreement, outside = (summary.get(name) for name in ("pairs", "order_agreement", "outside_mass"))
-    problems = dict(summary.get("outcomes") or {})
-    for own_row in ("identical", "undecided"):
-        problems.pop(own_row, None)
+    outcomes = summary.get("outcomes") or {}
+    problems = {name: count for name, count in outcomes.items() if name not in ("identical", "undecided")}
     rows = [["Pairs", number(total), "two answers to each prompt"],
             ["Identical answers", share(summary.get("identical_pairs"), total), "these pairs are not compared"],
-            ["Undecided", share(_undecided(summary), total), COMPARISON["undecided"]],
+            ["Undecided", share(outcomes.get("undecided", 0), total), COMPARISON["undecided"]],
             *_reason_rows(problems, total, COMPARISON),
             ["Same verdict in both orders", "-" if agreement is None else percent(agreement),
              "the share of verdicts in both orders for which the judge prefers the same answer whichever is shown first"],
@@ -95,8 +94,6 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if summary.get("disagreement") is not None:
         rows.append(["Disagreement of the jury", percent(summary["disagreement"]),
                      "the mean of the largest difference between two members' labels"])
-    if not problems and summary.get("outcomes") is None:
-        rows.append(["Unreadable judgements", share(summary.get("unparsable"), total), "pairs without a verdict in any order"])
     return rows
 
 
@@ -119,12 +116,6 @@ def _calibration_rows(found: Mapping[str, Any]) -> list[list[str]]:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else percent(value)
-
-
-def _undecided(summary: Mapping[str, Any]) -> int | None:
-    """The pairs with a label near 0.5; in summaries without outcomes also those without a verdict."""
-    outcomes = summary.get("outcomes")
-    return summary.get("undecided") if outcomes is None else outcomes.get("undecided", 0)
 
 
 def _bias(bias: float | None) -> str:

@@ -73,15 +73,9 @@ def _revised(run: RunFiles) -> Mapping[str, Any]:
     return {}
 
 
-_UNKNOWN = {"order_agreement": None, "position_bias": None, "calibration": {"chance_share": None}}
-"""Fields that summaries of older versions lack."""
-
-
 def _compared(stage: StageFiles) -> Mapping[str, Any]:
-    """The summary of stage compare in a round; empty if it does not count the outcomes of all pairs."""
-    summary = stage.summary
-    complete = summary.get("pairs") and summary.get("outcomes") is not None
-    return _UNKNOWN | summary if complete else {}
+    """The summary of stage compare in a round; empty if there is none or it has no pairs."""
+    return stage.summary if stage.summary.get("pairs") else {}
 
 
 def _file_sentences(run: RunFiles) -> Iterator[str]:
