@@ -66,8 +66,8 @@ class Engine:
           version: the version of the weights.
         """
         sizes = self.batch, self.max_length, self.bucket
-        session = Session(self.model, params, key, sampling, *sizes, version, self.share_prefix)
-        session.submit(prompts, rows)
+        session = Session(self.model, params, *sizes, version, self.share_prefix)
+        session.submit(prompts, rows, key, sampling)
         return session
 
     def respond(

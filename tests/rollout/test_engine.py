@@ -142,14 +142,14 @@ def test_a_prompt_that_waits_for_a_slot_is_not_prefilled_again(params, monkeypat
     monkeypatch.setattr(session, "prefill", lambda model, params, prompts: seen.append(prompts) or real(model, params, prompts))
     work = Engine(tiny.model(), 2, 32, 8).start(params, [], jax.random.key(0), SAMPLING, [])
     for row in range(0, 10, 2):
-        work.submit([[1, 4, 7], [1, 9, 2]], [row, row + 1])
+        work.submit([[1, 4, 7], [1, 9, 2]], [row, row + 1], jax.random.key(0), SAMPLING)
     answered = []
     while work.unfinished:
         answered += work.step()
         assert len(work.kept) <= 2
     assert len(seen) == 2 and len(answered) == 10 and not work.kept
     for row in range(2):
-        work.submit([[1, token] for token in range(3, 12)], range(9 * row, 9 * row + 9))
+        work.submit([[1, token] for token in range(3, 12)], range(9 * row, 9 * row + 9), jax.random.key(0), SAMPLING)
     while work.unfinished:
         answered += work.step()
         assert len(work.kept) <= session.KEPT
@@ -167,10 +167,10 @@ def test_a_group_is_prefilled_once_per_batch_shard(mesh):
             super()._prefill(length, count, prompts, fresh)
 
     model, seen, repeated = tiny.model(mesh), [], []
-    start = Engine(model, 32, 64, 16).start(placed(model.abstract()), [], jax.random.key(0), Sampling(32, (9,)), [])
-    work = Counted(start)
+    key, sampling = jax.random.key(0), Sampling(32, (9,))
+    work = Counted(Engine(model, 32, 64, 16).start(placed(model.abstract()), [], key, sampling, []))
     prompts = [[1, *map(int, digits)] for digits in itertools.product("3456", "78", "3579")]
-    work.submit([prompt for prompt in prompts for _ in range(8)], range(8 * len(prompts)))
+    work.submit([prompt for prompt in prompts for _ in range(8)], range(8 * len(prompts)), key, sampling)
     while work.unfinished:
         work.step()
     assert len(prompts) == 32 and len(set(seen)) >= 32 and not repeated

@@ -57,12 +57,11 @@ def test_without_stop_ids_the_forecast_is_exact(called, prompts, batch, mesh):
     assert called == expected
 
 
-def test_abstract_weights_and_keys_give_the_same_forecast():
+def test_abstract_weights_give_the_same_forecast():
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     engine = Engine(model, 4, 64, 8)
-    described = module._described((params, KEY))
-    abstract = module.forecast(engine.start(described[0], MIXED, described[1], ENDLESS, range(len(MIXED))))
+    abstract = module.forecast(engine.start(module._described(params), MIXED, KEY, ENDLESS, range(len(MIXED))))
     real = module.forecast(engine.start(params, MIXED, KEY, ENDLESS, range(len(MIXED))))
     assert [module._key(*program) for program in abstract] == [module._key(*program) for program in real]
 
@@ -85,8 +84,8 @@ def test_a_few_waves_of_a_long_queue_predict_almost_the_same_programs(monkeypatc
     params = tiny.place(model, tiny.host_params())
     prompts = [[1, 3 + i % 29, 3 + i // 29, *range(3, 3 + i % 3 * 7)] for i in range(384 // copies) for _ in range(copies)]
     session, played = Engine(model, 16, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts))), []
-    submit = Session.submit
-    monkeypatch.setattr(Session, "submit", lambda self, some, rows: (played.append(len(some)), submit(self, some, rows)))
+    enqueue = Session.enqueue
+    monkeypatch.setattr(Session, "enqueue", lambda self, rows: (played.append(len(rows)), enqueue(self, rows)))
     some = {module._key(*program) for program in module.forecast(session)}
     monkeypatch.setattr(module, "WAVES", 1000)
     every = {module._key(*program) for program in module.forecast(session)}

@@ -69,7 +69,7 @@ def test_prompts_submitted_later_get_the_same_answers(params):
     engine, sampling = Engine(tiny.model(), 3, 64, 8), Sampling(8, tiny.STOPS)
     session = engine.start(params, tiny.PROMPTS[:3], KEY, sampling, range(3))
     first = dict(session.step())
-    session.submit(tiny.PROMPTS[3:], range(3, 8))
+    session.submit(tiny.PROMPTS[3:], range(3, 8), KEY, sampling)
     found = first | finish(session)
     whole = engine.respond(params, tiny.PROMPTS, KEY, sampling, range(8))
     assert [found[i].ids for i in range(8)] == [response.ids for response in whole]
@@ -106,9 +106,9 @@ def test_prompts_can_be_arrays(params):
 def test_prompts_without_row_numbers_leave_the_session_unchanged(params):
     session = Engine(tiny.model(), 2, 16, 8).start(params, [[1]], KEY, Sampling(4, ()), [0])
     with pytest.raises(ValueError, match="there are 2 prompts and 1 row numbers; one for each is expected"):
-        session.submit([[], [1, 2]], [3])
+        session.submit([[], [1, 2]], [3], KEY, Sampling(4, ()))
     assert session.unfinished == 1
-    session.submit([[7, 7]], [9])
+    session.submit([[7, 7]], [9], KEY, Sampling(4, ()))
     found = {}
     while session.unfinished:
         found |= session.step()
@@ -211,7 +211,7 @@ def test_longer_prompts_submitted_later_compile_nothing(params):
     before = compiled()
     session = engine.start(params, [[1, 7]] * 4, KEY, sampling, range(4))
     session.step()
-    session.submit(late, [4])
+    session.submit(late, [4], KEY, sampling)
     assert finish(session) and compiled() == before
 
 
