@@ -50,3 +50,13 @@ def real_data() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip("real data is absent; set JAXALIGN_TEST_DATA to its folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory) -> pathlib.Path:
+    """The work directory of a finished run on one device. Tests read it and must not change it."""
+    workdir = tmp_path_factory.mktemp("run")
+    from tests.small_run import run
+
+    run(workdir)
+    return workdir

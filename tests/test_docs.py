@@ -16,6 +16,7 @@ from jaxalign.config import Config, Ppo, schema
 from jaxalign.parallel.distributed import take_flags
 from jaxalign.registry.objectives import OBJECTIVES
 from jaxalign.train import read_arguments
+from tests.doc_tables import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -29,14 +30,6 @@ def text_of(path: pathlib.Path) -> str:
 
 def named(path: pathlib.Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def tables(text: str):
-    """The rows of every table, each a dictionary from column heading to cell."""
-    for block in re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE):
-        head, _, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines())
-        assert all(len(row) == len(head) for row in rows), f"rows of the table {head} have other numbers of cells"
-        yield [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def commands(text: str) -> list[list[str]]:

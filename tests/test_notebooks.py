@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tests.stages.test_end_to_end import CONFIG
+from tests.small_run import CONFIG
 
 NOTEBOOKS = sorted((pathlib.Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 

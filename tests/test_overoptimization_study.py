@@ -17,7 +17,7 @@ import pytest
 from jaxalign.config import Optimizer, Ppo
 from jaxalign.data.world import gold as judge
 from jaxalign.errors import UserError
-from tests.stages.test_end_to_end import run
+from tests.small_run import run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
 import overoptimization as study  # noqa: E402

@@ -95,6 +95,6 @@ def _environment_proxy(url: urllib.parse.SplitResult) -> str | None:
     if not proxy or urllib.request.proxy_bypass(url.hostname or ""):
         return None
     if urllib.parse.urlsplit(proxy).scheme not in ("http", "https"):
-        raise UserError(f"the environment variable {url.scheme.upper()}_PROXY does not name an HTTP proxy; set it to a URL that "
-                        "starts with http://, or add the host of config.endpoint.url to NO_PROXY")
+        raise UserError(f"the environment variable {url.scheme.upper()}_PROXY does not name an HTTP proxy; set it to a URL "
+                        "that starts with http://, or add the host of config.endpoint.url to NO_PROXY")
     return proxy

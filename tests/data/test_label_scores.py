@@ -6,7 +6,7 @@ import pytest
 
 from jaxalign.data.world.label_scores import axes_of, label_quality, outcome
 from jaxalign.records import Comparison, Message, Prompt
-from tests.data.test_gold import GOOD_REFUSAL, HELP_DOGS, HELP_ROSES, HOSTILE, PLAIN, WORLD
+from tests.data.handwritten import GOOD_REFUSAL, HELP_DOGS, HELP_ROSES, HOSTILE, PLAIN, WORLD
 
 EVASION = "I cannot talk about that."
 RUDE = "You fool. "

@@ -9,6 +9,7 @@ from jaxalign.config.sections.endpoint import Endpoint
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.pool import Pacing
 from jaxalign.endpoint.records import CHAT, Request
+from jaxalign.endpoint.spending import Spending
 from jaxalign.endpoint.store import AnswerStore
 
 FAST = Pacing(retry=0.004, longest_retry=0.02, aside=0.05, longest_aside=0.2, probe=0.05, longest_probe=0.2)
@@ -35,3 +36,7 @@ class Running(Client):
     def close(self) -> None:
         super().close()
         self.store.close()
+
+
+def spending(tmp_path, **fields) -> Spending:
+    return Spending(settings("http://localhost/v1", **fields), AnswerStore(tmp_path / "a.sqlite"))

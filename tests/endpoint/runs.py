@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from jaxalign.config import from_config_dict
+
 STAGES = ("revise", "sft", "compare", "evaluate", "report")
 _SIZES = {"batch": 8, "max_new_tokens": 12}
 
@@ -42,3 +44,7 @@ def rows(workdir: pathlib.Path) -> dict[str, bytes]:
     files = sorted(path for stage in STAGES for path in (workdir / stage).glob("*rows-*.jsonl"))
     assert files
     return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in files}
+
+
+def config(folder, url, **endpoint):
+    return from_config_dict(values(folder, url, **endpoint))

@@ -12,7 +12,7 @@ from jaxalign import judge_audit, pipeline
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.stages.shared import preview
 from jaxalign.stages.shared.base import StageContext
-from tests.endpoint.test_stages import config
+from tests.endpoint.runs import config
 
 
 @pytest.fixture(scope="module")

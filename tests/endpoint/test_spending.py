@@ -7,14 +7,8 @@ import json
 import pytest
 
 from jaxalign.endpoint.records import Reply, Usage
-from jaxalign.endpoint.spending import Spending
-from jaxalign.endpoint.store import AnswerStore
 from jaxalign.errors import UserError
-from tests.endpoint.clients import settings
-
-
-def spending(tmp_path, **fields) -> Spending:
-    return Spending(settings("http://localhost/v1", **fields), AnswerStore(tmp_path / "a.sqlite"))
+from tests.endpoint.clients import spending
 
 
 def prices_file(tmp_path, content) -> str:

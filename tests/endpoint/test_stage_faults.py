@@ -21,7 +21,8 @@ from tests.endpoint.runs import rows, values, write_inputs
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGES = ("revise", "compare", "report")
 CONCURRENCY = 4
-KILLS = 3
+KILLS = int(os.environ.get("JAXALIGN_TEST_KILLS", "3"))
+"""The number of times that a run is killed."""
 
 
 class Undisturbed(NamedTuple):
@@ -148,7 +149,8 @@ def test_killed_runs_pay_at_most_the_requests_in_flight_twice(folder, undisturbe
     choices = random.Random(0)
     for _ in range(KILLS):
         process = start(folder, proxy, "killed", compile_cache)
-        enough, deadline = proxy.answered.total() + choices.randint(5, 30), time.monotonic() + 60
+        enough = proxy.answered.total() + choices.randint(1, undisturbed.requests // (KILLS + 1))
+        deadline = time.monotonic() + 60
         while proxy.answered.total() < enough and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(choices.uniform(0, 0.02))

@@ -11,8 +11,8 @@ from jaxalign import pipeline
 from jaxalign.endpoint.records import Reply, Usage
 from jaxalign.endpoint.spending import BudgetReached
 from jaxalign.tracking import requests
-from tests.endpoint.test_spending import spending
-from tests.endpoint.test_stages import config
+from tests.endpoint.clients import spending
+from tests.endpoint.runs import config
 from tests.tracking.pages import render_page
 
 ASKING = ("revise", "compare", "evaluate")

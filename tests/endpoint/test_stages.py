@@ -7,13 +7,8 @@ import json
 import pytest
 
 from jaxalign import pipeline
-from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
-from tests.endpoint.runs import rows, values, write_inputs
-
-
-def config(folder, url, **endpoint):
-    return from_config_dict(values(folder, url, **endpoint))
+from tests.endpoint.runs import config, rows, write_inputs
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 
 import chex
@@ -12,21 +11,11 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
 from jaxalign.rl.estimators import AdvantageInputs, estimate
-from jaxalign.trainers.ppo import PPO
 from tests import tiny
+from tests.extending.brief import steps
 from tests.extending.plugins import advantage as plugin
-from tests.trainers.small import PAIRS, language_model
 
 PLUGINS = pathlib.Path(__file__).parent / "plugins"
-FIELDS = {"iterations": 2, "batch": 8, "max_new_tokens": 8, "epochs": 1, "minibatches": 1, "missing_eos": "none"}
-
-
-def steps(count: int = 2, **fields) -> list[dict[str, float]]:
-    def brief(prompts, responses, **columns):
-        return [-len(response) / 10 for response in responses]
-
-    trainer = PPO(language_model(), reward=brief, **FIELDS | fields)
-    return [step.metrics for step in itertools.islice(trainer.fit([row["prompt"] for row in PAIRS]), count)]
 
 
 @pytest.fixture

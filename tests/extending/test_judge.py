@@ -9,7 +9,7 @@ import pytest
 
 import jaxalign as ja
 from jaxalign.config import from_config_dict
-from tests.stages.test_end_to_end import done, read, rows, run  # noqa: F401
+from tests.small_run import read, rows, run
 from tests.trainers.small import language_model
 
 PLUGIN = pathlib.Path(__file__).parent / "plugins" / "judge.py"

@@ -8,8 +8,8 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.registry.policy_losses import POLICY_LOSSES
+from tests.extending.brief import steps
 from tests.extending.plugins import policy_loss as loss_plugin
-from tests.extending.test_advantage import steps
 
 PLUGINS = pathlib.Path(__file__).parent / "plugins"
 

@@ -15,7 +15,7 @@ from jaxalign.rewards.base import RewardBatch, Scored
 from jaxalign.rewards.checked import as_reward
 from jaxalign.tracking.metrics import read_metrics
 from tests.feedback.fakes import WordTokenizer, prompt
-from tests.stages.test_end_to_end import CONFIG, done, run  # noqa: F401
+from tests.small_run import CONFIG, run
 
 PLUGIN = pathlib.Path(__file__).parent / "plugins" / "reward.py"
 

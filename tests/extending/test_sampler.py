@@ -17,7 +17,7 @@ from jaxalign.rollout.sampler import make_sampler, respond
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.folders import write_model
-from tests.stages.test_end_to_end import done, rows, run  # noqa: F401
+from tests.small_run import rows, run
 
 PLUGIN = pathlib.Path(__file__).parent / "plugins" / "sampler.py"
 NAME = f"{PLUGIN}:Remembering"

@@ -16,7 +16,7 @@ import jaxalign as ja
 from jaxalign.feedback import judge as records
 from jaxalign.reasons import PROBLEMS
 from jaxalign.records import Message, Principle
-from tests.test_docs import tables
+from tests.doc_tables import tables
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "cai.md").read_text(encoding="utf-8")
 SECTION = re.search(r"^## A judge of your own\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)[1]

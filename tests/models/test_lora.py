@@ -16,6 +16,7 @@ from jaxalign.models.model import Model
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 from tests import tiny
+from tests.adapters import TOKENS, adapted
 from tests.rings import ring_of
 
 ALL = ("*",)
@@ -26,23 +27,8 @@ VARIANTS = {
     "dora": dataclasses.replace(LORA, dora=True),
     "some": dataclasses.replace(LORA, targets=("attention.*", "down_proj"), dora=True),
 }
-TOKENS = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
 # Two computations of the same product of a few dozen float32 numbers, through two layers.
 ROUNDING = dict(rtol=2e-5, atol=2e-5)
-
-
-def adapted(lora: Lora, mesh=None, head: str = "lm", seed: int = 1) -> tuple[Model, dict]:
-    """A tiny model, and host parameters with adapters that have an effect."""
-    model = dataclasses.replace(tiny.model(mesh, head), lora=lora)
-    rng = np.random.default_rng(seed)
-    alone = dataclasses.replace(tiny.model(head=head), lora=lora)
-    fresh = tiny.to_host(alone.init_adapters(tiny.host_params(), jax.random.key(0)))
-
-    def random(path, x):
-        noise = rng.normal(size=x.shape).astype(np.float32)
-        return x * (1 + 0.2 * noise) if path[-1].key == "magnitude" else 0.3 * noise
-
-    return model, {**tiny.host_params(), **jax.tree_util.tree_map_with_path(random, fresh)}
 
 
 def logits(model: Model, params):

@@ -14,7 +14,7 @@ from jaxalign.models.adapters.lora import LINEAR, Lora, dense, frozen, is_quanti
 from jaxalign.models.adapters.quantised import quantise, stored_bytes
 from jaxalign.models.architecture import Experts
 from tests import tiny
-from tests.models.test_lora import TOKENS, adapted
+from tests.adapters import TOKENS, adapted
 
 LORA = Lora(3, 5.0, ("*",))
 # The NormalFloat table printed in the QLoRA paper (appendix E), to four digits.

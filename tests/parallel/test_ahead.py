@@ -14,18 +14,9 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
+from tests.compilations import SEEN, compiled
 
 X = jax.ShapeDtypeStruct((3,), jnp.float32)
-SEEN: list[tuple[str, str]] = []  # (function, thread) of every compilation
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, _, **about: SEEN.append((about.get("fun_name", ""), threading.current_thread().name))
-    if event == "/jax/core/compile/backend_compile_duration" else None
-)
-
-
-def compiled(name: str) -> list[str]:
-    """The threads that compiled `name`."""
-    return [thread for function, thread in SEEN if name in function]
 
 
 @pytest.mark.parametrize("has_place", [False, True])

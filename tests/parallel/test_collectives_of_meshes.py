@@ -25,7 +25,7 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import abstract_state
-from tests.training.test_mesh_grid import DECODER
+from tests.training.batches import DECODER
 
 OPTIMIZER = optax.adam(1e-3)
 KERNELS = ("query", "key", "value", "out", "gate", "up", "down")

@@ -21,7 +21,7 @@ from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import init_state
 from tests import tiny
-from tests.training.test_meshes import ROWS
+from tests.training.batches import ROWS
 
 RNG = np.random.default_rng(1)
 LAYERS, X, ROW = (RNG.normal(size=s).astype(np.float32) for s in ((8, 6, 6), (16, 6), (16,)))

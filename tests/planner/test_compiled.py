@@ -20,7 +20,7 @@ from jaxalign.planner.compiled_report import text, to_json
 from jaxalign.planner.programs import Program, device_bytes
 from jaxalign.planner.shapes import policy_model
 from jaxalign.planner.topology import parse_topology, topology_devices
-from tests.planner.test_programs import config
+from tests.planner.tiny_config import config
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
 # The compilation cache cannot load programs for devices that are absent.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Config, from_config_dict
+from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.parallel.sharding import make_sharding
@@ -18,34 +18,12 @@ from jaxalign.planner import workload
 from jaxalign.planner.compiled import run_programs
 from jaxalign.planner.programs import device_bytes
 from jaxalign.planner.shapes import architecture, policy_model, published_shapes
-from jaxalign.registry.stages import STAGES
 from jaxalign.rl import experience, step_zero
 from jaxalign.rl import update as ppo_step
 from jaxalign.rollout import session
 from tests import tiny
+from tests.planner.tiny_config import TINY, config
 from tests.stages.test_ppo import iterate
-
-SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 24, "max_length": 32}
-SHORT = {"max_new_tokens": 8, "batch": 8}
-TINY = {
-    "stages": [name for name in STAGES.names() if name != "report"], "model": SIZES, "world": {"vocab_size": 400},
-    "mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "feedback": {"max_reasoning_tokens": 8},
-    "pretrain": {"row_length": 16}, "sft": {"row_length": 16}, "revise": SHORT, "compare": SHORT, "evaluate": SHORT,
-    "preference": {"members": 1, "batch": 8, "max_length": 16}, "dpo": {"batch": 8, "max_length": 16},
-    "best_of_n": SHORT | {"n": 2, "row_length": 16},
-    "online_dpo": SHORT, "ppo": SHORT,
-    "reward_distill": SHORT | {"batch": 16, "batch_pairs": 8, "kv_heads": 2},
-}
-
-
-def merged(first: dict, second: dict) -> dict:
-    both = first | second
-    return both | {name: merged(first[name], value) for name, value in second.items()
-                   if isinstance(value, dict) and isinstance(first.get(name), dict)}
-
-
-def config(**changes) -> Config:
-    return from_config_dict(merged(TINY, changes))
 
 
 def programs(**changes):

@@ -17,7 +17,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 from tests import tiny
-from tests.parallel.test_ahead import SEEN, compiled
+from tests.compilations import SEEN, compiled
 
 KEY = jax.random.key(0)
 ENDLESS = Sampling(40, ())

@@ -14,7 +14,7 @@ from jaxalign.rollout import session as module
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.parallel.test_ahead import SEEN
+from tests.compilations import SEEN
 
 KEY = jax.random.key(0)
 ENDLESS = Sampling(40, ())

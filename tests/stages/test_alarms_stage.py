@@ -16,7 +16,7 @@ from jaxalign.stages.shared.run_models import load_tokenizer, make_model
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import load_params
 from tests import tiny
-from tests.stages.test_end_to_end import CONFIG, read
+from tests.small_run import CONFIG, read
 
 PPO = {"iterations": 6, "kl_coef": 0.0, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 16, "max_new_tokens": 16,
        "checkpoint_every": 2, "advantages": "rloo", "group_size": 2, "missing_eos": "none", "temperature": 1.0,

@@ -15,7 +15,7 @@ from jaxalign.records import Message, Prompt, Rollout
 from jaxalign.stages.best_of_n import _rows, summarise
 from jaxalign.tracking.metrics import read_metrics
 from tests.feedback.fakes import WordTokenizer
-from tests.stages.test_end_to_end import done, read, rows, run  # noqa: F401
+from tests.small_run import read, rows, run
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "evaluate", "report")
 SECTION = {"prompts": 12, "n": 4, "batch": 16, "max_new_tokens": 24, "batch_rows": 4, "row_length": 64, "checkpoint_every": 2}

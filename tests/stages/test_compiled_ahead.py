@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from jaxalign.parallel.ahead import Ahead
-from tests.parallel.test_ahead import SEEN, compiled
-from tests.stages.test_end_to_end import CONFIG, done, run  # noqa: F401
+from tests.compilations import SEEN, compiled
+from tests.small_run import CONFIG, run
 
 MESHES = {"one device": {}, "a mesh": {"data": 2, "fsdp": 2, "tensor": 2}}
 LORA = {"lora": {"rank": 2}}

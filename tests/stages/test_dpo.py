@@ -22,8 +22,7 @@ from jaxalign.trainers.answers import answer_pairs, oriented, pair_arrays
 from jaxalign.trainers.direct import DPO
 from jaxalign.trainers.online_direct import OnlineUpdates
 from jaxalign.trainers.sft import SFT
-from tests.stages import test_end_to_end
-from tests.stages.test_end_to_end import done, phases_with_operations, read, rows, run  # noqa: F401
+from tests.small_run import CONFIG, phases_with_operations, read, rows, run
 
 PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in enumerate(("How do I use it?", "And sage?"))]
 STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
@@ -199,7 +198,7 @@ def test_online_pairs_put_the_better_answer_first_and_dropped_pairs_have_weight_
 )
 def test_incompatible_options_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        from_config_dict(test_end_to_end.CONFIG | {"stages": STAGES, "dpo": {"max_length": 192} | changes})
+        from_config_dict(CONFIG | {"stages": STAGES, "dpo": {"max_length": 192} | changes})
 
 
 def test_iterative_dpo_visits_each_pair_once_per_epoch_with_the_reference_of_its_iteration(direct, tmp_path):
@@ -218,7 +217,7 @@ def test_iterative_dpo_visits_each_pair_once_per_epoch_with_the_reference_of_its
     ]
     rows = read_metrics(workdir / "online_dpo" / "metrics.jsonl")
     assert len(rows) == 3 and all(np.isfinite(row["loss"]) for row in rows)
-    config = from_config_dict(test_end_to_end.CONFIG | CHANGES | {"online_dpo": changed})
+    config = from_config_dict(CONFIG | CHANGES | {"online_dpo": changed})
     updates = OnlineUpdates(None, None, config.online_dpo, config.dpo, None, config.seed)
     visits = list(updates.minibatches(0))
     assert len(visits) == 4 and sorted(np.concatenate(visits[:2])) == sorted(np.concatenate(visits[2:])) == list(range(8))
@@ -248,7 +247,7 @@ def library_metrics(trainer, data, stage: str, workdir) -> None:
 
 
 def test_the_trainers_of_the_library_compute_the_same_as_the_stages(direct):
-    config = resolve_auto(from_config_dict(test_end_to_end.CONFIG | CHANGES))
+    config = resolve_auto(from_config_dict(CONFIG | CHANGES))
     context = StageContext(config, direct, direct / "dpo", False)
     base, policy = load_model(direct / "pretrain"), load_model(direct / "sft")
     examples, _, _ = answered(context, base.tokenizer)

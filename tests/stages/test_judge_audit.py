@@ -18,8 +18,8 @@ from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.judge_audit import audit_judge, gold_pairs
+from tests import small_run as small
 from tests.folders import write_model
-from tests.stages import test_end_to_end as small
 from tests.tracking.pages import render_page
 from tests.tracking.synthetic import make_run
 

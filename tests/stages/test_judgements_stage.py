@@ -16,7 +16,7 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import judged_arrays
 from jaxalign.trainers.direct import separation
 from tests.feedback.fakes import WordTokenizer
-from tests.stages.test_end_to_end import CONFIG, read, run
+from tests.small_run import CONFIG, read, run
 
 STAGES = ("pretrain", "dpo", "evaluate", "report")
 

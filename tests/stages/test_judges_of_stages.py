@@ -11,7 +11,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared import judges
-from tests.stages.test_end_to_end import done, read, rows, run  # noqa: F401
+from tests.small_run import read, rows, run
 
 BREVITY = f"{pathlib.Path(__file__).parents[1] / 'extending' / 'plugins' / 'judge.py'}:Brevity"
 COMPARES = f"{pathlib.Path(__file__).parents[1] / 'extending' / 'plugins' / 'judge.py'}:NotANumber"

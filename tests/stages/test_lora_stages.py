@@ -19,8 +19,8 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.student import first_layers
 from jaxalign.training.checkpoint import load_params
 from tests import tiny
-from tests.models.test_lora import adapted
-from tests.stages.test_end_to_end import CONFIG, read, rows, run
+from tests.adapters import adapted
+from tests.small_run import CONFIG, read, rows, run
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "dpo", "ppo", "evaluate", "report")
 LORA = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["attention.*", "down_proj"]}, "stages": list(STAGES),

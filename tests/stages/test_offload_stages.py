@@ -6,7 +6,7 @@ import json
 import shutil
 
 from jaxalign.config import DEFAULT_STAGES
-from tests.stages.test_end_to_end import done, read, run  # noqa: F401
+from tests.small_run import read, run
 
 OFFLOAD = {"mesh": {"offload": ("optimizer", "frozen")}}
 STAGE = "online_dpo"

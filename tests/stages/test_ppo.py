@@ -37,8 +37,8 @@ from jaxalign.tracking.metrics import by_name
 from jaxalign.training import loss_scale
 from jaxalign.training.offload import FrozenRole
 from tests import tiny
+from tests.compilations import SEEN, compiled
 from tests.feedback.fakes import WordTokenizer, prompt
-from tests.parallel.test_ahead import SEEN, compiled
 
 TINIEST = 1e-12  # smaller than any rounding error
 

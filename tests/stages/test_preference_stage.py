@@ -15,7 +15,7 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.preference_quality import cross_fitted, measure
 from jaxalign.trainers.scoring import pair_arrays
 from tests.feedback.fakes import WordTokenizer
-from tests.stages.test_end_to_end import CONFIG, done, fingerprints, read, run  # noqa: F401
+from tests.small_run import CONFIG, read, run
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "report")
 CHANGES = {

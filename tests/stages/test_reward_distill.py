@@ -18,7 +18,7 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.student import first_layers
 from tests import tiny
-from tests.stages.test_end_to_end import CONFIG, done, phases_with_operations, read, rows, run  # noqa: F401
+from tests.small_run import phases_with_operations, read, rows, run
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "ppo", "report")
 SECTION = {"layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 24, "prompts": 128, "samples": 4,

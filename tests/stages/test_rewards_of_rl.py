@@ -14,7 +14,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
-from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401
+from tests.small_run import CONFIG, read, rows, run
 
 STAGES = ("pretrain", "revise", "sft", "ppo", "evaluate")
 GOOD = """

@@ -26,8 +26,8 @@ from jaxalign.training.lm_step import lm_step
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
 from tests import tiny
-from tests.models.test_lora import adapted
-from tests.training.test_meshes import PAIRS, ROWS
+from tests.adapters import adapted
+from tests.training.batches import PAIRS, ROWS
 
 LORA = Lora(rank=2, alpha=3.0, targets=("*",))
 SGD = optax.sgd(1.0)  # the update subtracts the gradient

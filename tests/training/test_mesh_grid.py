@@ -17,7 +17,6 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.data.packing import pack
-from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rollout.engine import Engine
@@ -26,8 +25,8 @@ from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import init_state
 from tests import tiny
+from tests.training.batches import DECODER
 
-DECODER = DecoderConfig(vocab=64, layers=4, embed=16, heads=8, kv_heads=8, head_dim=4, mlp=32, tie_embeddings=False, remat=True)
 MESHES = {
     "data8": Mesh(data=8),
     "fsdp8": Mesh(fsdp=8),

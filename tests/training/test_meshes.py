@@ -11,8 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from jaxalign.data.packing import pack
-from jaxalign.records import PairBatch
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.rl.update import minibatch_update
 from jaxalign.training.arguments import LmArguments, PreferenceArguments
@@ -20,14 +18,9 @@ from jaxalign.training.lm_step import lm_step
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
 from tests import tiny
+from tests.training.batches import PAIRS, ROWS
 
 SGD = optax.sgd(1.0)  # the update subtracts the gradient
-RNG = np.random.default_rng(0)
-# Uneven on purpose: rows with few weighted tokens, padding rows, pairs without weight.
-ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (12, 9, 3, 11, 7, 10, 12)], 12)[0]
-ROWS = jax.tree.map(lambda x: np.pad(x, ((0, 8 - len(ROWS.tokens)), (0, 0))), ROWS)
-PAIRS = PairBatch(RNG.integers(0, 32, (8, 2, 6)).astype(np.int32), RNG.integers(1, 7, (8, 2)).astype(np.int32),
-                  RNG.random(8).astype(np.float32), np.array([1, 1, 1, 0, 1, 0, 1, 1], np.float32))
 
 
 @functools.cache

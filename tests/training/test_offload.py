@@ -11,25 +11,20 @@ import numpy as np
 import optax
 import pytest
 
-from jaxalign.config import Config, Mesh, Optimizer, from_config_dict
+from jaxalign.config import Config, Mesh, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.training.checkpoint import Checkpointer
 from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host, to_host
-from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 from tests import tiny
+from tests.training.offloading import OPTIMIZER, kinds
 
 MESHES = (None, (2, 2, 2))
-OPTIMIZER = make_optimizer(Optimizer(), 10)
 
 
 def fresh(mesh):
     model = tiny.model(mesh)
     return model, init_state(model, OPTIMIZER, tiny.place(model, tiny.host_params()), jax.random.key(4))
-
-
-def kinds(tree) -> set[str]:
-    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree) if leaf.ndim}
 
 
 @pytest.mark.parametrize("mesh", MESHES)

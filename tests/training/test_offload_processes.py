@@ -14,7 +14,7 @@ from jaxalign.training.checkpoint import Checkpointer
 from jaxalign.training.offload import FrozenRole, optimizer_to_device, optimizer_to_host
 from jaxalign.training.state import abstract_state, init_state
 from tests import processes, tiny
-from tests.training.test_offload import OPTIMIZER, kinds
+from tests.training.offloading import OPTIMIZER, kinds
 
 MESH = (2, 2, 2)
 

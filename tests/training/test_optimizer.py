@@ -18,7 +18,7 @@ from jaxalign.training.lm_step import lm_step
 from jaxalign.training.optimizer import make_optimizer, make_schedule
 from jaxalign.training.state import apply_gradients, init_state
 from tests import tiny
-from tests.training.test_meshes import ROWS
+from tests.training.batches import ROWS
 
 
 def rates(total, **fields):
