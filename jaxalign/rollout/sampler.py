@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -59,54 +58,61 @@ class Sampler(Protocol):
         ...
 
 
-class _Work(NamedTuple):
-    session: Session
-    rows: Sequence[int]
-    ahead: Ahead
-
-
 class LocalSampler:
-    """Samples with an engine in this process. Batches of prompts are answered in the order in which they were submitted."""
+    """Samples with an engine in this process. Prompts that are submitted while others decode join their batch, also with other
+    settings and another key."""
 
     def __init__(self, engine: Engine, params: Any = None, version: int = 0):
         self.engine = engine
         self._params, self._version = params, version
-        self._queue: collections.deque[_Work] = collections.deque()
+        self._session: Session | None = None  # Exists only while rows are unfinished: it holds weights for generation.
+        self._ahead: Ahead | None = None
+        self._rows: dict[int, int] = {}  # The row number of each unfinished index of the session.
 
     @property
     def unfinished(self) -> int:
-        return sum(work.session.unfinished for work in self._queue)
+        return len(self._rows)
 
     def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], key: jax.Array, sampling: Sampling) -> None:
         if self._params is None:
             raise UserError("the sampler has no weights yet; call update(params, version) first")
         if not prompts:
             return
-        session = self.engine.start(self._params, prompts, key, sampling, rows, self._version)
-        work = _Work(session, list(rows), Ahead())
-        compile_ahead(work.ahead, session)
-        self._queue.append(work)
+        session = self._session
+        if session is None:
+            session = self.engine.start(self._params, prompts, key, sampling, rows, self._version)
+            self._session, self._ahead = session, Ahead()
+        else:
+            session.submit(prompts, rows, key, sampling)
+        self._rows |= zip(range(session.submitted - len(prompts), session.submitted), rows, strict=True)
+        if session.tiers is None:
+            compile_ahead(self._ahead, session)
 
     def collect(self) -> list[tuple[int, Response]]:
-        if not self._queue:
+        if self._session is None:
             return []
-        session, rows, ahead = self._queue[0]
         try:
-            ended = [(rows[index], response) for index, response in session.step()]
+            ended = [(self._rows.pop(index), response) for index, response in self._session.step()]
         except BaseException:
-            self._next()
+            self._close()
             raise
-        if not session.unfinished:
-            self._next()
+        if not self._rows:
+            self._close()
         return ended
-
-    def _next(self) -> None:
-        self._queue.popleft().ahead.close()
 
     def update(self, params: Any, version: int) -> None:
         self._params, self._version = params, version
-        for work in self._queue:
-            work.session.swap(params, version)
+        if self._session is not None:
+            self._session.swap(params, version)
+
+    def written(self, row: int) -> tuple[int, ...]:
+        """The tokens so far of an unfinished row that is being decoded; empty for another row."""
+        index = next((index for index, number in self._rows.items() if number == row), None)
+        return () if index is None else self._session.written(index)
+
+    def _close(self) -> None:
+        self._ahead.close()
+        self._session, self._ahead, self._rows = None, None, {}
 
 
 def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: Engine, where: str = "sampler") -> Sampler:
