@@ -1,7 +1,8 @@
-"""The interface between a trainer and its sampler: the `Sampler` protocol, and the local sampler."""
+"""Generates token ids: the `TokenSampler` protocol, its local implementation, and functions that wait for the responses."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -11,15 +12,18 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
 from jaxalign.registry.samplers import is_sampler, sampler_record
-from jaxalign.rollout.engine import Engine, OnFinished
+from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.padding import Padding
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 
+OnFinished = Callable[[Sequence[tuple[int, Response]]], None]
+"""Receives each response once, when it ends, as (index among the prompts, response)."""
 
-class Sampler(Protocol):
+
+class TokenSampler(Protocol):
     """Generates responses to prompts with the newest weights that it has received.
 
     A response depends only on the weights, the key, its row number and its prompt, not on the order in which rows are sampled.
@@ -115,7 +119,9 @@ class LocalSampler:
         self._session, self._ahead, self._rows = None, None, {}
 
 
-def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: Engine, where: str = "sampler") -> Sampler:
+def make_sampler(
+    sampler: str | TokenSampler | Callable[[Engine], TokenSampler], engine: Engine, where: str = "sampler"
+) -> TokenSampler:
     """Creates the sampler that a config field or an argument specifies.
 
     Args:
@@ -139,10 +145,13 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
 
 
 def respond(
-    sampler: Sampler, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], sampling: Sampling,
+    sampler: TokenSampler, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], sampling: Sampling,
     on_finished: OnFinished | None = None,
 ) -> list[Response]:
     """The response to each prompt, in the order of the prompts.
+
+    A prompt that is empty, too long or has unknown ids gets a response without ids and with an `error`; a row whose logits are
+    not finite also gets an `error`.
 
     Args:
       sampler: a sampler without unfinished rows.
@@ -179,8 +188,8 @@ def respond(
 
 
 def sample_rollout(
-    sampler: Sampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
-    sampling: Sampling, on_finished: OnFinished | None = None,
+    sampler: TokenSampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
+    sampling: Sampling, on_finished: OnFinished | None = None, *, versions: bool = True,
 ) -> Rollout:
     """Samples a response to each prompt and returns them as numpy arrays, the same on every process.
 
@@ -192,15 +201,17 @@ def sample_rollout(
       rows: the global row number of each prompt; all different.
       sampling: the sampling settings. The arrays have space for `sampling.max_new_tokens` after the longest prompt.
       on_finished: called with responses as they finish, as (index among the prompts, response).
+      versions: whether the rollout has the version of the weights that generated each token.
 
     Returns:
-      The rollout, with the version of the weights that generated each token.
+      The rollout. Without prompts it has no rows.
 
     Raises:
       UserError: a prompt cannot be answered, or the sampler does not return exactly one response to each row.
     """
     padding.prompts(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
-    return padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, on_finished), rows, sampling)
+    rollout = padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, on_finished), rows, sampling)
+    return rollout if versions else dataclasses.replace(rollout, versions=None)
 
 
 def _index(index: dict[int, int], row: int) -> int:

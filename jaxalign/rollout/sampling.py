@@ -187,8 +187,10 @@ def sample(
     same quantity for the policy and its reference, so that equal weights give a KL of 0 under every setting. The key of a
     token is folded from its row's key, which is folded from the row number, and its position. `settings.keys` is not read.
     """
+    logits_BxV = logits_BxV.astype(jnp.float32)
     temperature = jnp.where(settings.temperature > 0, settings.temperature, 1.0)
-    scaled = logits_BxV.astype(jnp.float32) / temperature[:, None]
+    # XLA replaces a division by a plain broadcast with a product with the reciprocal, which rounds differently.
+    scaled = logits_BxV / jnp.where(jnp.isnan(logits_BxV), 1.0, temperature[:, None])
     if variant.draws:
         keys = jax.vmap(jax.random.fold_in)(row_keys_B, positions_B)
         tokens = draw(filter_logits(scaled, settings.top_k, settings.top_p, variant.largest_k, variant.top_p), keys)

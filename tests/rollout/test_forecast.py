@@ -169,7 +169,7 @@ def test_the_queue_uses_the_programs_compiled_in_threads(monkeypatch, mesh, boun
     jax.clear_caches()
     module.forget()
     SEEN.clear()
-    Engine(model, 8, 64, 8).respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    tiny.respond(Engine(model, 8, 64, 8), params, MIXED, KEY, ENDLESS, range(len(MIXED)))
     found = [compiled(f"({name})") for name in ("prefill", "insert", "reroll", "decode_chunk", "exchange")]
     assert all(found[i] for i in (0, 1, 3))
     assert {thread.partition("_")[0] for threads in found for thread in threads} == {"compile"}
@@ -183,9 +183,9 @@ def test_a_known_queue_is_not_forecast_again(monkeypatch):
     forecast = module.forecast
     monkeypatch.setattr(module, "forecast", lambda session: (forecasts.append(session), forecast(session))[1])
     for _ in range(3):
-        engine.respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+        tiny.respond(engine, params, MIXED, KEY, ENDLESS, range(len(MIXED)))
     assert len(forecasts) == 1
-    dataclasses.replace(engine, batch=4).respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    tiny.respond(dataclasses.replace(engine, batch=4), params, MIXED, KEY, ENDLESS, range(len(MIXED)))
     assert len(forecasts) == 2
 
 
@@ -193,9 +193,9 @@ def test_a_queue_whose_forecast_fails_is_answered_with_a_warning(monkeypatch, ca
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     engine = Engine(model, 8, 64, 8)
-    expected = engine.respond(params, SHORT, KEY, ENDLESS, range(5))
+    expected = tiny.respond(engine, params, SHORT, KEY, ENDLESS, range(5))
     module.forget()
     monkeypatch.setattr(module._Played, "_drawn", lambda self, control: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        assert engine.respond(params, SHORT, KEY, ENDLESS, range(5)) == expected
+        assert tiny.respond(engine, params, SHORT, KEY, ENDLESS, range(5)) == expected
     assert "sampling could not be compiled ahead;" in caplog.text and "division" in caplog.text
