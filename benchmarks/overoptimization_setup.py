@@ -22,6 +22,7 @@ from jaxalign.records import PairBatch, Prompt
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
 from jaxalign.rl.state import PPOSetup
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
@@ -115,7 +116,8 @@ class Study:
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
             rows = range(start, start + len(chunk))
-            yield jax.device_get(self.engine.rollout(params, chunk, key, rows, sampling)), len(chunk)
+            sampler, padding = LocalSampler(self.engine, params), self.engine.padding
+            yield sample_rollout(sampler, padding, chunk, key, rows, sampling, versions=False), len(chunk)
 
     def answers(self, params: Params, ids: Sequence[list[int]], key: jax.Array, temperature: float) -> Answers:
         """Sample one answer per prompt."""

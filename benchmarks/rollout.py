@@ -3,7 +3,7 @@
     python benchmarks/rollout.py --vs hf --peer-python PYTHON
     python benchmarks/rollout.py --vs tunix --peer-python PYTHON
 
-`Engine.respond` over --queue random prompts with --batch slots at temperature 1, from random weights; a response ends at --stop
+`LocalSampler` over --queue random prompts with --batch slots at temperature 1, from random weights; a response ends at --stop
 (with 64 tokens an untrained model draws it after 63 on average) or after --new tokens. A step is the whole queue, each with new
 random numbers; the result is the time per new token. The peers answer the queue in batches of --batch. TRL samples with Hugging
 Face's generate, so --vs trl equals --vs hf.
@@ -32,6 +32,7 @@ from warm_up import warm_up
 
 from jaxalign.models.model import Model
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps", "queue")
@@ -47,13 +48,13 @@ def main(argv: list[str]) -> int:
     params, prompts = random_params(model, 1), random_prompts(options, options.queue)
     engine = Engine(model, options.batch, options.prompt + options.new)
     sampling, compilations, key = Sampling(options.new, (options.stop,)), Compilations(), jax.random.key(options.seed)
-    done = 0
+    sampler, done = LocalSampler(engine, params), 0
 
     def queue() -> tuple[float, int]:
         nonlocal done
         rows = range(done * options.queue, (done + 1) * options.queue)
         done += 1
-        seconds, responses = timed(lambda: engine.respond(params, prompts, key, sampling, rows))
+        seconds, responses = timed(lambda: respond(sampler, prompts, key, rows, sampling))
         return seconds, sum(len(response.ids) for response in responses)
 
     def ours() -> dict[str, Any]:

@@ -52,7 +52,7 @@ def _run_all(session: Session, longest: int) -> None:
 
 def _lengths(session: Session, longest: int) -> list[int]:
     """Return the padded lengths of prompts of at most `longest` tokens, without prompts too long for the model."""
-    lengths, longest = [session.padded(1)], min(longest, session.max_length - session.new)
+    lengths, longest = [session.padded(1)], min(longest, session.max_length - session.least_new)
     while lengths[-1] < longest:
         lengths.append(session.padded(lengths[-1] + 1))
     return lengths
@@ -62,7 +62,7 @@ def _layouts(session: Session, lengths: list[int]) -> dict[Layout, set[Layout]]:
     """Return every layout with the layouts that can follow it. The ring fits the longest prompt so far, and a longer prompt can
     arrive while others decode."""
     found: dict[Layout, set[Layout]] = {}
-    every = [slot_counts(length + session.new) for length in lengths]
+    every = [slot_counts(length + session.least_new) for length in lengths]
     for shorter, counts in enumerate(every):
         for waves in (1, LONG):
             sizes = row_counts(session.batch // session.parts, waves)

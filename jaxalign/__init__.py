@@ -26,7 +26,7 @@ _PUBLIC = {
     "PPO": "jaxalign.trainers.ppo",
     "RewardModel": "jaxalign.trainers.reward_model",
     "SFT": "jaxalign.trainers.sft",
-    "Sampler": "jaxalign.rollout.generation:TextSampler",
+    "Sampler": "jaxalign.rollout.generation:Sampler",
     "UserError": "jaxalign.errors",
     "advantages": "jaxalign.advantages:",
     "config": "jaxalign.config:",

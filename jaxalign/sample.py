@@ -10,12 +10,19 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from jaxalign.convert import mesh_sizes
 from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import distributed, hosts
+
+if TYPE_CHECKING:  # At run time these modules import JAX, which a mistyped flag should not wait for.
+    from jaxalign.models.language_model import LanguageModel
+    from jaxalign.records import Message
+    from jaxalign.rollout.sampler import LocalSampler
+    from jaxalign.rollout.sampling import Sampling
 
 _STYLES = ("plain", "chat", "hh", "compact")
 _MOST_TOKENS = 256
@@ -77,7 +84,6 @@ def _run(values: flags.FlagValues) -> None:
     from jaxalign.config import Mesh  # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.data.sources.asked import one_prompt, read_asked
     from jaxalign.models.language_model import load_model
-    from jaxalign.stages.shared import serving
 
     if values.chat and hosts.count() > 1:
         raise UserError("--chat reads a terminal and needs a single process; give --prompt or --prompts")
@@ -92,13 +98,30 @@ def _run(values: flags.FlagValues) -> None:
         if policy.style == "plain":
             raise UserError("--chat needs a style with turns, and the model's folder has no chat template; give --style=hh, or "
                             "compact for a model trained from scratch here")
-        _chat(serving.make_answerer(policy, values, 1), values)
+        _chat(policy, values)
     else:
-        rows = min(_MOST_ROWS, len(asked) * values.n)
-        _answer_all(serving.make_answerer(policy, values, rows), values, asked)
+        _answer_all(policy, values, asked)
 
 
-def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
+def _sampler(policy: LanguageModel, values: flags.FlagValues, rows: int) -> tuple[LocalSampler, Sampling]:
+    """The sampler, for batches of at least `rows` answers, and its settings.
+
+    Raises:
+      UserError: a prompt of one token leaves no space for --max_new_tokens.
+    """
+    from jaxalign.rollout.engine import Engine
+    from jaxalign.rollout.sampler import LocalSampler
+    from jaxalign.rollout.sampling import section_sampling
+
+    sampling = section_sampling(values, policy.stop_ids)
+    if sampling.max_new_tokens >= policy.max_length:
+        raise UserError(f"max_new_tokens is {sampling.max_new_tokens}, but the model has only {policy.max_length} positions "
+                        "(prompt and answer); lower it")
+    parts = 1 if policy.model.sharding is None else policy.model.sharding.generation.batch_size
+    return LocalSampler(Engine(policy.model, -(-rows // parts) * parts, policy.max_length), policy.weights), sampling
+
+
+def _answer_all(policy: LanguageModel, values: flags.FlagValues, asked: list) -> None:
     """Prints the answers to each prompt, four batches at a time.
 
     A prompt that cannot be answered does not stop the others. With --json its error is printed in place of its answer; the
@@ -106,18 +129,22 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
     """
     import jax
 
+    from jaxalign.rollout.sampler import respond
+
+    sampler, sampling = _sampler(policy, values, min(_MOST_ROWS, len(asked) * values.n))
     prompts, errors = [], {}
     for number, item in enumerate(asked):
-        if answerer.policy.style == "plain" and len(item.messages) > 1:
+        if policy.style == "plain" and len(item.messages) > 1:
             raise UserError(f"{item.place} is a dialogue of {len(item.messages)} messages; --style=plain continues one text")
-        ids, error = _encoded(answerer, values, item)
+        ids, error = _encoded(policy, values, item)
         if error is not None:
             errors[number] = f"{item.place} {error}"
         prompts.append(ids)
     key, count = jax.random.key(values.seed), len(prompts) * values.n
-    for start in range(0, count, 4 * answerer.batch):
-        rows = range(start, min(count, start + 4 * answerer.batch))
-        responses = answerer.respond([prompts[row // values.n] for row in rows], key, rows)
+    most = 4 * sampler.engine.batch
+    for start in range(0, count, most):
+        rows = range(start, min(count, start + most))
+        responses = respond(sampler, [prompts[row // values.n] for row in rows], key, rows, sampling)
         for row, response in zip(rows, responses, strict=True):
             number, sample = divmod(row, values.n)
             if response.error is not None:
@@ -126,7 +153,7 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
                     found = {"prompt": asked[number].prompt, "sample": sample, "error": error}
                     print(json.dumps(asked[number].columns | found, ensure_ascii=False), flush=True)
                 continue
-            text = answerer.text(prompts[number], response.ids[:-1] if response.ended else response.ids)
+            text = policy.text(response.ids[:-1] if response.ended else response.ids, prompts[number])
             if values.json:
                 item = asked[number]
                 found = {"prompt": item.prompt, "sample": sample, "response": text, "ended": response.ended,
@@ -139,28 +166,34 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
         raise UserError(next(iter(errors.values())) + more)
 
 
-def _encoded(answerer, values: flags.FlagValues, item) -> tuple[list[int], str | None]:
+def _encoded(policy: LanguageModel, values: flags.FlagValues, item) -> tuple[list[int], str | None]:
     """The ids of a prompt, and the reason why it cannot be answered, or None."""
+    from jaxalign.data.chat.styles import encode_prompt
     from jaxalign.data.chat.template import DialogueRefused
 
     try:
-        ids = answerer.encode(_with_system(values, item.messages))
+        ids = encode_prompt(policy.tokenizer, _with_system(values, item.messages), policy.style)
     except DialogueRefused as error:
-        return [], f"cannot be written in the style {answerer.policy.style}: {error}"
+        return [], f"cannot be written in the style {policy.style}: {error}"
     if not ids:
         return ids, "is empty; at least one token is expected"
-    if len(ids) > answerer.longest_prompt:
-        return ids, (f"has {len(ids)} tokens; the model's {answerer.policy.max_length} positions minus {values.max_new_tokens} "
-                     f"new tokens leave {answerer.longest_prompt} for the prompt: shorten it, or lower --max_new_tokens")
+    longest = policy.max_length - values.max_new_tokens
+    if len(ids) > longest:
+        return ids, (f"has {len(ids)} tokens; the model's {policy.max_length} positions minus {values.max_new_tokens} "
+                     f"new tokens leave {longest} for the prompt: shorten it, or lower --max_new_tokens")
     return ids, None
 
 
-def _chat(answerer, values: flags.FlagValues) -> None:
+def _chat(policy: LanguageModel, values: flags.FlagValues) -> None:
     """Reads turns from stdin and streams the answers to stdout, until the input ends."""
     import jax
 
+    from jaxalign.data.chat.styles import encode_prompt
     from jaxalign.records import Message
+    from jaxalign.rollout.generation import say
 
+    sampler, sampling = _sampler(policy, values, 1)
+    longest = policy.max_length - sampling.max_new_tokens
     asking = "> " if sys.stdin.isatty() else ""
     if asking:
         import readline  # noqa: F401 (gives input() a history)
@@ -178,17 +211,32 @@ def _chat(answerer, values: flags.FlagValues) -> None:
             turns = []
         elif said.strip():
             asked = _with_system(values, [*turns, Message("user", said)])
-            fitting = answerer.fitting(asked)
+            fitting = _fitting(policy, asked, longest)
             if fitting is None:
-                print(f"this is too long for an answer to fit: a prompt may have {answerer.longest_prompt} tokens; shorten "
+                print(f"this is too long for an answer to fit: a prompt may have {longest} tokens; shorten "
                       "it, or lower --max_new_tokens", file=sys.stderr, flush=True)
                 continue
             if len(fitting) < len(asked):
                 print(f"(the oldest {len(asked) - len(fitting)} messages no longer fit and are dropped)", file=sys.stderr)
-            text = answerer.say(answerer.encode(fitting), key, answered, lambda piece: print(piece, end="", flush=True))
+            prompt = encode_prompt(policy.tokenizer, fitting, policy.style)
+            text = say(sampler, policy, prompt, key, answered, sampling, lambda piece: print(piece, end="", flush=True))
             print(flush=True)
             turns = [*(m for m in fitting if m.role != "system"), Message("assistant", text)]
             answered += 1
+
+
+def _fitting(policy: LanguageModel, messages: Sequence[Message], longest: int) -> tuple[Message, ...] | None:
+    """The dialogue without the oldest turns, so that it has at most `longest` tokens; a system message is kept.
+
+    None if the last turn is too long.
+    """
+    from jaxalign.data.chat.dialogues import cut_front
+    from jaxalign.data.chat.styles import encode_prompt
+
+    kept = 1 if messages[0].role == "system" else 0
+    system, turns = tuple(messages[:kept]), tuple(messages[kept:])
+    fitting = cut_front(turns, lambda part: len(encode_prompt(policy.tokenizer, [*system, *part], policy.style)) <= longest)
+    return None if fitting is None else (*system, *fitting)
 
 
 def _with_system(values: flags.FlagValues, messages: Sequence) -> list:

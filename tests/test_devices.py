@@ -51,14 +51,14 @@ def test_sampling_on_another_device_changes_nothing(device):
     model, sampling = tiny.model(), Sampling(8, tiny.STOPS)
     engine, params = Engine(model, 3, 32, 8), tiny.place(model, tiny.host_params(scale=1.5))
     rows = range(len(tiny.PROMPTS))
-    expected = engine.respond(params, tiny.PROMPTS, KEY, sampling, rows)
+    expected = tiny.respond(engine, params, tiny.PROMPTS, KEY, sampling, rows)
     session = engine.start(jax.device_put(params, device), tiny.PROMPTS, KEY, sampling, rows)
     found = {}
     while session.unfinished:
         found |= dict(session.step())
         assert session.tiers is None or _devices(session.tiers) == {device}
     assert [found[i] for i in rows] == expected
-    assert engine.respond(jax.device_put(params, device), tiny.PROMPTS, KEY, sampling, rows) == expected
+    assert tiny.respond(engine, jax.device_put(params, device), tiny.PROMPTS, KEY, sampling, rows) == expected
 
 
 def test_a_supervised_step_on_another_device_changes_nothing(device):

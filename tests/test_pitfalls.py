@@ -68,7 +68,7 @@ def test_pitfall_03_no_key_is_used_twice():
 
     def responses(step):
         key, rows = jax.random.fold_in(run_key, step), range(8 * step, 8 * step + 8)
-        return [r.ids for r in engine.respond(params, [[1, 4]] * 8, key, sampling, rows)]
+        return [r.ids for r in tiny.respond(engine, params, [[1, 4]] * 8, key, sampling, rows)]
 
     first, second = responses(0), responses(1)  # two batches of four responses
     assert len(set(first + second)) == 16

@@ -35,7 +35,7 @@ from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import DONE, new_manifest
 from jaxalign.storage import LocalStorage
 from jaxalign.training.checkpoint import save_params
-from tests import made_tokenizers
+from tests import made_tokenizers, tiny
 
 _SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 20, "max_length": 96,
           "tie_embeddings": False}
@@ -139,7 +139,7 @@ def test_a_stage_of_a_lora_run_answers_like_its_base_with_merged_adapters(workdi
     sampling = Sampling(16, tokenizer.stop_ids, 0.0)
     texts = []
     for stage, params in {"ppo": merge(model.lora, {**base, **own}), "pretrain": base}.items():
-        response = Engine(model.base, 1, 96).respond(params, [ids], jax.random.key(0), sampling, [0])[0]
+        response = tiny.respond(Engine(model.base, 1, 96), params, [ids], jax.random.key(0), sampling, [0])[0]
         texts.append(tokenizer.decode(response.ids))
         assert _run(f"--model={folder / stage}", f"--prompt={_PROMPT}", "--temperature=0", "--max_new_tokens=16") == 0
         assert capsys.readouterr().out == texts[-1] + "\n"

@@ -13,10 +13,14 @@ from jaxalign.config import Mesh, Optimizer, Ppo
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
+from jaxalign.records import Rollout
 from jaxalign.rewards.scorer import Scorer, rollout_scores
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.state import PPOSetup, init_ppo_state
+from jaxalign.rollout import sampler
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.responses import Response
+from jaxalign.rollout.sampler import LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.optimizer import make_optimizer
 
@@ -102,7 +106,18 @@ def state(setup: PPOSetup):
 def rollout(setup: PPOSetup, params, key: int = 0, **changes):
     """One rollout of PROMPTS, 8 rows."""
     engine = Engine(setup.policy, 8, 32, bucket=8)
-    return engine.rollout(params, PROMPTS, jax.random.key(key), range(8), sampling(setup, **changes))
+    return sample(engine, params, PROMPTS, jax.random.key(key), range(8), sampling(setup, **changes))
+
+
+def respond(engine: Engine, params, prompts, key, sampling: Sampling, rows, on_finished=None) -> list[Response]:
+    """The responses of a local sampler."""
+    return sampler.respond(LocalSampler(engine, params), prompts, key, rows, sampling, on_finished)
+
+
+def sample(engine: Engine, params, prompts, key, rows, sampling: Sampling) -> Rollout:
+    """The rollout of a local sampler, without versions."""
+    local = LocalSampler(engine, params)
+    return sample_rollout(local, engine.padding, prompts, key, rows, sampling, versions=False)
 
 
 def experience(setup: PPOSetup, state, frozen, sampled, recompute: bool = False):

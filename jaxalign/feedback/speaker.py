@@ -19,6 +19,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.prefixes import SharedBatch, plan_batches
 from jaxalign.rollout.responses import BROKEN, Response
+from jaxalign.rollout.sampler import LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
 
 
@@ -78,9 +79,8 @@ class Speaker:
             lengths = [len(asked[i]) + len(response.ids) for i, response in ended]
             self.counted(lengths, written, written, [response.reused for _, response in ended])
 
-        responses = self.engine.respond(
-            self.params, asked, key, sampling, [numbers[i] for i in rows], on_end if self.counted else None
-        )
+        sampler = LocalSampler(self.engine, self.params)
+        responses = respond(sampler, asked, key, [numbers[i] for i in rows], sampling, on_end if self.counted else None)
         for i, response in zip(rows, responses, strict=True):
             if response.error == BROKEN:
                 out[i] = Utterance("", (), False, 0.0, finite=False)
@@ -121,7 +121,7 @@ class Speaker:
         """Yields the indices of prompts, and their log-probabilities."""
         model = self.engine.model
         for index in self._batches(prompts):
-            ids, length = self.engine.pad([prompts[i] for i in index], 1)
+            ids, length = self.engine.padding.prompts([prompts[i] for i in index], 1)
             arrays = place_rows(model.sharding, (ids, np.maximum(length, 1)))
             yield index, fetch(next_logprobs(model, self.params, *arrays, tokens))[: len(index)]
             if self.counted:

@@ -316,9 +316,9 @@ def _chunk(
     """Decoding of a chunk of tokens for all rows of `cache`."""
     own, B = model.generation, cache[0].values.shape[1]
     where = own.sharding and own.sharding.named((None, "batch"))
-    rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
-    control = run.key(), run.scalar(jnp.int32, (3,)), run.scalar()
-    arguments = (own, params, (cache,), rows, *control, sampling.compiled, CHUNK)
+    variant = sampling.variant(jax.random.key_impl(jax.random.key(0)))
+    rows = jax.ShapeDtypeStruct((4 + variant.fields(len(sampling.stop_ids)), B), jnp.int32, sharding=where)
+    arguments = (own, params, (cache,), rows, run.scalar(jnp.int32, (3,)), variant, CHUNK)
     return PlannedProgram(stage, phase, role, decode_chunk, arguments, held, CHUNK)
 
 

@@ -144,10 +144,8 @@ def compile_ahead(
 
 def _sampling(setup: PPOSetup, engine: Engine, sampling: Sampling, prompts, policy: Params) -> list[Described]:
     """The programs that move the weights to the sampler's layout, then those that sample responses to the prompts."""
-    shapes, policy = Shapes(setup.policy.sharding), placed(policy)
-    key = shapes.whole(jax.eval_shape(lambda: jax.random.key(0)).dtype)
-    moves, policy = _moves(setup.policy, policy)
-    session = engine.start(placed(policy), prompts, placed(key), sampling, range(len(prompts)))
+    moves, policy = _moves(setup.policy, placed(policy))
+    session = engine.start(placed(policy), prompts, jax.random.key(0), sampling, range(len(prompts)))
     return [*moves, *forecast(session)]
 
 

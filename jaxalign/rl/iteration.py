@@ -31,7 +31,7 @@ from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout.padding import Padding
-from jaxalign.rollout.sampler import Sampler, sample_rollout
+from jaxalign.rollout.sampler import TokenSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.tracking.timing import Timeline
 from jaxalign.training import work
@@ -60,9 +60,9 @@ class Iteration:
     """
 
     def __init__(
-        self, setup: PPOSetup, stream: PromptStream, sampler: Sampler, padding: Padding, sampling: Sampling, reward: Reward,
-        tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None, offload_optimizer: bool = False,
-        on_checks: OnChecks | None = None,
+        self, setup: PPOSetup, stream: PromptStream, sampler: TokenSampler, padding: Padding, sampling: Sampling,
+        reward: Reward, tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None,
+        offload_optimizer: bool = False, on_checks: OnChecks | None = None,
     ):
         self.setup, self.stream, self.sampler, self.padding, self.sampling = setup, stream, sampler, padding, sampling
         self.reward, self.tokenizer, self.reference, self.frozen = reward, tokenizer, reference, frozen

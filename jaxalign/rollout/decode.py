@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxalign.models.cache import Tiers
 from jaxalign.models.heads import lm_logits
 from jaxalign.models.model import Model
-from jaxalign.rollout.sampling import Sampling, row_keys, sample
+from jaxalign.rollout.sampling import Variant, sample, unpack
 
 NOTHING, NOT_FINITE = -1, -2
 """Markers in place of a token: the row generated none; the row ended because its logits were not all finite."""
@@ -34,19 +34,20 @@ class _Loop(NamedTuple):
     tiers: Tiers
 
 
-@functools.partial(jax.jit, static_argnames=("model", "sampling", "steps"), donate_argnames="tiers")
+@functools.partial(jax.jit, static_argnames=("model", "variant", "steps"), donate_argnames="tiers")
 def decode_chunk(
-    model: Model, params, tiers: Tiers, rows, key, control, temperature, sampling: Sampling, steps: int
+    model: Model, params, tiers: Tiers, rows, control, variant: Variant, steps: int
 ) -> tuple[Tiers, Drawn]:
     """Decodes up to `steps` tokens per row. model, params: as from `Model.generation` and `Model.for_generation`.
 
-    rows int32 [4, B]: the last token, its position, the number of tokens that may follow (0: the row is free), and the row's
-    global number. control int32 [3]: the slot of the longest ring to write first, the maximum number of steps, and the number
-    of ended rows after which to stop. temperature float32 []: divides the logits. sampling: `Sampling.compiled`.
+    rows int32 [4 + F, B]: the last token, its position, the number of tokens that may follow (0: the row is free), the row's
+    global number, and its settings (`sampling.unpack`). control int32 [3]: the slot of the longest ring to write first, the
+    maximum number of steps, and the number of ended rows after which to stop. variant: the parts that the rows' settings need.
     """
-    chex.assert_shape([rows, control, temperature], [(4, None), (3,), ()])
-    token, position, left, numbers = rows
-    keys, stop_ids = row_keys(key, numbers), jnp.asarray(sampling.stop_ids, jnp.int32)
+    chex.assert_shape([rows, control], [(None, None), (3,)])
+    token, position, left, numbers = rows[:4]
+    settings = unpack(rows[4:], variant.key_impl)
+    keys = jax.vmap(jax.random.fold_in)(settings.keys, numbers)
     unembedding = model.unembedding(params).astype(model.config.compute_dtype)
     S, live = tiers[-1][0].values.shape[3], jnp.sum(left > 0)
     decoding = model.decoding(params)
@@ -58,8 +59,8 @@ def decode_chunk(
     def step(loop: _Loop) -> _Loop:
         at = position + loop.t
         hidden, tiers = decoding.step(loop.token, at, loop.tiers, (control[0] + loop.t) % S)
-        token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, sampling, temperature)
-        stopped = jnp.any(token[:, None] == stop_ids[None, :], axis=-1)
+        token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, settings, variant)
+        stopped = jnp.any(token[None] == settings.stop_ids, axis=0)
         finite, writes = jnp.isfinite(logprob), loop.left > 0
         made = jnp.where(writes, jnp.where(finite, token, NOT_FINITE), NOTHING), jnp.where(writes & finite, logprob, 0.0)
         drawn = tuple(

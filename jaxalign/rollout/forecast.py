@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOTHING, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, single
+from jaxalign.rollout.responses import Row
 from jaxalign.rollout.ring import prefill, prefill_after, reroll
 from jaxalign.rollout.session import LEFT, STEPS, Session
 
@@ -59,15 +59,15 @@ def _ended(kind: tuple, key: tuple, future: Future) -> None:
 def forecast(session: Session) -> list[Described]:
     """The distinct programs that a queue will need, in the order of their first use; runs nothing.
 
-    session: a session with its prompts, before its first step; its parameters and key may be ShapeDtypeStructs with shardings.
+    session: a session with its prompts, before its first step; its parameters may be ShapeDtypeStructs with shardings.
     The lengths of responses are unknown: if stop tokens exist, they are drawn uniformly.
     """
-    batch, prompts = session.batch, [row.prompt for row in session.queue]  # Sorted by length; equal prompts are adjacent.
-    if len(prompts) > WAVES * batch:  # Evenly spaced batches of the queue: the shortest, the longest, and some between.
-        begins = np.linspace(0, len(prompts) - batch, WAVES).astype(int).tolist()
-        prompts = [prompt for begin in begins for prompt in prompts[begin : begin + batch]]
+    batch, rows = session.batch, list(session.queue)  # Sorted by length; equal prompts are adjacent.
+    if len(rows) > WAVES * batch:  # Evenly spaced batches of the queue: the shortest, the longest, and some between.
+        begins = np.linspace(0, len(rows) - batch, WAVES).astype(int).tolist()
+        rows = [row for begin in begins for row in rows[begin : begin + batch]]
     played = _Played(session)
-    played.submit(prompts, range(len(prompts)))
+    played.enqueue([Row(index, row.prompt, row.number, row.sampling, row.settings) for index, row in enumerate(rows)])
     for _ in range(CHUNKS):
         if not played.unfinished:
             break
@@ -99,8 +99,8 @@ def _kind(session: Session) -> tuple:
     rows = next((size for size in session.sizes if size >= count), None)
     waves = min(len(session.queue) // session.batch, WAVES)
     places = frozenset(_place(leaf.sharding) for leaf in jax.tree.leaves(_described(session.params)))
-    return (session.source, jax.tree.structure(session.params), places, session.sampling, session.new,
-            session.batch, session.max_length, session.bucket, lengths, shared, rows, waves)
+    return (session.source, jax.tree.structure(session.params), places, session.variant, session.fields, session.stops,
+            session.least_new, session.longest, session.batch, session.max_length, session.bucket, lengths, shared, rows, waves)
 
 
 def _bound(params) -> bool:
@@ -137,12 +137,12 @@ class _Played(Session):
     """A session that records its programs instead of running them; rings and prompts are ShapeDtypeStructs."""
 
     def __init__(self, session: Session):
-        sampling = dataclasses.replace(session.sampling, max_new_tokens=session.new)
-        params, key = _described((session.params, session.key))
+        params = _described(session.params)
         sizes = session.batch, session.max_length, session.bucket
-        super().__init__(session.source, params, key, sampling, *sizes, share_prefix=session.shares)
-        self._bound, stops = _bound(params), set(sampling.stop_ids)
-        self._word = next(token for token in itertools.count() if token not in stops)
+        super().__init__(session.source, params, *sizes, share_prefix=session.shares)
+        self.variant, self.fields, self.stops = session.variant, session.fields, session.stops
+        self.least_new, self.longest = session.least_new, session.longest
+        self._bound = _bound(params)
         self.programs: dict[tuple, Described] = {}
         self._ends: dict[int, int] = {}  # The assumed length of each row's response.
         self._random = np.random.default_rng(0)
@@ -151,7 +151,7 @@ class _Played(Session):
         described = _described(arguments)
         self.programs.setdefault(_key(step, described), (step, described))
         if step is decode_chunk:
-            return arguments[2], self._drawn(arguments[5])
+            return arguments[2], self._drawn(arguments[4])
         if step in (prefill, prefill_after):
             rows = arguments[-1].shape[0]
             slots = sum(x.shape[1] for x in arguments[2:] if x.ndim == 2)
@@ -169,17 +169,21 @@ class _Played(Session):
 
     def _drawn(self, control: np.ndarray) -> Drawn:
         """The simulated result of a chunk: the number of tokens of each row, and the stop tokens."""
-        stops, _, most, quota = self.sampling.stop_ids, *control.tolist()
-        left = {slot: self._end(row.index) + int(self.rows[LEFT, slot]) - self.new for slot, row in self.live.items()}
+        _, most, quota = control.tolist()
+        left = {
+            slot: self._end(row) + int(self.rows[LEFT, slot]) - row.sampling.max_new_tokens for slot, row in self.live.items()
+        }
         steps = min(most, sorted(left.values())[min(quota, len(left)) - 1])
         tokens = np.full((STEPS, self._size * self.parts), NOTHING, np.int32)
         for slot, count in left.items():
-            tokens[: min(count, steps), slot] = self._word
-            if count <= steps and stops:
-                tokens[count - 1, slot] = stops[0]
+            stop_ids = self.live[slot].sampling.stop_ids
+            tokens[: min(count, steps), slot] = next(token for token in itertools.count() if token not in stop_ids)
+            if count <= steps and stop_ids:
+                tokens[count - 1, slot] = stop_ids[0]
         return Drawn(tokens, np.zeros(tokens.shape, np.float32), np.int32(steps))
 
-    def _end(self, index: int) -> int:
-        if index not in self._ends:
-            self._ends[index] = int(self._random.integers(1, self.new + 1)) if self.sampling.stop_ids else self.new
-        return self._ends[index]
+    def _end(self, row: Row) -> int:
+        if row.index not in self._ends:
+            most = row.sampling.max_new_tokens
+            self._ends[row.index] = int(self._random.integers(1, most + 1)) if row.sampling.stop_ids else most
+        return self._ends[row.index]

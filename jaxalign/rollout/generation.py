@@ -11,9 +11,9 @@ import numpy as np
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import Asked, LanguageModel
 from jaxalign.records import Rollout
-from jaxalign.rollout import sampler as seam
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.responses import Response
+from jaxalign.rollout.sampler import LocalSampler, TokenSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 
 
@@ -70,7 +70,7 @@ class Samples:
         return self.samples[index]
 
 
-class TextSampler:
+class Sampler:
     """Samples answers from a language model.
 
     Equal seeds give equal answers on any mesh and with any batch size. Each call of `generate` draws new answers.
@@ -82,7 +82,7 @@ class TextSampler:
       top_p: sample from the smallest set of tokens with at least this probability.
       batch: the maximum number of answers that are sampled together.
       seed: the seed of all answers.
-      sampler: "local", a registered name, "package.module:name", or a `jaxalign.rollout.sampler.Sampler`.
+      sampler: "local", a registered name, "package.module:name", or a `jaxalign.rollout.sampler.TokenSampler`.
 
     Raises:
       UserError: a value is out of range.
@@ -90,7 +90,7 @@ class TextSampler:
 
     def __init__(
         self, policy: LanguageModel, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, batch: int = 64,
-        seed: int = 0, sampler: str | seam.Sampler | Callable[[Engine], seam.Sampler] = "local",
+        seed: int = 0, sampler: str | TokenSampler | Callable[[Engine], TokenSampler] = "local",
     ):
         if not isinstance(policy, LanguageModel):
             raise UserError(f"policy is of type {type(policy).__name__}; a language model from load_model is expected")
@@ -100,7 +100,7 @@ class TextSampler:
         self._sampling(1)
         self._engine = Engine(policy.model, -(-batch // self._parts) * self._parts, policy.max_length)
         self._key, self._calls, self._version = jax.random.key(seed), 0, 0
-        self._sampler = seam.make_sampler(sampler, self._engine)
+        self._sampler = make_sampler(sampler, self._engine)
         self._sampler.update(policy.weights, 0)
 
     @property
@@ -127,7 +127,7 @@ class TextSampler:
           UserError: there are no prompts, or one cannot be answered (empty, or too long for the model).
         """
         ids, sampling, key = self._ids(prompts, n), self._sampling(max_new_tokens), self._next_key()
-        responses = seam.respond(self._sampler, ids, key, range(len(ids)), sampling)
+        responses = respond(self._sampler, ids, key, range(len(ids)), sampling)
         for number, response in enumerate(responses):
             if response.error is not None:
                 raise UserError(f"prompts[{number // n}] has no answer: {response.error}")
@@ -142,7 +142,7 @@ class TextSampler:
         """
         ids, sampling, key = self._ids(prompts, n), self._sampling(max_new_tokens), self._next_key()
         padding = dataclasses.replace(self._engine.padding, batch=self._parts)
-        return seam.sample_rollout(self._sampler, padding, ids, key, range(len(ids)), sampling)
+        return sample_rollout(self._sampler, padding, ids, key, range(len(ids)), sampling)
 
     def _ids(self, prompts: Sequence[Asked], n: int) -> list[list[int]]:
         if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
@@ -162,3 +162,39 @@ class TextSampler:
         ids = response.ids[:-1] if response.ended else response.ids
         text = self._policy.text(ids, prompt)
         return Sample(text, response.ids, np.asarray(response.logprobs, np.float32), response.ended)
+
+
+def say(
+    sampler: LocalSampler, policy: LanguageModel, prompt: Sequence[int], key: jax.Array, row: int, sampling: Sampling,
+    show: Callable[[str], None],
+) -> str:
+    """Samples one answer, shows it while it is written, and returns its text.
+
+    Args:
+      sampler: a sampler without unfinished rows.
+      policy: decodes the answer.
+      prompt: token ids.
+      key: a PRNG key.
+      row: the global row number of the answer.
+      sampling: the sampling settings.
+      show: called with each new piece of the text once no later token can change it.
+
+    Raises:
+      UserError: the prompt cannot be answered.
+    """
+    sampler.submit([prompt], [row], key, sampling)
+    shown = text = ""
+    while sampler.unfinished:
+        ended = sampler.collect()
+        ids = sampler.written(row)
+        for _, response in ended:
+            if response.error is not None:
+                raise UserError(response.error)
+            ids = response.ids[:-1] if response.ended else response.ids
+        text = policy.text(ids, prompt)
+        settled = text.rstrip("\ufffd")  # Bytes of a character that is still incomplete.
+        if settled.startswith(shown):
+            show(settled[len(shown) :])
+            shown = settled
+    show(text[len(shown) :] if text.startswith(shown) else f"\n{text}")
+    return text

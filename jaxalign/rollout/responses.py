@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxalign.errors import UserError
+from jaxalign.rollout.sampling import Sampling
 
 BROKEN = "the model's logits are not finite numbers"
 """The error of a row whose logits are not finite."""
@@ -38,21 +39,35 @@ class Response:
 
 @dataclasses.dataclass
 class Row:
-    """A prompt and its response so far; pieces has the (tokens, log-probabilities, version) of each chunk. reused: see
-    `Response`."""
+    """A prompt and its response so far.
+
+    Attributes:
+      index: the number of prompts that the session received before.
+      prompt: token ids.
+      number: the global row number.
+      sampling: the settings; settings int32 [F]: they and the key, as from `Sampling.packed`.
+      pieces: the (tokens, log-probabilities, version) of each chunk.
+      reused: see `Response`.
+    """
 
     index: int
     prompt: tuple[int, ...]
     number: int
+    sampling: Sampling
+    settings: np.ndarray
     pieces: list[tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(default_factory=list)
     reused: int = 0
 
-    def response(self, stop_ids: tuple[int, ...], error: str | None) -> Response:
+    def reach(self, steps: int) -> int:
+        """The number of slots for the prompt, without its last token, and at most `steps` new tokens."""
+        return len(self.prompt) - 1 + min(self.sampling.max_new_tokens, steps)
+
+    def response(self, error: str | None) -> Response:
         ids = np.concatenate([piece[0] for piece in self.pieces]) if self.pieces else np.zeros(0, np.int32)
         logprobs = np.concatenate([piece[1] for piece in self.pieces]) if self.pieces else np.zeros(0, np.float32)
         versions = tuple(version for tokens, _, version in self.pieces for _ in tokens)
         ids = tuple(ids.tolist())
-        ended = bool(ids) and ids[-1] in stop_ids
+        ended = bool(ids) and ids[-1] in self.sampling.stop_ids
         return Response(ids, ended, float(logprobs.sum()), tuple(logprobs.tolist()), versions, error, self.reused)
 
 

@@ -1,10 +1,10 @@
-"""The interface between a trainer and its sampler: the `Sampler` protocol, and the local sampler."""
+"""Generates token ids: the `TokenSampler` protocol, its local implementation, and functions that wait for the responses."""
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -12,15 +12,18 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
 from jaxalign.registry.samplers import is_sampler, sampler_record
-from jaxalign.rollout.engine import Engine, OnFinished
+from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.padding import Padding
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 
+OnFinished = Callable[[Sequence[tuple[int, Response]]], None]
+"""Receives each response once, when it ends, as (index among the prompts, response)."""
 
-class Sampler(Protocol):
+
+class TokenSampler(Protocol):
     """Generates responses to prompts with the newest weights that it has received.
 
     A response depends only on the weights, the key, its row number and its prompt, not on the order in which rows are sampled.
@@ -59,57 +62,66 @@ class Sampler(Protocol):
         ...
 
 
-class _Work(NamedTuple):
-    session: Session
-    rows: Sequence[int]
-    ahead: Ahead
-
-
 class LocalSampler:
-    """Samples with an engine in this process. Batches of prompts are answered in the order in which they were submitted."""
+    """Samples with an engine in this process. Prompts that are submitted while others decode join their batch, also with other
+    settings and another key."""
 
     def __init__(self, engine: Engine, params: Any = None, version: int = 0):
         self.engine = engine
         self._params, self._version = params, version
-        self._queue: collections.deque[_Work] = collections.deque()
+        self._session: Session | None = None  # Exists only while rows are unfinished: it holds weights for generation.
+        self._ahead: Ahead | None = None
+        self._rows: dict[int, int] = {}  # The row number of each unfinished index of the session.
 
     @property
     def unfinished(self) -> int:
-        return sum(work.session.unfinished for work in self._queue)
+        return len(self._rows)
 
     def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], key: jax.Array, sampling: Sampling) -> None:
         if self._params is None:
             raise UserError("the sampler has no weights yet; call update(params, version) first")
         if not prompts:
             return
-        session = self.engine.start(self._params, prompts, key, sampling, rows, self._version)
-        work = _Work(session, list(rows), Ahead())
-        compile_ahead(work.ahead, session)
-        self._queue.append(work)
+        session = self._session
+        if session is None:
+            session = self.engine.start(self._params, prompts, key, sampling, rows, self._version)
+            self._session, self._ahead = session, Ahead()
+        else:
+            session.submit(prompts, rows, key, sampling)
+        self._rows |= zip(range(session.submitted - len(prompts), session.submitted), rows, strict=True)
+        if session.tiers is None:
+            compile_ahead(self._ahead, session)
 
     def collect(self) -> list[tuple[int, Response]]:
-        if not self._queue:
+        if self._session is None:
             return []
-        session, rows, ahead = self._queue[0]
         try:
-            ended = [(rows[index], response) for index, response in session.step()]
+            ended = [(self._rows.pop(index), response) for index, response in self._session.step()]
         except BaseException:
-            self._next()
+            self._close()
             raise
-        if not session.unfinished:
-            self._next()
+        if not self._rows:
+            self._close()
         return ended
-
-    def _next(self) -> None:
-        self._queue.popleft().ahead.close()
 
     def update(self, params: Any, version: int) -> None:
         self._params, self._version = params, version
-        for work in self._queue:
-            work.session.swap(params, version)
+        if self._session is not None:
+            self._session.swap(params, version)
+
+    def written(self, row: int) -> tuple[int, ...]:
+        """The tokens so far of an unfinished row that is being decoded; empty for another row."""
+        index = next((index for index, number in self._rows.items() if number == row), None)
+        return () if index is None else self._session.written(index)
+
+    def _close(self) -> None:
+        self._ahead.close()
+        self._session, self._ahead, self._rows = None, None, {}
 
 
-def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: Engine, where: str = "sampler") -> Sampler:
+def make_sampler(
+    sampler: str | TokenSampler | Callable[[Engine], TokenSampler], engine: Engine, where: str = "sampler"
+) -> TokenSampler:
     """Creates the sampler that a config field or an argument specifies.
 
     Args:
@@ -133,10 +145,13 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
 
 
 def respond(
-    sampler: Sampler, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], sampling: Sampling,
+    sampler: TokenSampler, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], sampling: Sampling,
     on_finished: OnFinished | None = None,
 ) -> list[Response]:
     """The response to each prompt, in the order of the prompts.
+
+    A prompt that is empty, too long or has unknown ids gets a response without ids and with an `error`; a row whose logits are
+    not finite also gets an `error`.
 
     Args:
       sampler: a sampler without unfinished rows.
@@ -173,8 +188,8 @@ def respond(
 
 
 def sample_rollout(
-    sampler: Sampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
-    sampling: Sampling, on_finished: OnFinished | None = None,
+    sampler: TokenSampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
+    sampling: Sampling, on_finished: OnFinished | None = None, *, versions: bool = True,
 ) -> Rollout:
     """Samples a response to each prompt and returns them as numpy arrays, the same on every process.
 
@@ -186,15 +201,17 @@ def sample_rollout(
       rows: the global row number of each prompt; all different.
       sampling: the sampling settings. The arrays have space for `sampling.max_new_tokens` after the longest prompt.
       on_finished: called with responses as they finish, as (index among the prompts, response).
+      versions: whether the rollout has the version of the weights that generated each token.
 
     Returns:
-      The rollout, with the version of the weights that generated each token.
+      The rollout. Without prompts it has no rows.
 
     Raises:
       UserError: a prompt cannot be answered, or the sampler does not return exactly one response to each row.
     """
     padding.prompts(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
-    return padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, on_finished), rows, sampling)
+    rollout = padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, on_finished), rows, sampling)
+    return rollout if versions else dataclasses.replace(rollout, versions=None)
 
 
 def _index(index: dict[int, int], row: int) -> int:

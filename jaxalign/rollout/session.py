@@ -6,20 +6,22 @@ All processes of a run make the same decisions, since these depend only on the p
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from jaxalign.errors import UserError
 from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
-from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
 from jaxalign.rollout.prefixes import Related, SharedPrefill, queue_order, related, shared_prefills
 from jaxalign.rollout.responses import BROKEN, Response, Row, check_rows, refuse
 from jaxalign.rollout.ring import exchange, insert, prefill, prefill_after, reroll
-from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.sampling import Sampling, Variant
 
 STEPS = 32
 """The maximum number of decoding steps of a chunk; after each chunk the host reads the tokens."""
@@ -27,37 +29,36 @@ KEPT = 4
 """The maximum number of prefills that are kept for prompts that will be sampled again."""
 AHEAD = 8
 """When a chunk begins, a row of the short tier must have slots for this many more steps."""
-_TOKEN, _POSITION, LEFT, _NUMBER = range(4)  # The first axis of `Session.rows`.
+_TOKEN, _POSITION, LEFT, _NUMBER, _SETTINGS = range(5)  # The first axis of `Session.rows`; settings are its last entries.
 
 
 class Session:
     """Responses to a queue of prompts, chunk by chunk: `submit`, then `step` until nothing is `unfinished`.
 
-    Between steps, weights may be swapped and prompts added. A session does not keep the responses that it has returned.
+    Between steps, weights may be swapped and prompts added. Settings and keys belong to the row: rows with different ones
+    decode together. A session does not keep the responses that it has returned.
     """
 
     def __init__(
-        self, model: Model, params, key: jax.Array, sampling: Sampling, batch: int, max_length: int, bucket: int,
-        version: int = 0, share_prefix: bool = False,
+        self, model: Model, params, batch: int, max_length: int, bucket: int, version: int = 0, share_prefix: bool = False,
     ):
         self.model, self.max_length, self.bucket = model.generation, max_length, bucket
-        # A committed key, so that the programs compiled for one key serve every other.
-        self.key = placed(key, like=params) if model.sharding is None else key
         self.source, self.params, self.version = model, model.for_generation(params), version
-        self.new = sampling.max_new_tokens
-        self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)
+        self.variant: Variant | None = None  # Of all submitted rows, also those that have ended.
+        self.fields, self.least_new = 0, max_length  # The settings of a row, and the least max_new_tokens of a row.
+        self.stops = False  # Whether a row has stop tokens.
         self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
         self.batch, self.sizes = batch, row_counts(batch // self.parts)  # Rows of a part.
         self.queue: collections.deque[Row] = collections.deque()
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.refused: list[tuple[int, Response]] = []
-        self.submitted, self.longest = 0, 0
+        self.submitted, self.longest = 0, 0  # Prompts; the length of the longest row, with its prompt padded.
         self.shares = share_prefix and self.model.continues
         self.related: dict[tuple[int, ...], Related] = {}  # The group of a queued prompt that shares a prefix.
         self.unread: dict[tuple[int, tuple[int, ...]], int] = {}  # `Response.reused` of the next row of (part, prompt).
         self.live: dict[int, Row] = {}
         self.tiers: Tiers | None = None
-        self.layout, self.rows, self.slot = Layout((), ()), np.zeros((4, 0), np.int32), 0
+        self.layout, self.rows, self.slot = Layout((), ()), np.zeros((_SETTINGS, 0), np.int32), 0
         self.kept: list[tuple[Caches, dict[tuple[int, tuple[int, ...]], int]]] = []  # Maps (part, prompt) to its index.
 
     @property
@@ -65,23 +66,35 @@ class Session:
         """The number of prompts without a response."""
         return len(self.queue) + len(self.live) + len(self.refused)
 
-    def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """Adds prompts to the queue, with the global row numbers `rows`. Their indices continue those of earlier prompts.
+    def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], key: jax.Array, sampling: Sampling) -> None:
+        """Adds prompts to the queue. Their indices continue those of earlier prompts.
+
+        Args:
+          prompts: token ids.
+          rows: the global row number of each prompt.
+          key: a PRNG key, for example a run's key folded with its step.
+          sampling: the sampling settings of these prompts.
 
         Raises:
-          UserError: a row number is not an int32 of at least 0; nothing was added.
+          UserError: a row number is not an int32 of at least 0, or the key has another implementation than earlier keys;
+            nothing was added.
           ValueError: the numbers of prompts and row numbers differ; nothing was added.
         """
         check_rows(prompts, rows)
-        added = []
+        self._prepare(sampling, jax.random.key_impl(key))
+        settings, added = sampling.packed(key), []
         for prompt, number in zip(prompts, rows, strict=True):
-            refusal = refuse(prompt, self.new, self.max_length, self.model.config.vocab)
-            row = Row(self.submitted, () if refusal else tuple(map(int, prompt)), int(number))
+            refusal = refuse(prompt, sampling.max_new_tokens, self.max_length, self.model.config.vocab)
+            row = Row(self.submitted, () if refusal else tuple(map(int, prompt)), int(number), sampling, settings)
             self.submitted += 1
             if refusal is None:
                 added.append(row)
             else:
-                self.refused.append((row.index, row.response((), refusal)))
+                self.refused.append((row.index, row.response(refusal)))
+        self.enqueue(added)
+
+    def enqueue(self, added: list[Row]) -> None:
+        """Adds rows to the queue, all of which fit."""
         # Sort so that equal prompts are adjacent and prefilled once, and similar lengths are adjacent and need little padding.
         added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
         if self.shares:
@@ -92,7 +105,20 @@ class Session:
         self.waiting.update(row.prompt for row in added)
         if self.tiers is None:  # Decoding that has begun keeps its sizes.
             self.sizes = row_counts(self.batch // self.parts, len(self.queue) / self.batch)
-        self.longest = max([self.longest, *(self.padded(len(row.prompt)) for row in added)])
+        self.longest = max([self.longest, *(self.padded(len(row.prompt)) + row.sampling.max_new_tokens for row in added)])
+
+    def _prepare(self, sampling: Sampling, key_impl: Any) -> None:
+        """Extends the session's programs and arrays to rows with these settings."""
+        variant = sampling.variant(key_impl)
+        if self.variant is not None and self.variant.key_impl != key_impl:
+            raise UserError(f"the key has the implementation {key_impl}, but rows of the same batch have "
+                            f"{self.variant.key_impl}; make all keys of a sampler with one implementation")
+        self.variant = variant if self.variant is None else self.variant.joined(variant)
+        self.stops = self.stops or bool(sampling.stop_ids)
+        self.least_new, self.longest = min(self.least_new, sampling.max_new_tokens), max(self.longest, sampling.max_new_tokens)
+        self.fields = max(self.fields, variant.fields(len(sampling.stop_ids)))
+        more = _SETTINGS + self.fields - len(self.rows)
+        self.rows = np.pad(self.rows, ((0, more), (0, 0)), constant_values=-1)  # -1 equals no token: not a stop id.
 
     def swap(self, params, version: int | None = None) -> None:
         """Continues with other weights. Tokens sampled from now on have this version (None: the next one). Keys and values of
@@ -129,22 +155,22 @@ class Session:
     @property
     def counts(self) -> list[int]:
         """The possible numbers of slots of the ring."""
-        return slot_counts(self.longest + self.new)
+        return slot_counts(self.longest)
 
     def padded(self, length: int) -> int:
         """The padded length of a prompt."""
         padded = self.bucket
         while padded < length:
             padded *= 2
-        return max(1, min(padded, self.max_length - self.new))
+        return max(1, min(padded, self.max_length - self.least_new))
 
     def _fit(self) -> None:
         """Resizes the ring for one chunk of the live rows and the rows about to enter."""
         by_part = collections.Counter(slot // self._size for slot in self.live)
         wanted = max([*by_part.values(), -(-(len(self.live) + len(self.queue)) // self.parts)])
         size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
-        entering = [len(row.prompt) for _, row in zip(range(size * self.parts - len(self.live)), self.queue, strict=False)]
-        need = max([length - 1 + min(self.new, STEPS) for length in entering], default=1)
+        entering = list(itertools.islice(self.queue, size * self.parts - len(self.live)))
+        need = max([row.reach(STEPS) for row in entering], default=1)
         if self.live:
             need = max(need, int(self._reach(STEPS).max()))
         slots = next(slots for slots in self.counts if slots >= need)
@@ -160,12 +186,12 @@ class Session:
         """int32: the number of tokens of each row after `steps` more steps, if it does not end."""
         return self.rows[_POSITION] + np.minimum(self.rows[LEFT], steps)
 
-    def _in_tiers(self, size: int, slots: int, entering: list[int]) -> Layout | None:
+    def _in_tiers(self, size: int, slots: int, entering: list[Row]) -> Layout | None:
         """The two-tier layout of `size` rows and `slots` if the live and the entering rows fit, otherwise None. Changing to two
         tiers needs more free slots than staying. Without stop tokens all rows become equally long, so one tier suffices."""
         largest = (size, slots) == (self.sizes[-1], self.counts[-1])
-        layout = in_tiers(size, slots) if largest and self.sampling.stop_ids else None
-        if layout is None or max(entering, default=1) - 1 + min(self.new, AHEAD) > layout.slots[0]:
+        layout = in_tiers(size, slots) if largest and self.stops else None
+        if layout is None or any(row.reach(AHEAD) > layout.slots[0] for row in entering):
             return None
         steps = AHEAD if self.layout.tiered else 2 * AHEAD
         long = collections.Counter(slot // self._size for slot in np.flatnonzero(self._reach(steps) > layout.slots[0]).tolist())
@@ -174,7 +200,10 @@ class Session:
     def empty(self, layout: Layout) -> None:
         """Starts with empty rings."""
         self.tiers = self._empty(layout)
-        self.layout, self.rows, self.slot = layout, np.zeros((4, layout.size * self.parts), np.int32), 0
+        self.layout, self.rows, self.slot = layout, self._free_rows(layout), 0
+
+    def _free_rows(self, layout: Layout) -> np.ndarray:
+        return np.zeros((_SETTINGS + self.fields, layout.size * self.parts), np.int32)
 
     def _empty(self, layout: Layout) -> Tiers:
         return tuple(self.model.empty_cache(rows * self.parts, slots, self.params) for rows, slots in zip(*layout, strict=True))
@@ -186,7 +215,7 @@ class Session:
     def relayout(self, layout: Layout) -> None:
         """Moves the live rows to rings of another layout."""
         index, live = np.zeros((self.parts, layout.size), np.int32), {}
-        rows = np.zeros((4, self.parts * layout.size), np.int32)
+        rows = self._free_rows(layout)
         for part in range(self.parts):
             for new, old in self._places(part, layout).items():
                 slot, at = part * self._size + old, part * layout.size + new
@@ -246,7 +275,9 @@ class Session:
             slot = free[part].pop(0)
             self.live[slot] = row
             last = len(row.prompt) - 1
-            self.rows[:, slot] = row.prompt[last], last, self.new, row.number
+            self.rows[:_SETTINGS, slot] = row.prompt[last], last, row.sampling.max_new_tokens, row.number
+            self.rows[_SETTINGS:, slot] = -1
+            self.rows[_SETTINGS : _SETTINGS + len(row.settings), slot] = row.settings
             if (part, row.prompt) in known:
                 at = known[part, row.prompt]
                 again[at][part].append((slot - part * size, self.kept[at][1][part, row.prompt], last))
@@ -353,7 +384,7 @@ class Session:
         control = np.asarray([self.slot, min(self._room(), int(self.rows[LEFT].max())), self._quota()], np.int32)
         rows = self._place(self.rows, (None, "batch"))
         self.tiers, drawn = self.call(
-            decode_chunk, self.model, self.params, self.tiers, rows, self.key, control, self.temperature, self.sampling, STEPS
+            decode_chunk, self.model, self.params, self.tiers, rows, control, self.variant, STEPS
         )
         drawn = jax.device_get(drawn)
         self.slot = (self.slot + int(drawn.steps)) % self.layout.slots[-1]
@@ -381,10 +412,10 @@ class Session:
             if count:
                 self.rows[_TOKEN, slot] = tokens[-1]
             error = BROKEN if broken[slot] else None
-            stopped = count and int(tokens[-1]) in self.sampling.stop_ids
+            stopped = count and int(tokens[-1]) in row.sampling.stop_ids
             if error or stopped or self.rows[LEFT, slot] <= 0:
                 self.rows[:, slot] = 0
-                ended.append((row.index, self.live.pop(slot).response(self.sampling.stop_ids, error)))
+                ended.append((row.index, self.live.pop(slot).response(error)))
         return ended
 
     def _quota(self) -> int:

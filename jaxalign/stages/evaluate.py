@@ -35,6 +35,9 @@ from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import TokenSampler, make_sampler, sample_rollout
+from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown
@@ -105,11 +108,12 @@ def _answer(
     total = len(names) * len(prompts)
     with Progress("evaluate", total, total - sum(len(queue.rows) for queue in left), unit="answer") as progress:
         sampling = engines.sampling(section, tokenizer, config.data.style)
-        answering, sampler = None, engines.policy_sampler(config, model, section.batch, sampling)
+        engine = Engine(model, section.batch, config.model.max_length)
+        answering, sampler = None, make_sampler(config.sampler, engine, "config.sampler")
         for queue in left:
             name = names[min(queue.chunks) // each]
             if answering is None or answering.name != name:
-                answering = Answering(context, model, name, tokenizer, sampler)
+                answering = Answering(context, engine, name, tokenizer, sampler, sampling)
             for chunk, rows in answering.rows(prompts, queue, progress):
                 shards.write(chunk, rows)
             progress.update(len(queue.rows))
@@ -127,13 +131,16 @@ class Answering:
     """Samples one model's answers to prompts and measures each: its gold verdict, its KL to the supervised model (sft, or the
     base if sft does not run) and, if preference runs, its raw score."""
 
-    def __init__(self, context: StageContext, model: Model, name: str, tokenizer, sampler: engines.PolicySampler):
+    def __init__(
+        self, context: StageContext, engine: Engine, name: str, tokenizer: Tokenizer, sampler: TokenSampler, sampling: Sampling
+    ):
+        model = engine.model
         self.context, self.model, self.name, self.tokenizer = context, model, name, tokenizer
         config = context.config
         self.params = run_models.stage_params(context, name, model)
         self.reference = run_models.policy_params(context, model, "preference")
         self.scorer = load_scorer(context, "preference", model) if "preference" in config.stages else None
-        self.sampler, self.batch = sampler, config.evaluate.batch
+        self.sampler, self.padding, self.sampling, self.batch = sampler, engine.padding, sampling, config.evaluate.batch
         sampler.update(self.params, evaluated(config).index(name))
         self.world = world_of(config) if data_source(config).gold else None
         self.timing = loops.timing(context, model)
@@ -145,7 +152,9 @@ class Answering:
         # All models share one key, so that answers differ only because the models do.
         key = stage_key(self.context, "evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
-            rollout = self.sampler.rollout(ids, key, asked, loops.counting(progress))
+            rollout = sample_rollout(
+                self.sampler, self.padding, ids, key, asked, self.sampling, loops.counting(progress), versions=False
+            )
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         for number, own in queue.chunks.items():
             part = rollout.part(own.start - asked.start, self.batch)
@@ -157,7 +166,7 @@ class Answering:
             if self.scorer is not None:
                 phase.flops += scoring_work(self.scorer[0], rollout)[1]
             placed = place_rows(self.model.sharding, rollout)
-            kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampler.sampling.logprob_temperature))
+            kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
             score = self._scores(placed)
         answers, out = styles.answers_of(self.tokenizer, rollout, self.context.config.data.style), []
         judged = self._judged(prompts, [text for text, _ in answers[: len(prompts)]])

@@ -26,6 +26,8 @@ from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import make_sampler, sample_rollout
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -122,8 +124,9 @@ class _Iteration:
         self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
         # All iterations pad prompts to the same length, so that sampling compiles once.
-        sampling, bucket = engines.sampling(section, tokenizer, config.data.style), -(-longest // 8) * 8
-        self.sampler = engines.policy_sampler(config, model, 2 * self.size, sampling, bucket)
+        self.engine = Engine(model, 2 * self.size, config.model.max_length, bucket=-(-longest // 8) * 8)
+        self.sampler = make_sampler(config.sampler, self.engine, "config.sampler")
+        self.sampling = engines.sampling(section, tokenizer, config.data.style)
 
     def __call__(self, state: TrainState, step: int) -> tuple[TrainState, OnlineDirectMetrics]:
         section = self.config.online_dpo
@@ -168,7 +171,7 @@ class _Iteration:
         key = stage_key(self.context, "online_dpo", "samples")
         twice = [self.encoded[i] for i in index for _ in range(2)]
         with self.timeline.phase("generate") as phase:
-            rollout = self.sampler.rollout(twice, key, rows)
+            rollout = sample_rollout(self.sampler, self.engine.padding, twice, key, rows, self.sampling, versions=False)
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         if first_row == 0:
             self._check(params, place_rows(self.model.sharding, rollout))

@@ -14,7 +14,7 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Prompt
 from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.callables import call_reward
-from jaxalign.rollout.generation import TextSampler
+from jaxalign.rollout.generation import Sampler
 from jaxalign.trainers.judging import Judge
 from jaxalign.trainers.rows import as_prompts
 
@@ -60,7 +60,7 @@ def evaluate(
     asked = as_prompts(prompts, "evaluate(prompts)")
     answers, complete = {}, {}
     for name, model in models.items():
-        sampler = TextSampler(model, temperature=temperature, batch=batch, seed=seed)
+        sampler = Sampler(model, temperature=temperature, batch=batch, seed=seed)
         found = sampler.generate(asked, max_new_tokens)
         answers[name], complete[name] = found.texts, float(np.mean(found.ended))
     measured = {

@@ -24,7 +24,7 @@ from jaxalign.feedback.writer import choose_set
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Exemplar, Prompt, Revision
 from jaxalign.registry.judges import judge_record
-from jaxalign.rollout.generation import TextSampler
+from jaxalign.rollout.generation import Sampler
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.trainers.base import section_from
 from jaxalign.trainers.rows import as_prompts, require_equal_lengths
@@ -157,7 +157,7 @@ def revise(
     if not isinstance(judge, Judge):
         options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "batch": batch, "seed": seed}
         judge = Judge(model if judge is None else judge, constitution, **options)
-    found = TextSampler(model, temperature=temperature, batch=batch, seed=seed).generate(asked, max_new_tokens)
+    found = Sampler(model, temperature=temperature, batch=batch, seed=seed).generate(asked, max_new_tokens)
     return judge._revise(asked, [Text(sample.text, sample.ended) for sample in found], rounds)
 
 

@@ -53,7 +53,8 @@ class PPO(PolicyTrainer):
       start_critic: a trained `RewardModel` whose weights the critic starts from; None for the policy's trunk with a zero value
         head.
       sampler: samples the responses: a registered name, "package.module:name", "FILE.py:name", a
-        `jaxalign.rollout.sampler.Sampler`, or a function that takes an engine and returns one; None for this process's engine.
+        `jaxalign.rollout.sampler.TokenSampler`, or a function that takes an engine and returns one; None for this process's
+        engine.
       directory: for metrics, checkpoints, the step-0 checks and exact resume; None keeps everything in memory.
       seed: seeds the samples and the order of the prompts.
       trackers: receive the metrics of every step.
@@ -105,7 +106,7 @@ class PPO(PolicyTrainer):
         stream = PromptStream(asked, ids, section.batch, section.group_size, self._seed, streams.LOADERS["ppo"])
         sampling = section_sampling(section, policy.stop_ids)
         run = Reinforcement(self._setup, stream, sampling, policy.tokenizer, policy.max_length, policy.params)
-        run.engine.pad(ids, section.max_new_tokens)  # Raises an error for prompts that are too long before anything runs.
+        run.engine.padding.check(ids, section.max_new_tokens)  # Raise for long prompts before anything runs.
         self._claim(ids)
         self._fit = run
         roles = Roles(self._reward, self._reference, self._trained_from, self._critic_from, policy.frozen)

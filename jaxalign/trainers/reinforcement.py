@@ -20,7 +20,7 @@ from jaxalign.rl.monitor import OnChecks
 from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, with_value_head, without_value_head
 from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import Sampler, make_sampler
+from jaxalign.rollout.sampler import TokenSampler, make_sampler
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.loop import Loop, Step, Training
 from jaxalign.training.offload import FrozenRole
@@ -79,7 +79,7 @@ class Reinforcement:
         compile_ahead(ahead, self.setup, self.engine, self.sampling, first, scores, frozen, reference, checked)
 
     def steps(
-        self, roles: Roles, loop: Callable[..., Loop], key: jax.Array, sampler: Sampler | None = None,
+        self, roles: Roles, loop: Callable[..., Loop], key: jax.Array, sampler: TokenSampler | None = None,
         offload_optimizer: bool = False, on_checks: OnChecks | None = None, alarms: AlarmRun | None = None,
     ) -> Iterator[Step]:
         """Trains and yields each iteration.

@@ -30,7 +30,7 @@ def test_a_sampler_of_a_file_answers_and_follows_updates():
     for version in range(2):
         sampler.update(params, version)
         first, again = (respond(sampler, *given) for _ in range(2))
-        expected = engine.respond(params, given[0], given[1], given[3], given[2])
+        expected = tiny.respond(engine, params, given[0], given[1], given[3], given[2])
         assert first == again and [r.ids for r in first] == [r.ids for r in expected]
         assert {v for r in first for v in r.versions} == {version}
 

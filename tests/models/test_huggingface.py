@@ -19,6 +19,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
 
 _CONFIG = {
@@ -344,7 +345,7 @@ def test_greedy_output_of_a_real_checkpoint_equals_the_published_one(stories):
     assert [tokenizer.bos_id, *tokenizer.encode("Once upon a time")] == prompt
     sampling = Sampling(len(expected) - len(prompt), (tokenizer.eos_id,), temperature=0.0)
     engine = Engine(model, batch=2, max_length=256, bucket=8)
-    response = engine.respond(params, [prompt], jax.random.key(0), sampling, rows=[0])[0]
+    response = respond(LocalSampler(engine, params), [prompt], jax.random.key(0), [0], sampling)[0]
     assert list(response.ids) == expected[len(prompt) :]
     assert response.logprob == pytest.approx(sum(golden["token_logprobs"][len(prompt) - 1 :]), abs=200 * 1e-5)
     assert tokenizer.decode(expected) == golden["text"]

@@ -111,12 +111,13 @@ def sampled(mesh: Mesh, layout=((1, 40),)):
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, own = model.generation_abstract(model.abstract()), model.generation
     lying = own.sharding.named((None, "batch"))
-    rows = jax.ShapeDtypeStruct((4, 8 * sum(parts for parts, _ in layout)), jnp.int32, sharding=lying)
-    key, control = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((3,), jnp.int32)
+    variant, control = Sampling(1, (64,)).variant("threefry2x32"), jax.ShapeDtypeStruct((3,), jnp.int32)
+    shape = (4 + variant.fields(1), 8 * sum(parts for parts, _ in layout))
+    rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=lying)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_module, "_LAYERED", 0)
-        tiers, draw = tuple(own.abstract_cache(8 * parts, slots) for parts, slots in layout), (1.0, Sampling(1, (64,)), 32)
-        lowered = decode_chunk.lower(own, params, tiers, rows, key, control, *draw)
+        tiers = tuple(own.abstract_cache(8 * parts, slots) for parts, slots in layout)
+        lowered = decode_chunk.lower(own, params, tiers, rows, control, variant, 32)
     return found(lowered, model)
 
 

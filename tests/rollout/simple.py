@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.models.model import Model
-from jaxalign.rollout.sampling import Sampling, row_keys, sample
+from jaxalign.rollout.sampling import RowSettings, Sampling, Variant, sample
 
 
 def respond(model: Model, params, prompts, key, sampling: Sampling, rows) -> list[tuple[tuple[int, ...], list[float]]]:
@@ -34,4 +34,15 @@ def respond(model: Model, params, prompts, key, sampling: Sampling, rows) -> lis
 @functools.partial(jax.jit, static_argnames=("model", "sampling"))
 def _next(model: Model, params, tokens, length, key, rows, sampling: Sampling):
     hidden = model.hidden(params, tokens)[jnp.arange(len(length)), length - 1]
-    return sample(model.logits(params, hidden), row_keys(key, rows), length, sampling)
+    return sample(model.logits(params, hidden), row_keys(key, rows), length, *settings(sampling, len(rows)))
+
+
+def row_keys(key: jax.Array, rows_B) -> jax.Array:
+    """One key per row, folded from the row number."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, rows_B)
+
+
+def settings(sampling: Sampling, count: int) -> tuple[RowSettings, Variant]:
+    """The arguments of `sample` for `count` rows with the same settings, without keys and stop ids, which it does not read."""
+    values = (sampling.temperature, np.float32), (sampling.top_k, np.int32), (sampling.top_p, np.float32)
+    return RowSettings(*(jnp.full(count, *value) for value in values), None, None), sampling.variant("threefry2x32")

@@ -36,7 +36,7 @@ def respond(params, prompts, rows, batch=8, bucket=8, sampling=SAMPLING, mesh=No
     engine = Engine(tiny.model(mesh), batch, 32, bucket)
     if mesh is not None:
         params = tiny.place(engine.model, tiny.host_params(scale=1.5))
-    return engine.respond(params, prompts, jax.random.key(key), sampling, rows)
+    return tiny.respond(engine, params, prompts, jax.random.key(key), sampling, rows)
 
 
 def defined(params, sampling=SAMPLING, **changes) -> list[Response]:
@@ -93,7 +93,7 @@ def test_samples_equal_the_definition_for_every_kind_of_layer(changes):
     """Rows outgrow the windows, and the ring wraps around."""
     model, sampling = tiny.model(**changes), dataclasses.replace(SAMPLING, max_new_tokens=17)
     params = jax.tree.map(lambda x: 1.5 * x, model.init(jax.random.key(0)))
-    found = Engine(model, 2, 32, 8).respond(params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
+    found = tiny.respond(Engine(model, 2, 32, 8), params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
     assert_same(found, defined(params, sampling, **changes))
 
 
@@ -103,7 +103,7 @@ def test_samples_equal_the_definition_with_adapters(params):
     fresh = model.init_adapters(params, jax.random.key(1))
     moved = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), fresh)
     joined = join(params, moved)
-    found = Engine(model, 3, 32, 8).respond(joined, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS)
+    found = tiny.respond(Engine(model, 3, 32, 8), joined, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS)
     expected = simple.respond(model, joined, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS)
     assert ids(found) == [ids for ids, _ in expected] != ids(respond(params, tiny.PROMPTS, ROWS))
 
@@ -113,7 +113,7 @@ def test_a_narrower_cache_dtype_changes_log_probabilities_only_slightly(params, 
     """Greedy, so that the first token shows errors: keys and values have 8 bits; sums over 16 numbers have errors of 2 **
     -8."""
     model, sampling = tiny.model(cache_dtype=kept), dataclasses.replace(SAMPLING, max_new_tokens=1, temperature=0.0)
-    found = Engine(model, 3, 32, 8).respond(params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
+    found = tiny.respond(Engine(model, 3, 32, 8), params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
     expected = defined(params, sampling)
     far = np.abs([a.logprob - b.logprob for a, b in zip(found, expected, strict=True)])
     assert 0 < far.max() < 0.1 and ids(found) == ids(expected)
@@ -142,14 +142,14 @@ def test_a_prompt_that_waits_for_a_slot_is_not_prefilled_again(params, monkeypat
     monkeypatch.setattr(session, "prefill", lambda model, params, prompts: seen.append(prompts) or real(model, params, prompts))
     work = Engine(tiny.model(), 2, 32, 8).start(params, [], jax.random.key(0), SAMPLING, [])
     for row in range(0, 10, 2):
-        work.submit([[1, 4, 7], [1, 9, 2]], [row, row + 1])
+        work.submit([[1, 4, 7], [1, 9, 2]], [row, row + 1], jax.random.key(0), SAMPLING)
     answered = []
     while work.unfinished:
         answered += work.step()
         assert len(work.kept) <= 2
     assert len(seen) == 2 and len(answered) == 10 and not work.kept
     for row in range(2):
-        work.submit([[1, token] for token in range(3, 12)], range(9 * row, 9 * row + 9))
+        work.submit([[1, token] for token in range(3, 12)], range(9 * row, 9 * row + 9), jax.random.key(0), SAMPLING)
     while work.unfinished:
         answered += work.step()
         assert len(work.kept) <= session.KEPT
@@ -167,10 +167,10 @@ def test_a_group_is_prefilled_once_per_batch_shard(mesh):
             super()._prefill(length, count, prompts, fresh)
 
     model, seen, repeated = tiny.model(mesh), [], []
-    start = Engine(model, 32, 64, 16).start(placed(model.abstract()), [], jax.random.key(0), Sampling(32, (9,)), [])
-    work = Counted(start)
+    key, sampling = jax.random.key(0), Sampling(32, (9,))
+    work = Counted(Engine(model, 32, 64, 16).start(placed(model.abstract()), [], key, sampling, []))
     prompts = [[1, *map(int, digits)] for digits in itertools.product("3456", "78", "3579")]
-    work.submit([prompt for prompt in prompts for _ in range(8)], range(8 * len(prompts)))
+    work.submit([prompt for prompt in prompts for _ in range(8)], range(8 * len(prompts)), key, sampling)
     while work.unfinished:
         work.step()
     assert len(prompts) == 32 and len(set(seen)) >= 32 and not repeated
@@ -187,7 +187,7 @@ def test_samples_depend_on_the_row_and_on_the_key(params):
     same = [[1, 4]] * 8
     found = ids(respond(params, same, ROWS))
     assert len(set(found)) == 8
-    assert ids(respond(params, same, [40] * 8)) == [found[0]] * 8
+    assert ids(respond(params, same[:1], [40])) == found[:1]
     assert not set(ids(respond(params, same, ROWS, key=1))) & set(found)
 
 
@@ -220,7 +220,7 @@ def test_greedy_equals_argmax_of_full_forward_passes(params):
 
 def rollout(params, sampling, prompts=tiny.PROMPTS, rows=ROWS):
     engine = Engine(tiny.model(), 8, 32, 8)
-    return tiny.to_host(engine.rollout(params, prompts, jax.random.key(0), rows, sampling))
+    return tiny.to_host(tiny.sample(engine, params, prompts, jax.random.key(0), rows, sampling))
 
 
 def test_any_stop_id_ends_a_response_and_is_part_of_it(params):
@@ -278,14 +278,14 @@ def test_a_single_new_token(params):
 
 def test_an_empty_queue_has_no_responses(params):
     assert respond(params, [], []) == []
-    rollout = Engine(tiny.model(), 3, 32, 8).rollout(params, [], jax.random.key(0), [], SAMPLING)
+    rollout = tiny.sample(Engine(tiny.model(), 3, 32, 8), params, [], jax.random.key(0), [], SAMPLING)
     assert rollout.tokens.shape[0] == len(rollout.prompt_length) == 0 and rollout.logprobs.shape == (0, N)
 
 
 def test_the_callback_gets_each_response_when_it_ends(params, expected):
     seen = []
     engine = Engine(tiny.model(), 3, 32, 8)
-    engine.respond(params, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS, seen.append)
+    tiny.respond(engine, params, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS, seen.append)
     assert len(seen) > 2 and all(seen)
     finished = sorted((index, response.ids) for ended in seen for index, response in ended)
     assert finished == [(index, response.ids) for index, response in enumerate(expected)]
@@ -293,19 +293,19 @@ def test_the_callback_gets_each_response_when_it_ends(params, expected):
 
 def test_a_prompt_that_leaves_no_space_for_new_tokens_is_reported_in_one_sentence(params):
     engine = Engine(tiny.model(), 2, 16, 8)
-    tokens, length = engine.pad([[1] * 8, [1, 2]], N)
+    tokens, length = engine.padding.prompts([[1] * 8, [1, 2]], N)
     assert tokens.shape == (2, 8) and length.tolist() == [8, 2]
     message = "a prompt has 9 tokens, but model.max_length 16 minus 8 new tokens leaves only 8"
     with pytest.raises(UserError, match=message):
-        engine.pad([[1, 2], [1] * 9], N)
+        engine.padding.prompts([[1, 2], [1] * 9], N)
     with pytest.raises(UserError, match="a prompt is empty"):
-        engine.pad([[1, 2], []], N)
+        engine.padding.prompts([[1, 2], []], N)
 
 
 def test_a_rollout_has_rows_for_any_number_of_prompts(params):
     """They are padded to a multiple of the slots, so that later programs see few shapes."""
     engine = Engine(tiny.model(), 3, 32, 8)
-    found = engine.rollout(params, tiny.PROMPTS, jax.random.key(0), ROWS, SAMPLING)
+    found = tiny.sample(engine, params, tiny.PROMPTS, jax.random.key(0), ROWS, SAMPLING)
     whole = rollout(params, SAMPLING)
     assert found.tokens.shape == (9, 16) and isinstance(found.tokens, np.ndarray)
     for name in ("tokens", "prompt_length", "response_length", "ended"):
@@ -315,5 +315,5 @@ def test_a_rollout_has_rows_for_any_number_of_prompts(params):
 
 def test_prompts_are_padded_to_a_multiple_of_the_bucket_within_the_limit():
     engine = Engine(tiny.model(), 4, 30, 8)
-    assert engine.pad([[1] * 9], 8)[0].shape == (4, 16)
-    assert engine.pad([[1] * 17], 8)[0].shape == (4, 22)
+    assert engine.padding.prompts([[1] * 9], 8)[0].shape == (4, 16)
+    assert engine.padding.prompts([[1] * 17], 8)[0].shape == (4, 22)

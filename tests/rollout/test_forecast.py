@@ -57,12 +57,11 @@ def test_without_stop_ids_the_forecast_is_exact(called, prompts, batch, mesh):
     assert called == expected
 
 
-def test_abstract_weights_and_keys_give_the_same_forecast():
+def test_abstract_weights_give_the_same_forecast():
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     engine = Engine(model, 4, 64, 8)
-    described = module._described((params, KEY))
-    abstract = module.forecast(engine.start(described[0], MIXED, described[1], ENDLESS, range(len(MIXED))))
+    abstract = module.forecast(engine.start(module._described(params), MIXED, KEY, ENDLESS, range(len(MIXED))))
     real = module.forecast(engine.start(params, MIXED, KEY, ENDLESS, range(len(MIXED))))
     assert [module._key(*program) for program in abstract] == [module._key(*program) for program in real]
 
@@ -85,8 +84,8 @@ def test_a_few_waves_of_a_long_queue_predict_almost_the_same_programs(monkeypatc
     params = tiny.place(model, tiny.host_params())
     prompts = [[1, 3 + i % 29, 3 + i // 29, *range(3, 3 + i % 3 * 7)] for i in range(384 // copies) for _ in range(copies)]
     session, played = Engine(model, 16, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts))), []
-    submit = Session.submit
-    monkeypatch.setattr(Session, "submit", lambda self, some, rows: (played.append(len(some)), submit(self, some, rows)))
+    enqueue = Session.enqueue
+    monkeypatch.setattr(Session, "enqueue", lambda self, rows: (played.append(len(rows)), enqueue(self, rows)))
     some = {module._key(*program) for program in module.forecast(session)}
     monkeypatch.setattr(module, "WAVES", 1000)
     every = {module._key(*program) for program in module.forecast(session)}
@@ -170,7 +169,7 @@ def test_the_queue_uses_the_programs_compiled_in_threads(monkeypatch, mesh, boun
     jax.clear_caches()
     module.forget()
     SEEN.clear()
-    Engine(model, 8, 64, 8).respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    tiny.respond(Engine(model, 8, 64, 8), params, MIXED, KEY, ENDLESS, range(len(MIXED)))
     found = [compiled(f"({name})") for name in ("prefill", "insert", "reroll", "decode_chunk", "exchange")]
     assert all(found[i] for i in (0, 1, 3))
     assert {thread.partition("_")[0] for threads in found for thread in threads} == {"compile"}
@@ -184,9 +183,9 @@ def test_a_known_queue_is_not_forecast_again(monkeypatch):
     forecast = module.forecast
     monkeypatch.setattr(module, "forecast", lambda session: (forecasts.append(session), forecast(session))[1])
     for _ in range(3):
-        engine.respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+        tiny.respond(engine, params, MIXED, KEY, ENDLESS, range(len(MIXED)))
     assert len(forecasts) == 1
-    dataclasses.replace(engine, batch=4).respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    tiny.respond(dataclasses.replace(engine, batch=4), params, MIXED, KEY, ENDLESS, range(len(MIXED)))
     assert len(forecasts) == 2
 
 
@@ -194,9 +193,9 @@ def test_a_queue_whose_forecast_fails_is_answered_with_a_warning(monkeypatch, ca
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     engine = Engine(model, 8, 64, 8)
-    expected = engine.respond(params, SHORT, KEY, ENDLESS, range(5))
+    expected = tiny.respond(engine, params, SHORT, KEY, ENDLESS, range(5))
     module.forget()
     monkeypatch.setattr(module._Played, "_drawn", lambda self, control: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        assert engine.respond(params, SHORT, KEY, ENDLESS, range(5)) == expected
+        assert tiny.respond(engine, params, SHORT, KEY, ENDLESS, range(5)) == expected
     assert "sampling could not be compiled ahead;" in caplog.text and "division" in caplog.text

@@ -13,6 +13,7 @@ from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import LocalSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
+from tests.rollout import simple
 
 KEY = jax.random.key(0)
 SAMPLING = Sampling(8, tiny.STOPS)
@@ -29,11 +30,12 @@ def params():
     return tiny.place(tiny.model(), tiny.host_params(scale=1.5))
 
 
-def test_the_local_sampler_returns_the_responses_of_the_engine(engine, params):
+def test_the_local_sampler_returns_the_responses_by_definition(engine, params):
     finished = []
     found = respond(LocalSampler(engine, params, 3), tiny.PROMPTS, KEY, ROWS, SAMPLING, finished.extend)
-    expected = engine.respond(params, tiny.PROMPTS, KEY, SAMPLING, ROWS)
-    assert [(r.ids, r.logprobs, r.ended) for r in found] == [(r.ids, r.logprobs, r.ended) for r in expected]
+    expected = simple.respond(tiny.model(), params, tiny.PROMPTS, KEY, SAMPLING, ROWS)
+    assert [r.ids for r in found] == [ids for ids, _ in expected]
+    assert [r.ended for r in found] == [ids[-1] in tiny.STOPS for ids, _ in expected]
     assert {version for response in found for version in response.versions} == {3}
     assert sorted(i for i, _ in finished) == list(range(len(tiny.PROMPTS)))
 
@@ -43,7 +45,8 @@ def test_a_rollout_carries_the_version_of_each_token(engine, params):
     chex.assert_shape(rollout.versions, rollout.logprobs.shape)
     written = np.arange(8)[None, :] < rollout.response_length[:, None]
     np.testing.assert_array_equal(rollout.versions, np.where(written, 5, 0))
-    expected = engine.rollout(params, tiny.PROMPTS, KEY, ROWS, SAMPLING)
+    expected = tiny.sample(engine, params, tiny.PROMPTS, KEY, ROWS, SAMPLING)
+    assert expected.versions is None
     chex.assert_trees_all_equal(rollout.tokens, expected.tokens)
 
 
@@ -58,16 +61,60 @@ def test_tokens_after_an_update_have_its_version(params):
         assert set(response.versions) == {0, 7} and list(response.versions) == sorted(response.versions)
 
 
-def test_batches_are_answered_in_order(engine, params):
+def test_prompts_that_are_submitted_later_join_the_batch(params):
+    """Rows with other keys, temperatures, filters, lengths and stop tokens decode together, and have the tokens that they have
+    in a batch of their own."""
+    engine = Engine(tiny.model(), 8, 96, 8)
+    batches = [
+        ([[1, 4], [1, 7, 9]], [3, 4], KEY, Sampling(60, ())),
+        ([[1, 4], [1, 5]], [5, 6], jax.random.key(7), Sampling(40, tiny.STOPS, 0.7, 5)),
+        ([[1, 8]], [7], KEY, Sampling(45, (*range(20, 26), 2), 1.5, 0, 0.8)),
+        ([[1, 8, 3, 9]], [8], KEY, Sampling(50, (), 0.0)),
+    ]
     sampler = LocalSampler(engine, params)
-    sampler.submit([[1, 4]], [3], KEY, SAMPLING)
-    sampler.submit([[1, 4]], [4], KEY, Sampling(4, ()))
-    assert sampler.unfinished == 2
-    found = []
+    sampler.submit(*batches[0])
+    found = dict(sampler.collect())
+    session = sampler._session
+    for batch in batches[1:]:
+        sampler.submit(*batch)
+    assert sampler.unfinished == 6
+    found |= sampler.collect()
+    assert sampler._session is session and {row.number for row in session.live.values()} >= {3, 4, 8}
     while sampler.unfinished:
-        found += sampler.collect()
-    assert [row for row, _ in found] == [3, 4] and len(found[1][1].ids) == 4
-    assert sampler.collect() == []
+        found |= sampler.collect()
+    for prompts, rows, key, sampling in batches:
+        expected = respond(LocalSampler(engine, params), prompts, key, rows, sampling)
+        assert [found[row].ids for row in rows] == [response.ids for response in expected]
+        for row, response in zip(rows, expected, strict=True):
+            np.testing.assert_allclose(found[row].logprobs, response.logprobs, atol=1e-5)
+    assert len({len(found[row].ids) for row in found}) > 3 and sampler.collect() == []
+
+
+def test_keys_of_two_implementations_cannot_share_a_batch(engine, params):
+    sampler = LocalSampler(engine, params)
+    sampler.submit([[1, 4]], [0], KEY, SAMPLING)
+    with pytest.raises(UserError, match="the key has the implementation rbg, but rows of the same batch have threefry2x32"):
+        sampler.submit([[1, 4]], [1], jax.random.key(0, impl="rbg"), SAMPLING)
+    assert sampler.unfinished == 1 and len(sampler.collect()) == 1
+
+
+def test_an_idle_sampler_holds_no_weights_for_generation(params):
+    """The weights for generation are a copy in another dtype, or with another placement."""
+    engine = Engine(tiny.model(compute_dtype="bfloat16"), 4, 32, 8)
+    sampler = LocalSampler(engine, params)
+    before = sum(x.size for x in jax.live_arrays() if x.dtype == "bfloat16")
+    respond(sampler, tiny.PROMPTS, KEY, ROWS, SAMPLING)
+    assert sum(x.size for x in jax.live_arrays() if x.dtype == "bfloat16") == before
+
+
+def test_the_tokens_so_far_are_the_beginning_of_the_response(params):
+    sampler, endless = LocalSampler(Engine(tiny.model(), 2, 128, 8), params), Sampling(64, ())
+    sampler.submit([[1, 4], [1, 5]], [6, 9], KEY, endless)
+    assert sampler.written(9) == ()
+    sampler.collect()
+    begun = sampler.written(9)
+    assert 0 < len(begun) < 64
+    assert dict(sampler.collect())[9].ids[: len(begun)] == begun and sampler.written(9) == ()
 
 
 def test_a_sampler_without_weights_raises(engine):

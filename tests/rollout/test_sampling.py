@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.rollout.sampling import Sampling, draw, filter_logits, row_keys, sample
+from jaxalign.rollout.sampling import Sampling, Variant, draw, filter_logits, sample, unpack
+from tests.rollout.simple import row_keys, settings
 
 V = 10
 LOGITS = np.random.default_rng(0).normal(size=(6, V)).astype(np.float32) * 2
+
+
+def filtered(logits, top_k, top_p):
+    """`filter_logits` with the same top-k and top-p for each row."""
+    (rows, variant), logits = settings(Sampling(8, (), 1.0, top_k, top_p), len(logits)), jnp.asarray(logits)
+    return np.asarray(filter_logits(logits, rows.top_k, rows.top_p, variant.largest_k, variant.top_p))
 
 
 def numpy_filter(logits, top_k, top_p):
@@ -31,7 +40,7 @@ def numpy_filter(logits, top_k, top_p):
 @pytest.mark.parametrize("top_k", [0, 1, 3, V, V + 5])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 0.01])
 def test_filters_equal_numpy(top_k, top_p):
-    found = np.asarray(filter_logits(jnp.asarray(LOGITS), top_k, top_p))
+    found = filtered(LOGITS, top_k, top_p)
     for row in range(len(LOGITS)):
         assert set(np.flatnonzero(np.isfinite(found[row]))) == numpy_filter(LOGITS[row], top_k, top_p)
         kept = np.isfinite(found[row])
@@ -40,17 +49,17 @@ def test_filters_equal_numpy(top_k, top_p):
 
 def test_tied_tokens_are_kept_or_dropped_together():
     tied = jnp.log(jnp.array([[0.4, 0.2, 0.2, 0.2]]))
-    np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 2, 1.0))[0], [True, True, True, True])
-    np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 0, 0.5))[0], [True, True, True, True])
-    np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 0, 0.3))[0], [True, False, False, False])
+    np.testing.assert_array_equal(np.isfinite(filtered(tied, 2, 1.0))[0], [True, True, True, True])
+    np.testing.assert_array_equal(np.isfinite(filtered(tied, 0, 0.5))[0], [True, True, True, True])
+    np.testing.assert_array_equal(np.isfinite(filtered(tied, 0, 0.3))[0], [True, False, False, False])
 
 
 def draws(sampling, count=4000):
     """Return tokens and log-probabilities of `count` rows with the same logits."""
     logits = jnp.broadcast_to(LOGITS[0][None], (count, V))
     keys = row_keys(jax.random.key(3), jnp.arange(count))
-    fn = jax.jit(sample, static_argnums=3)
-    return (np.asarray(x) for x in fn(logits, keys, jnp.full(count, 4, jnp.int32), sampling))
+    fn = jax.jit(sample, static_argnums=4)
+    return (np.asarray(x) for x in fn(logits, keys, jnp.full(count, 4, jnp.int32), *settings(sampling, count)))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +98,39 @@ def test_any_vocabulary_size_is_sampled_by_its_probabilities(vocab):
         assert abs(found - share) <= 5 * np.sqrt(share * (1 - share) / max(1, len(others)))
 
 
+def test_each_row_has_its_own_settings():
+    """Rows with different temperature, top-k and top-p draw the tokens that they draw in a batch with equal settings."""
+    rows = [Sampling(8, (), *row) for row in ((0.0,), (1.0,), (1.5, 3), (0.7, 0, 0.8), (1.0, 5, 0.5), (1.0, V + 5))]
+    keys, positions = row_keys(jax.random.key(2), jnp.arange(len(rows))), jnp.arange(len(rows))
+    singles, variants = zip(*(settings(row, len(rows)) for row in rows), strict=True)
+    mixed = jax.tree.map(lambda *x: jnp.stack([part[i] for i, part in enumerate(x)]), *singles)
+    every = functools.reduce(Variant.joined, variants)
+    assert every == Variant("threefry2x32", True, True, 16, True)
+    for seed in range(20):
+        logits = jnp.asarray(np.random.default_rng(seed).normal(size=(len(rows), V)).astype(np.float32) * 2)
+        found = sample(logits, keys, positions, mixed, every)
+        for i, (single, variant) in enumerate(zip(singles, variants, strict=True)):
+            expected = sample(logits, keys, positions, single, variant)
+            assert [np.asarray(x)[i] for x in found] == [np.asarray(x)[i] for x in expected]
+
+
+def test_settings_and_keys_survive_packing():
+    rows = [Sampling(8, (2, 9), 0.7, 40, 0.9), Sampling(8, ()), Sampling(8, (5,), 0.0)]
+    keys = [jax.random.key(seed) for seed in range(3)]
+    packed = [row.packed(key) for row, key in zip(rows, keys, strict=True)]
+    columns = [np.pad(column, (0, len(packed[0]) - len(column)), constant_values=-1) for column in packed]
+    found = unpack(jnp.asarray(np.stack(columns, axis=1)), "threefry2x32")
+    np.testing.assert_array_equal(found.temperature, np.float32([0.7, 1, 0]))
+    np.testing.assert_array_equal(found.top_k, [40, 0, 0])
+    np.testing.assert_array_equal(found.top_p, np.float32([0.9, 1, 1]))
+    np.testing.assert_array_equal(found.stop_ids, [[2, -1, 5], [9, -1, -1]])
+    assert all(found.keys[i] == key for i, key in enumerate(keys))
+
+
 def test_greedy_takes_the_likeliest_token_with_its_log_probability_at_temperature_1():
     sampling = Sampling(8, (2,), 0.0)
     keys = row_keys(jax.random.key(0), jnp.arange(6))
-    tokens, logprobs = sample(jnp.asarray(LOGITS), keys, jnp.zeros(6, jnp.int32), sampling)
+    tokens, logprobs = sample(jnp.asarray(LOGITS), keys, jnp.zeros(6, jnp.int32), *settings(sampling, 6))
     np.testing.assert_array_equal(tokens, LOGITS.argmax(-1))
     expected = LOGITS.max(-1) - np.log(np.exp(LOGITS).sum(-1))
     np.testing.assert_allclose(logprobs, expected, atol=1e-5)
@@ -104,7 +142,7 @@ def test_the_noise_depends_only_on_key_row_and_position():
 
     def tokens(key, rows, positions):
         keys = row_keys(jax.random.key(key), jnp.asarray(rows))
-        return np.asarray(sample(flat[: len(rows)], keys, jnp.asarray(positions), sampling)[0])
+        return np.asarray(sample(flat[: len(rows)], keys, jnp.asarray(positions), *settings(sampling, len(rows)))[0])
 
     first = tokens(0, [5, 6, 7, 8], [3, 3, 4, 4])
     assert len(set(first)) == 4

@@ -44,7 +44,7 @@ def test_every_token_has_the_version_of_the_weights_that_wrote_it(params, others
     assert session.step() == [] and len(session.written(0)) == module.STEPS
     session.swap(others)
     ((index, response),) = session.step()
-    alone = engine.respond(params, [[1, 4]], KEY, ENDLESS, [0])[0]
+    alone = tiny.respond(engine, params, [[1, 4]], KEY, ENDLESS, [0])[0]
     assert index == 0 and session.unfinished == 0
     assert response.versions == (0,) * module.STEPS + (1,) * (40 - module.STEPS) and alone.versions == (0,) * 40
     assert response.ids[: module.STEPS] == alone.ids[: module.STEPS] and response.ids != alone.ids
@@ -57,7 +57,7 @@ def test_log_probabilities_after_a_swap_use_the_new_weights_and_the_old_cache(pa
     session.step()
     session.swap(params)
     found = finish(session)
-    for i, expected in enumerate(engine.respond(params, [[1, 4], [1]], KEY, ENDLESS, [0, 1])):
+    for i, expected in enumerate(tiny.respond(engine, params, [[1, 4], [1]], KEY, ENDLESS, [0, 1])):
         assert found[i].ids == expected.ids and found[i].logprobs == expected.logprobs
 
 
@@ -69,17 +69,17 @@ def test_prompts_submitted_later_get_the_same_answers(params):
     engine, sampling = Engine(tiny.model(), 3, 64, 8), Sampling(8, tiny.STOPS)
     session = engine.start(params, tiny.PROMPTS[:3], KEY, sampling, range(3))
     first = dict(session.step())
-    session.submit(tiny.PROMPTS[3:], range(3, 8))
+    session.submit(tiny.PROMPTS[3:], range(3, 8), KEY, sampling)
     found = first | finish(session)
-    whole = engine.respond(params, tiny.PROMPTS, KEY, sampling, range(8))
+    whole = tiny.respond(engine, params, tiny.PROMPTS, KEY, sampling, range(8))
     assert [found[i].ids for i in range(8)] == [response.ids for response in whole]
 
 
 def test_a_bad_prompt_affects_no_other(params):
     engine, sampling = Engine(tiny.model(), 2, 16, 8), Sampling(8, tiny.STOPS)
     given = [[1, 7, 9], [], [1] * 9, [1, 4], [1, 32], [-1, 3], [2**40]]
-    found = engine.respond(params, given, KEY, sampling, range(7))
-    good = engine.respond(params, [given[0], given[3]], KEY, sampling, [0, 3])
+    found = tiny.respond(engine, params, given, KEY, sampling, range(7))
+    good = tiny.respond(engine, params, [given[0], given[3]], KEY, sampling, [0, 3])
     assert [found[0].ids, found[3].ids] == [response.ids for response in good]
     assert found[1].ids == found[2].ids == () and not found[1].ended
     assert found[1].error == "a prompt is empty; at least one token is expected"
@@ -87,28 +87,28 @@ def test_a_bad_prompt_affects_no_other(params):
     for i, unknown in ((4, 32), (5, -1), (6, 2**40)):
         assert found[i].error == f"a prompt has the token id {unknown}, but the model's token ids are 0 to 31"
     with pytest.raises(UserError, match="a prompt is empty"):
-        engine.rollout(params, given, KEY, range(7), sampling)
+        tiny.sample(engine, params, given, KEY, range(7), sampling)
 
 
 @pytest.mark.parametrize("prompt", [[1, 1.7], [1, float("nan")], [1, None], [1, "4"]])
 def test_an_invalid_token_id_affects_no_other_prompt(params, prompt):
-    found = Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7], prompt], KEY, Sampling(8, ()), range(2))
+    found = tiny.respond(Engine(tiny.model(), 2, 16, 8), params, [[1, 7], prompt], KEY, Sampling(8, ()), range(2))
     assert len(found[0].ids) == 8
     assert found[1].ids == () and found[1].error == f"a prompt has {prompt[1]!r} among its token ids; integers are expected"
 
 
 def test_prompts_can_be_arrays(params):
     engine, sampling = Engine(tiny.model(), 2, 16, 8), Sampling(8, ())
-    found = (engine.rollout(params, prompts, KEY, [0], sampling) for prompts in ([[1, 7]], [np.array([1, 7], np.int64)]))
+    found = (tiny.sample(engine, params, prompts, KEY, [0], sampling) for prompts in ([[1, 7]], [np.array([1, 7], np.int64)]))
     np.testing.assert_array_equal(*(rollout.tokens for rollout in found))
 
 
 def test_prompts_without_row_numbers_leave_the_session_unchanged(params):
     session = Engine(tiny.model(), 2, 16, 8).start(params, [[1]], KEY, Sampling(4, ()), [0])
     with pytest.raises(ValueError, match="there are 2 prompts and 1 row numbers; one for each is expected"):
-        session.submit([[], [1, 2]], [3])
+        session.submit([[], [1, 2]], [3], KEY, Sampling(4, ()))
     assert session.unfinished == 1
-    session.submit([[7, 7]], [9])
+    session.submit([[7, 7]], [9], KEY, Sampling(4, ()))
     found = {}
     while session.unfinished:
         found |= session.step()
@@ -118,7 +118,7 @@ def test_prompts_without_row_numbers_leave_the_session_unchanged(params):
 @pytest.mark.parametrize("number", [-1, 2**31, 0.5])
 def test_an_invalid_row_number_is_refused(params, number):
     with pytest.raises(UserError, match=f"a row number is {number}; an integer from 0 to 2147483647 is expected"):
-        Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7]], KEY, Sampling(8, ()), [number])
+        tiny.respond(Engine(tiny.model(), 2, 16, 8), params, [[1, 7]], KEY, Sampling(8, ()), [number])
 
 
 def test_non_finite_logits_end_only_their_own_row(params):
@@ -128,13 +128,13 @@ def test_non_finite_logits_end_only_their_own_row(params):
     broken = weights | {"embedding": weights["embedding"].at[9].set(np.nan)}
     engine, sampling = Engine(model, 2, 32, 8), Sampling(8, (9,))
     prompts, rows = [[1, 7], [1, 9, 3], [1, 4], [1, 8, 8]], range(4)
-    found = engine.respond(broken, prompts, KEY, sampling, rows)
-    good = engine.respond(weights, prompts, KEY, sampling, rows)
+    found = tiny.respond(engine, broken, prompts, KEY, sampling, rows)
+    good = tiny.respond(engine, weights, prompts, KEY, sampling, rows)
     assert found[1].error == "the model's logits are not finite numbers" and found[1].ids == ()
     for i in (0, 2, 3):  # The slot of row 1 is reused without traces.
         assert found[i].ids == good[i].ids and found[i].error is None
     with pytest.raises(UserError, match="sampling of row 1: the model's logits are not finite numbers"):
-        engine.rollout(broken, prompts, KEY, rows, sampling)
+        tiny.sample(engine, broken, prompts, KEY, rows, sampling)
 
 
 def test_the_padding_token_affects_no_prompt(params):
@@ -143,7 +143,7 @@ def test_the_padding_token_affects_no_prompt(params):
     weights = model.init(jax.random.key(0))
     broken = weights | {"embedding": weights["embedding"].at[0].set(np.nan)}
     given = [[1, 7], [1, 4, 3], [1, 8, 8, 2]], KEY, Sampling(1, (9,)), range(3)
-    found, good = (Engine(model, 4, 32, 8).respond(own, *given) for own in (broken, weights))
+    found, good = (tiny.respond(Engine(model, 4, 32, 8), own, *given) for own in (broken, weights))
     assert [(response.ids, response.error) for response in found] == [(response.ids, None) for response in good]
 
 
@@ -159,7 +159,7 @@ def test_a_bucket_of_size_0_is_refused():
 
 def test_stop_ids_can_be_a_list(params):
     engine, given = Engine(tiny.model(), 2, 32, 8), ([[1, 7]], KEY)
-    found, expected = (engine.respond(params, *given, Sampling(8, stops), [0]) for stops in ([2, 9], (2, 9)))
+    found, expected = (tiny.respond(engine, params, *given, Sampling(8, stops), [0]) for stops in ([2, 9], (2, 9)))
     assert found == expected
 
 
@@ -194,7 +194,7 @@ def test_another_queue_compiles_nothing(params):
     def queue(count: int, longest: int):
         prompts = [rng.integers(0, 32, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
         for key in (KEY, jax.device_put(KEY, jax.devices()[0])):  # One uncommitted and one committed array.
-            assert len(engine.respond(params, prompts, key, sampling, range(count))) == count
+            assert len(tiny.respond(engine, params, prompts, key, sampling, range(count))) == count
 
     jax.clear_caches()
     warm_up(engine, params, sampling, 16)
@@ -211,7 +211,7 @@ def test_longer_prompts_submitted_later_compile_nothing(params):
     before = compiled()
     session = engine.start(params, [[1, 7]] * 4, KEY, sampling, range(4))
     session.step()
-    session.submit(late, [4])
+    session.submit(late, [4], KEY, sampling)
     assert finish(session) and compiled() == before
 
 
@@ -228,7 +228,7 @@ def test_another_queue_on_a_mesh_compiles_nothing():
     warm_up(engine, params, sampling, 16)
     SEEN.clear()
     for key, prompts in zip(keys, queues, strict=True):
-        assert len(engine.respond(params, prompts, key, sampling, range(len(prompts)))) == len(prompts)
+        assert len(tiny.respond(engine, params, prompts, key, sampling, range(len(prompts)))) == len(prompts)
     assert SEEN == []
 
 

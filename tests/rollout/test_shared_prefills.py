@@ -53,16 +53,15 @@ def test_samples_are_those_by_definition(prefilled, changes, mesh, batch):
     """Also with fewer rows than prompts, so that prompts of a group enter one after another."""
     model, prompts, weights = tiny.model(mesh, **changes), questions(), tiny.host_params(scale=1.5)
     engine = Engine(model, batch, 64, 8, share_prefix=True)
-    found = engine.respond(tiny.place(model, weights), prompts, KEY, SAMPLING, range(len(prompts)))
+    found = tiny.respond(engine, tiny.place(model, weights), prompts, KEY, SAMPLING, range(len(prompts)))
     expected = simple.respond(tiny.model(**changes), weights, prompts, KEY, SAMPLING, range(len(prompts)))
     for response, (ids, logprobs) in zip(found, expected, strict=True):
         assert list(response.ids) == list(ids)
         np.testing.assert_allclose(response.logprobs, logprobs, atol=1e-4)
     shared = sum(prefilled)
     prefilled.clear()
-    dataclasses.replace(engine, share_prefix=False).respond(
-        tiny.place(model, weights), prompts, KEY, SAMPLING, range(len(prompts))
-    )
+    alone = dataclasses.replace(engine, share_prefix=False)
+    tiny.respond(alone, tiny.place(model, weights), prompts, KEY, SAMPLING, range(len(prompts)))
     assert shared < 0.7 * sum(prefilled)
 
 
@@ -88,7 +87,7 @@ def test_the_reused_tokens_of_the_prompts_are_reported():
     prompts = [[*text, 1, 6, 7], [*text, 2, 6, 7], [*text, 2, 6, 7], [1, 5]]
     for batch in (4, 1):
         engine = Engine(tiny.model(), batch, 64, 8, share_prefix=True)
-        found = engine.respond(tiny.host_params(), prompts, KEY, SAMPLING, range(4))
+        found = tiny.respond(engine, tiny.host_params(), prompts, KEY, SAMPLING, range(4))
         assert [response.reused for response in found] == [0, 40, 42, 0]
 
 
@@ -96,9 +95,8 @@ def test_the_reused_tokens_of_the_prompts_are_reported():
 def test_groups_that_do_not_fit_into_a_part_of_the_mesh_are_sampled(mesh):
     """Each part has one or two rows, so that the prompts of a group are spread over the parts."""
     model, prompts, weights = tiny.model(mesh), questions(), tiny.host_params(scale=1.5)
-    found = Engine(model, 8, 64, 8, share_prefix=True).respond(
-        tiny.place(model, weights), prompts, KEY, SAMPLING, range(len(prompts))
-    )
+    engine = Engine(model, 8, 64, 8, share_prefix=True)
+    found = tiny.respond(engine, tiny.place(model, weights), prompts, KEY, SAMPLING, range(len(prompts)))
     expected = simple.respond(tiny.model(), weights, prompts, KEY, SAMPLING, range(len(prompts)))
     assert [response.ids for response in found] == [ids for ids, _ in expected]
 
@@ -127,7 +125,7 @@ def test_a_mesh_that_splits_the_length_prefills_each_prompt(prefilled):
     model, prompts = dataclasses.replace(tiny.model(), sharding=make_sharding(Mesh(data=4, context=2))), questions(2)
     params, used = tiny.place(model, tiny.host_params()), []
     for share in (True, False):
-        Engine(model, 8, 64, 8, share).respond(params, prompts, KEY, SAMPLING, range(len(prompts)))
+        tiny.respond(Engine(model, 8, 64, 8, share), params, prompts, KEY, SAMPLING, range(len(prompts)))
         used.append(list(prefilled))
         prefilled.clear()
     assert used[0] == used[1] != []

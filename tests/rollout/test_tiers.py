@@ -65,7 +65,7 @@ def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh
     """Rows that outgrow the short tier continue in the long one; the last prompts share one tier of fewer rows."""
     model = tiny.model(mesh)
     placed = params if mesh is None else tiny.place(model, tiny.host_params(scale=1.5))
-    found = Engine(model, batch, 64, 8).respond(placed, QUEUE, jax.random.key(0), SAMPLING, ROWS)
+    found = tiny.respond(Engine(model, batch, 64, 8), placed, QUEUE, jax.random.key(0), SAMPLING, ROWS)
     assert [response.ids for response in found] == [ids for ids, _ in expected]
     np.testing.assert_allclose([r.logprob for r in found], [sum(logprobs) for _, logprobs in expected], atol=3e-4)
     assert small["2 tiers"] > 2 and small["1 tiers"] > 0 and small["rows"] > 1
@@ -81,17 +81,17 @@ def test_samples_of_two_tiers_equal_those_of_one_for_every_kind_of_cache(small, 
         jax.clear_caches()
     model = tiny.model(**changes)
     params = jax.tree.map(lambda x: 1.5 * x, model.init(jax.random.key(0)))
-    found = Engine(model, 8, 64, 8).respond(params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
+    found = tiny.respond(Engine(model, 8, 64, 8), params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
     assert small["2 tiers"] > 2 and small["rows"] > 2
     monkeypatch.setattr(layouts, "LEAST_TIERED", (99, 99))
-    alone = Engine(model, 8, 64, 8).respond(params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
+    alone = tiny.respond(Engine(model, 8, 64, 8), params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
     jax.clear_caches()  # Compiled programs are not keyed by the layout of layers.
     assert [response.ids for response in found] == [response.ids for response in alone]
 
 
 def test_rows_of_equal_final_length_have_one_tier(params, small):
     endless = dataclasses.replace(SAMPLING, stop_ids=())
-    found = Engine(tiny.model(), 8, 64, 8).respond(params, QUEUE, jax.random.key(0), endless, ROWS)
+    found = tiny.respond(Engine(tiny.model(), 8, 64, 8), params, QUEUE, jax.random.key(0), endless, ROWS)
     assert {len(response.ids) for response in found} == {NEW}
     assert small["1 tiers"] > 0 == small["2 tiers"]
 
@@ -99,8 +99,8 @@ def test_rows_of_equal_final_length_have_one_tier(params, small):
 def test_a_prompt_too_long_for_the_short_tier(params, small):
     """All rows share one tier while it enters; the others are sampled as before."""
     long = [[1, 5] + [7, 9] * 12 if i == 20 else prompt for i, prompt in enumerate(QUEUE)]
-    found = Engine(tiny.model(), 8, 64, 8).respond(params, long, jax.random.key(0), SAMPLING, ROWS)
-    alone = Engine(tiny.model(), 1, 64, 8).respond(params, [long[20]], jax.random.key(0), SAMPLING, [ROWS[20]])
+    found = tiny.respond(Engine(tiny.model(), 8, 64, 8), params, long, jax.random.key(0), SAMPLING, ROWS)
+    alone = tiny.respond(Engine(tiny.model(), 1, 64, 8), params, [long[20]], jax.random.key(0), SAMPLING, [ROWS[20]])
     assert found[20].ids == alone[0].ids and small["2 tiers"] > 0 < small["1 tiers"]
 
 
@@ -115,7 +115,7 @@ def test_another_queue_with_tiers_compiles_nothing(params, small):
     warm_up(engine, params, SAMPLING, 8)
     before = compiled()
     for count in (32, 9, 20, 3):
-        engine.respond(params, QUEUE[:count], jax.random.key(count), SAMPLING, ROWS[:count])
+        tiny.respond(engine, params, QUEUE[:count], jax.random.key(count), SAMPLING, ROWS[:count])
     assert compiled() == before and small["rows"] > 2
 
 

@@ -82,7 +82,7 @@ def result(mesh: Mesh):
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, rows = tiny.place(model, start()), tiny.rows(model, ROWS)
     engine, sampling = Engine(model, 8, 40, bucket=8), Sampling(32, (64,), 1.0, 0, 1.0)
-    sampled = engine.rollout(params, PROMPTS, jax.random.key(5), range(8), sampling)
+    sampled = tiny.sample(engine, params, PROMPTS, jax.random.key(5), range(8), sampling)
     found, state, metrics = logprobs_and_step(model, init_state(model, OPTIMIZER, params, jax.random.key(0)), rows)
     if model.sharding is not None:
         assert_placed(model, state)

@@ -10,6 +10,8 @@ from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Model
 from jaxalign.records import Prompt, Rollout
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import make_sampler, sample_rollout
 from jaxalign.stages.shared import engines, loops, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Queue, Shards, queues
@@ -41,14 +43,16 @@ def sampled_answers(
         if not left:
             return
         sampling = engines.sampling(section, tokenizer, config.data.style)
-        sampler = engines.policy_sampler(config, policy, section.batch, sampling)
+        engine = Engine(policy, section.batch, config.model.max_length)
+        sampler = make_sampler(config.sampler, engine, "config.sampler")
         sampler.update(run_models.policy_params(context, policy, stage), 0)
         on_finished = loops.counting(progress)
         for queue in left:
             rows, own = queue.rows, [prompts[i] for i in queue.rows]
             ids = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
             with timing.phase("generate") as phase:
-                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), on_finished)
+                numbers = range(rows.start * n, rows.stop * n)
+                rollout = sample_rollout(sampler, engine.padding, ids, key, numbers, sampling, on_finished, versions=False)
                 phase.tokens, phase.flops = work.sampled(policy, rollout)
             yield queue, own, rollout
             progress.update(len(rows))

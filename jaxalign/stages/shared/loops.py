@@ -9,7 +9,7 @@ from jaxalign.config import to_dict
 from jaxalign.feedback.speaker import Counted
 from jaxalign.models import flops
 from jaxalign.models.model import Model
-from jaxalign.rollout.engine import OnFinished
+from jaxalign.rollout.sampler import OnFinished
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
@@ -19,7 +19,7 @@ from jaxalign.training.loop import Loop
 
 
 def counting(progress: Progress) -> OnFinished:
-    """A listener for `Engine.rollout` that adds the tokens of finished responses to `progress`."""
+    """A listener for `sample_rollout` that adds the tokens of finished responses to `progress`."""
     return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
 
 
