@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxalign.config import section_from
+from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
@@ -22,6 +23,7 @@ from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
 from jaxalign.planner.hardware import chip_of
+from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, ScoredPairs
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.training.checkpoint import copy_params
@@ -29,8 +31,9 @@ from jaxalign.training.early_stopping import EarlyStopping, StoppingState
 from jaxalign.training.loop import Loop, Step, Training
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
+from jaxalign.training.work import learning_packed, learning_pairs
 
-__all__ = ["PolicyTrainer", "Step", "StepProgram", "Trainer", "TrainerInputs", "fingerprint", "model_inputs", "section_from"]
+__all__ = ["PolicyTrainer", "Step", "Trainer", "TrainerInputs", "fingerprint", "model_inputs", "section_from"]
 
 Frozen = Params | None
 
@@ -123,25 +126,6 @@ def _is_committed(x: jax.Array) -> bool:
     return isinstance(x, jax.Array) and x.committed
 
 
-@dataclasses.dataclass(frozen=True)
-class StepProgram:
-    """A jitted training step and the functions that give its arguments and its work by step number.
-
-    Attributes:
-      step: `step(state, arguments) -> (state, metrics)`; the metrics are one of the records in `training.metrics`.
-      arguments: `arguments(frozen, number) -> record`: the batch and every other argument but the state.
-      flops: the FLOPs of a step.
-      tokens: the number of tokens that a step trains on; None if the metrics contain it.
-      shown: the metrics that the progress bar shows.
-    """
-
-    step: Callable
-    arguments: Callable[[Frozen, int], Any]
-    flops: Callable[[int], float]
-    tokens: Callable[[int], int] | None = None
-    shown: tuple[str, ...] = ("loss",)
-
-
 class Trainer:
     """The base class of trainers: one training run.
 
@@ -201,29 +185,41 @@ class Trainer:
 
     def _train(
         self,
-        program: StepProgram,
-        total_steps: int,
+        step: Callable,
+        arguments: Callable[[Frozen, np.ndarray], Any],
+        rows: PackedBatch | AnswerPairs | PairBatch | ScoredPairs,
+        loader: EpochLoader,
+        *,
+        total_steps: int | None = None,
+        shown: tuple[str, ...] = ("loss",),
         prepare: Callable[[], Params] | None = None,
         stopping: EarlyStopping | None = None,
     ) -> Iterator[Step]:
         """Trains and yields each step.
 
         Args:
-          program: the step. It compiles while weights are read.
-          total_steps: the number of steps.
+          step: the jitted step `(state, arguments) -> (state, metrics)`, whose metrics are one of the records in
+            `training.metrics`. It compiles while weights are read.
+          arguments: `arguments(frozen, index) -> record`: the batch of rows `index` and every other argument but the state.
+          rows: all rows, numpy arrays.
+          loader: selects the rows of each batch.
+          total_steps: the number of steps; None for the section's number of epochs.
+          shown: the metrics that the progress bar shows.
           prepare: does the work that must precede the first step and returns the starting weights. If None, the starting
             weights are read only if there is no checkpoint.
           stopping: ends training early; None trains all steps.
         """
-        inputs, model, self.stopping = self.inputs, self.inputs.model, stopping
-        self.optimizer = optimizer = make_optimizer(self.section.optimizer, total_steps)
+        inputs, model, section, self.stopping = self.inputs, self.inputs.model, self.section, stopping
+        total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
+        self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps)
         abstract = placed(abstract_state(model, optimizer), inputs.like)
+        learning = learning_packed if isinstance(rows, PackedBatch) else learning_pairs
         loop = dataclasses.replace(
-            inputs.loop, total_steps=total_steps, checkpoint_every=self.section.checkpoint_every, shown=program.shown,
-            flops=program.flops,
+            inputs.loop, total_steps=total_steps, checkpoint_every=section.checkpoint_every, shown=shown,
+            flops=lambda number: learning(model, take(rows, loader.indices(number))),
         )
         with Ahead() as ahead:
-            ahead.add(program.step, lambda: (abstract, program.arguments(inputs.abstract_frozen, 0)))
+            ahead.add(step, lambda: (abstract, arguments(inputs.abstract_frozen, loader.indices(0))))
             weights = prepare() if prepare else None
             self.frozen = inputs.frozen()
 
@@ -233,9 +229,10 @@ class Trainer:
                 return state if stopping is None else stopping.begin(state)
 
             def train_step(state: TrainState, number: int):
-                state, metrics = program.step(state, program.arguments(self.frozen, number))
-                if program.tokens is not None:
-                    metrics = dataclasses.replace(metrics, tokens=program.tokens(number))
+                index = loader.indices(number)
+                state, metrics = step(state, arguments(self.frozen, index))
+                if not isinstance(rows, PackedBatch):  # The step counts the tokens of packed rows.
+                    metrics = dataclasses.replace(metrics, tokens=int(rows.length[index].sum()))
                 return state, metrics
 
             def stopping_step(state: StoppingState, number: int):

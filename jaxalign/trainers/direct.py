@@ -15,7 +15,7 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Dpo
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
@@ -26,7 +26,7 @@ from jaxalign.registry.objectives import objectives_of
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
-from jaxalign.trainers.base import PolicyTrainer, StepProgram, model_inputs, section_from
+from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
 from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
 from jaxalign.training import work
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
@@ -114,30 +114,23 @@ class DPO(PolicyTrainer):
           loader: selects the rows of each batch.
           held_out: more rows for which to compute the reference's log-probabilities, or None.
         """
-        self.train, self.held_out, self._loader = train, held_out, loader
-        program = StepProgram(direct_step, self._arguments, self._flops, self._tokens, shown=("loss", "accuracy"))
-        steps = self._train(program, loader.steps(self.section.epochs), self._prepare)
-        return steps if is_builtin(self.section) else _finite_first(steps, self.section.objective)
+        model, section, self.train, self.held_out = self.inputs.model, self.section, train, held_out
 
-    def _prepare(self) -> Params:
-        weights = self.inputs.weights()
-        self.train = self._with_reference(weights, self.train, "train")
-        if self.held_out is not None:
-            self.held_out = self._with_reference(weights, self.held_out, "held_out")
-        return weights
+        def prepare() -> Params:
+            weights = self.inputs.weights()
+            self.train = self._with_reference(weights, train, "train")
+            if held_out is not None:
+                self.held_out = self._with_reference(weights, held_out, "held_out")
+            return weights
 
-    def _arguments(self, frozen: Params | None, number: int) -> DirectArguments:
-        model, section = self.inputs.model, self.section
-        batch, parts = packed(section, model, self.train, self._loader.indices(number))
-        return DirectArguments(
-            model=model, optimizer=self.optimizer, section=section, batch=batch, frozen=frozen, packed=parts
-        )
+        def arguments(frozen: Params | None, index: np.ndarray) -> DirectArguments:
+            batch, parts = packed(section, model, self.train, index)
+            return DirectArguments(
+                model=model, optimizer=self.optimizer, section=section, batch=batch, frozen=frozen, packed=parts
+            )
 
-    def _tokens(self, number: int) -> int:
-        return int(self.train.length[self._loader.indices(number)].sum())
-
-    def _flops(self, number: int) -> float:
-        return work.learning_pairs(self.inputs.model, take(self.train, self._loader.indices(number)))
+        steps = self._train(direct_step, arguments, train, loader, shown=("loss", "accuracy"), prepare=prepare)
+        return steps if is_builtin(section) else _finite_first(steps, section.objective)
 
     def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
         """The pairs with the log-probabilities of their answers under the reference.

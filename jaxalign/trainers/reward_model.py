@@ -16,20 +16,24 @@ from jaxalign.config import Preference
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, TrainerInputs, model_inputs, section_from
-from jaxalign.trainers.preference_member import PreferenceMember
-from jaxalign.trainers.preference_quality import accuracy
+from jaxalign.trainers.preference_quality import accuracy, held_out_metrics, measurable
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
-from jaxalign.trainers.scoring import all_scores, pair_arrays
+from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
+from jaxalign.training.arguments import PreferenceArguments
+from jaxalign.training.early_stopping import EarlyStopping
 from jaxalign.training.loop import Step
 from jaxalign.training.offload import FrozenRole
+from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import TrainState
 
 _STAGE_FIELDS = ("human", "human_weight", "on_failure")
@@ -224,6 +228,60 @@ class RewardModel(Trainer):
             EpochLoader(len(train.label), self.section.batch, self.inputs.seed, first + number)
             for number in range(self.section.members)
         ]
+
+
+class PreferenceMember(Trainer):
+    """Trains one preference model on arrays of pairs: a `RewardModel`, or a member of its ensemble."""
+
+    name = "RewardModel"
+
+    def fit(self, train: PairBatch, loader: EpochLoader, held_out: PairBatch | None = None) -> Iterator[Step]:
+        """Trains and yields each step.
+
+        Args:
+          train: the pairs, numpy arrays.
+          loader: selects the pairs of each batch.
+          held_out: the pairs on which early stopping measures the loss; not read without early stopping.
+
+        Raises:
+          UserError: early stopping has no pair to measure the loss on.
+        """
+        model, section = self.inputs.model, self.section
+
+        def arguments(frozen: Params | None, index: np.ndarray) -> PreferenceArguments:
+            batch, parts = packed(model, train, index, section.micro_batch_tokens)
+            return PreferenceArguments(
+                model=model,
+                optimizer=self.optimizer,
+                centering_coef=section.centering_coef,
+                batch=batch,
+                frozen=frozen,
+                packed=parts,
+            )
+
+        stopping = self._stopping(held_out, loader.steps(1)) if section.early_stopping else None
+        return self._train(
+            preference_step, arguments, train, loader, shown=("loss", "accuracy"), stopping=stopping
+        )
+
+    def stopped(self) -> dict[str, Any]:
+        """The result of early stopping, after training: the number of steps trained, and the best step with its loss."""
+        state = self.training.state
+        step, loss = fetch((state.best_step, state.best_loss))
+        return {"steps": self.training.completed, "best_step": int(step), "held_out_loss": float(loss)}
+
+    def _stopping(self, held_out: PairBatch | None, epoch: int) -> EarlyStopping:
+        """Early stopping on held-out pairs. epoch: the number of steps of an epoch."""
+        if not measurable(held_out):
+            raise UserError("early_stopping is True, but none of the held-out pairs that would measure the loss has a label "
+                            "that prefers an answer; give more pairs, raise held_out_share, or set early_stopping to False")
+        section, scorer = self.section, Scorer(self.inputs.model)
+
+        def measure(params: Params) -> dict[str, float]:
+            scores = all_scores(scorer, join(self.frozen, params), held_out, section.batch)
+            return held_out_metrics(scores, held_out)
+
+        return EarlyStopping(section.eval_every or epoch, section.patience, measure)
 
 
 def _in_directory(inputs: TrainerInputs, number: int) -> TrainerInputs:

@@ -21,13 +21,12 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Message, PackedBatch
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.trainers.base import PolicyTrainer, StepProgram, model_inputs, section_from
+from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
 from jaxalign.trainers.rows import Example, as_examples
 from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_evaluate, lm_step
 from jaxalign.training.loop import Step
 from jaxalign.training.microbatch import chosen
-from jaxalign.training.work import learning_packed
 
 Answered = tuple[Sequence[Message], str]
 
@@ -97,20 +96,17 @@ class SFT(PolicyTrainer):
         loader = EpochLoader(len(rows.tokens), section.batch_rows, self.inputs.seed, stream)
         micro_batches = chosen(section.micro_batches, section.batch_rows, rows.tokens.shape[1], model.sharding)
 
-        def arguments(frozen: Params | None, number: int) -> LmArguments:
+        def arguments(frozen: Params | None, index: np.ndarray) -> LmArguments:
             return LmArguments(
                 model=model,
                 optimizer=self.optimizer,
-                batch=place_rows(model.sharding, rows, loader.indices(number)),
+                batch=place_rows(model.sharding, rows, index),
                 frozen=frozen,
                 micro_batches=micro_batches,
                 balance_coef=balance_coef,
             )
 
-        def flops(number: int) -> float:
-            return learning_packed(model, take(rows, loader.indices(number)))
-
-        return self._train(StepProgram(lm_step, arguments, flops), total_steps)
+        return self._train(lm_step, arguments, rows, loader, total_steps=total_steps)
 
     def _encoded(self, example: Example) -> tuple[list[int], list[float]]:
         messages, text = example

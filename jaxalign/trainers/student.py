@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import merge, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import ScoredPairs
 from jaxalign.rewards.scorer import Scorer
-from jaxalign.trainers.base import StepProgram, Trainer
-from jaxalign.training import work
+from jaxalign.trainers.base import Trainer
 from jaxalign.training.arguments import DistillArguments
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.distill_step import distill_step
@@ -36,7 +36,7 @@ class Student(Trainer):
         """
         model, section = self.inputs.model, self.section
 
-        def arguments(frozen: Params | None, number: int) -> DistillArguments:
+        def arguments(frozen: Params | None, index: np.ndarray) -> DistillArguments:
             del frozen  # A student has no adapters.
             return DistillArguments(
                 model=model,
@@ -44,17 +44,10 @@ class Student(Trainer):
                 objective=section.objective,
                 scale=scale,
                 micro_batches=section.micro_batches,
-                batch=place_rows(model.sharding, train, loader.indices(number)),
+                batch=place_rows(model.sharding, train, index),
             )
 
-        def flops(number: int) -> float:
-            return work.learning_pairs(model, take(train, loader.indices(number)))
-
-        def tokens(number: int) -> int:
-            return int(train.length[loader.indices(number)].sum())
-
-        program = StepProgram(distill_step, arguments, flops, tokens, shown=("loss", "agreement"))
-        return self._train(program, loader.steps(section.epochs))
+        return self._train(distill_step, arguments, train, loader, shown=("loss", "agreement"))
 
 
 def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
