@@ -26,11 +26,11 @@ from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
-from jaxalign.stages.shared.training import policy_start, train_supervised
+from jaxalign.stages.shared.training import policy_inputs, train_supervised
 from jaxalign.trainers.sft import packed
 
 
-class BestOfN(Stage):
+class BestOfNStage(Stage):
     name = "best_of_n"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "best_of_n", "sampler")
 
@@ -58,7 +58,7 @@ class BestOfN(Stage):
         packed_rows, cut = packed(tokenizer, answers, config.data.style, section.row_length)
         steps = EpochLoader(len(packed_rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
         extra = summarise(rows, section.n) | {"chosen": len(chosen), "cut": cut}
-        train_supervised(context, section, policy_start(context, model, shared=False), packed_rows, None, steps, extra)
+        train_supervised(context, section, policy_inputs(context, model, shared=False), packed_rows, None, steps, extra)
 
 
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
@@ -103,4 +103,4 @@ def summarise(rows: list[dict], n: int) -> dict:
     }
 
 
-STAGE = BestOfN()
+STAGE = BestOfNStage()

@@ -16,10 +16,10 @@ from jaxalign.registry.objectives import objectives_of
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import direct_split, print_report
-from jaxalign.stages.shared.training import policy_start, run_settings
+from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import judged_arrays, pair_arrays
-from jaxalign.trainers.direct import Direct, accuracy, separation
+from jaxalign.trainers.direct import DPO, accuracy, separation
 from jaxalign.training.checkpoint import save_params
 
 KTO_BALANCE = (1.0, 1.5)
@@ -28,7 +28,7 @@ BALANCE_SLACK = 2.0
 """A ratio outside that range by more than this factor causes a warning."""
 
 
-class DPO(Stage):
+class DPOStage(Stage):
     name = "dpo"
     config_fields = (
         *reads.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided", "feedback.undecided_weight",
@@ -54,15 +54,14 @@ class DPO(Stage):
         held_out = make(tokenizer, held_out_rows, config.data.style, section)
         per_row = len(train.label) // len(rows)
         loader = sources.pair_loader(context, rows, section.batch, streams.LOADERS[self.name], per_row)
-        start = policy_start(context, model, shared=True)
-        direct = Direct(start, section, run_settings(context, model), train, loader, held_out)
-        for _ in direct.steps():
+        trainer = DPO.from_inputs(policy_inputs(context, model, shared=True), section)
+        for _ in trainer.fit_arrays(train, loader, held_out):
             pass
-        save_params(context.directory / "params", direct.fit.params)
+        save_params(context.directory / "params", trainer.params)
         metrics = read_metrics(context.directory / "metrics.jsonl")
-        summary = {"steps": direct.total_steps, "train_rows": len(train.label)}
+        summary = {"steps": loader.steps(section.epochs), "train_rows": len(train.label)}
         summary |= {"loss_first": metrics[0]["loss"], "loss_last": metrics[-1]["loss"]}
-        summary["held_out"] = measure(section, model, direct.fit.weights, direct.held_out)
+        summary["held_out"] = measure(section, model, trainer.weights, trainer.held_out)
         write_json(context.directory / "summary.json", summary | extra)
 
 
@@ -89,4 +88,4 @@ def balance(section: Dpo, judgements: Sequence[Judgement]) -> dict[str, float | 
     return {"desirable": good, "undesirable": bad, "ratio": ratio}
 
 
-STAGE = DPO()
+STAGE = DPOStage()

@@ -47,7 +47,7 @@ from jaxalign.training.state import TrainState, abstract_state, init_state
 CHECKS = "checks.json"
 
 
-class OnlineDPO(Stage):
+class OnlineDPOStage(Stage):
     name = "online_dpo"
     config_fields = (
         *reads.MODEL_FIELDS,
@@ -77,8 +77,9 @@ class OnlineDPO(Stage):
         labeller = judges.make_labeller(context, judge)
         iteration = _Iteration(context, model, reference, labeller, tokenizer, timeline, meter)
         updates = iteration.updates
-        loop = loops.loop(
-            context, model, section.iterations, section.checkpoint_every, shown=("loss", "decided", "kl"), timeline=timeline
+        loop = loops.stage_loop(
+            context, model, total_steps=section.iterations, checkpoint_every=section.checkpoint_every,
+            shown=("loss", "decided", "kl"), timeline=timeline,
         )
 
         def init() -> TrainState:
@@ -201,4 +202,4 @@ class _Iteration:
         return "none" if self.config.dpo.reference == "none" else self.config.online_dpo.reference
 
 
-STAGE = OnlineDPO()
+STAGE = OnlineDPOStage()

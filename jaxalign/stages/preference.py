@@ -9,37 +9,32 @@ With early stopping, one half of the held-out dialogues chooses the weights that
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.config import Config
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import take
 from jaxalign.errors import UserError
-from jaxalign.models.model import Model, Params, scalar_from_lm
-from jaxalign.parallel import hosts
+from jaxalign.models.model import Model
 from jaxalign.reasons import accuracy_sentence, human_sentence, uninformative
 from jaxalign.records import Comparison, PairBatch
-from jaxalign.rewards.scorer import Scorer, stack_members
-from jaxalign.stages.shared import loops, reads, run_models, sources
+from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import print_report
 from jaxalign.stages.shared.preference_pairs import PreferencePairs, human_files, is_human, preference_pairs
-from jaxalign.stages.shared.training import run_settings, start_from
+from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.trainers.base import TrainerInputs
 from jaxalign.trainers.preference_baselines import length_baseline, noise_ceiling
-from jaxalign.trainers.preference_member import Member
 from jaxalign.trainers.preference_quality import accuracy, measure
-from jaxalign.trainers.reward_model import make_ensemble, member_directory
+from jaxalign.trainers.reward_model import RewardModel, member_directory
 from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.training.checkpoint import save_params
 
 
-class Preference(Stage):
+class PreferenceStage(Stage):
     name = "preference"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided", "feedback.undecided_weight")
 
@@ -63,25 +58,24 @@ class Preference(Stage):
         loaders = [
             sources.pair_loader(context, pairs.train, section.batch, first + number) for number in range(section.members)
         ]
-        trained = [self._train(context, policy, train, choosing, loader, number) for number, loader in enumerate(loaders)]
-        members = [member.fit.weights for member in trained]
-        scorer, params = Scorer(policy.with_head("scalar")), members[0]
         # The scores are normalised on answers of the policy, which did not write those of human files.
         samples = _of(train, pairs.train, human=False) if section.human else train
-        if len(members) > 1:
-            scorer, found = make_ensemble(section, scorer.model, members, samples, held_out)
-            params, extra = stack_members(members), extra | found
-        shift, scale = (
-            float(x) for x in score_statistics(all_scores(scorer, params, samples, section.batch).reshape(-1))
-        )
+        inputs = [self._inputs(context, policy, number) for number in range(section.members)]
+        trainer = RewardModel.from_inputs(inputs, section)
+        for _ in trainer.fit_arrays(train, loaders, choosing, samples, held_out):
+            pass
+        for member in trainer.members:
+            save_params(member.inputs.loop.directory / "params", member.params)
+        extra |= trainer.ensemble_summary
+        shift, scale = trainer.statistics
         summary = {"steps": loaders[0].steps(section.epochs), "train_pairs": len(train.label)}
         if section.early_stopping:
-            stopped = [member.stopped() for member in trained]
+            stopped = [member.stopped() for member in trainer.members]
             summary["steps"] = stopped[0]["steps"]
             summary["early_stopping"] = {"choosing_pairs": len(choosing.label), "members": stopped}
         summary |= {"reward_mean_before": shift, "reward_std_before": scale}
         summary |= {"shift": shift, "scale": scale} if section.normalise else {"shift": 0.0, "scale": 1.0}
-        scores = all_scores(scorer, params, held_out, section.batch)
+        scores = all_scores(*trainer.raw_scorer, held_out, section.batch)
         summary |= measure(scores, held_out, section.temperature_fit)
         summary["baselines"] = {
             "chance": 0.5, "length": length_baseline(train, held_out), "ceiling": noise_ceiling(pairs.held_out)
@@ -91,38 +85,16 @@ class Preference(Stage):
         write_json(context.directory / "summary.json", summary | extra)
         _report(context.title, summary, section.on_failure)
 
-    def _train(
-        self, context: StageContext, policy: Model, train: PairBatch, choosing: PairBatch, loader: EpochLoader, number: int
-    ) -> Member:
-        """Trains one member and saves its parameters. Members differ in their initial heads and in the order of the pairs."""
-        section, model = context.config.preference, policy.with_head("scalar")
-        directory = member_directory(context.directory, number)
-        hosts.once(lambda: directory.mkdir(exist_ok=True))
-
-        def loop(total_steps: int, checkpoint_every: int, **fields):
-            shown = context.title if section.members == 1 else f"{context.title} {number + 1}/{section.members}"
-            fields |= {"stage": shown, "directory": directory, "timing": context.directory}
-            fields |= {"began": None if number else context.began}
-            return loops.loop(context, model, total_steps, checkpoint_every, **fields)
-
-        start = start_from(
-            context,
-            model,
-            weights=lambda: run_models.policy_params(context, policy, self.name),
-            trained=lambda weights: self._start(context, policy, weights, number),
+    def _inputs(self, context: StageContext, policy: Model, number: int) -> TrainerInputs:
+        """The inputs of member `number`. Its loop writes to a directory of its own, except for its timing."""
+        title, members = context.title, context.config.preference.members
+        return policy_inputs(
+            context, policy, shared=False,
+            stage=title if members == 1 else f"{title} {number + 1}/{members}",
+            directory=member_directory(context.directory, number),
+            timing=context.directory,
+            began=None if number else context.began,
         )
-        member = Member(start, section, dataclasses.replace(run_settings(context, model), loop=loop), train, loader, choosing)
-        for _ in member.steps():
-            pass
-        save_params(directory / "params", member.fit.params)
-        return member
-
-    def _start(self, context: StageContext, policy: Model, weights: Params, number: int) -> Params:
-        """The policy's trunk, or its adapters, with a random head."""
-        key, model = stage_key(context, self.name, streams.member_head(number)), policy.with_head("scalar")
-        if model.lora is None:
-            return scalar_from_lm(weights, model.init(key))
-        return {**run_models.trained_params(context, policy, weights, self.name), "score": model.random_score(key)}
 
 
 def _parts(pairs: PreferencePairs, scores: np.ndarray, held_out: PairBatch, weight: float) -> dict[str, Any]:
@@ -157,4 +129,4 @@ def _report(title: str, summary: Mapping[str, Any], on_failure: str) -> None:
 
 
 
-STAGE = Preference()
+STAGE = PreferenceStage()

@@ -10,25 +10,22 @@ import functools
 import jax
 
 from jaxalign import streams
-from jaxalign.config import Config
-from jaxalign.config import Pretrain as PretrainConfig
+from jaxalign.config import Config, Pretrain
 from jaxalign.data.chat.formats import END, MARKERS, written_by_model
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import PRINTABLE, train_tokenizer
-from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.records import PackedBatch
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
-from jaxalign.stages.shared.training import train_supervised
-from jaxalign.trainers.fitting import Start
+from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.training.checkpoint import save_params
 
 
-class Pretrain(Stage):
+class PretrainStage(Stage):
     name = "pretrain"
     config_fields = (*reads.BASE_FIELDS, *reads.WORLD_FIELDS, "pretrain")
     setup_files = ("tokenizer.model",)
@@ -60,20 +57,12 @@ class Pretrain(Stage):
             write_json(context.directory / "summary.json", {"steps": 0, "tokens": 0})
             return
         train, held_out = (_pack(documents, tokenizer, config.pretrain) for documents in (text.train, text.held_out))
-        start = Start(model, weights=init, trained=_same, frozen=_none)
-        train_supervised(context, config.pretrain, start, train, held_out, config.pretrain.steps)
+        # All parameters are trained, and nothing else reads their initial values.
+        inputs = stage_inputs(context, model, weights=init, trained=lambda params: params)
+        train_supervised(context, config.pretrain, inputs, train, held_out, config.pretrain.steps)
 
 
-def _same(params: Params) -> Params:
-    """All parameters are trained, and nothing else reads their initial values."""
-    return params
-
-
-def _none() -> None:
-    """Pretraining has no frozen base."""
-
-
-def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBatch:
+def _pack(documents, tokenizer: Tokenizer, section: Pretrain) -> PackedBatch:
     """Packed rows. Text that a model writes, and its eos, has loss weight 1; other text has `context_weight`."""
 
     def encoded():
@@ -89,4 +78,4 @@ def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBat
     return pack(encoded(), section.row_length)[0]
 
 
-STAGE = Pretrain()
+STAGE = PretrainStage()

@@ -35,7 +35,7 @@ from jaxalign.stages.shared.labelled import labelled_split
 from jaxalign.stages.shared.preference_pairs import held_out_parts
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
-from jaxalign.stages.shared.training import run_settings, start_from
+from jaxalign.stages.shared.training import stage_inputs
 from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.trainers.student import Student, first_layers
@@ -46,7 +46,7 @@ SPEED = "speed.json"
 _WARM_UP, _REPEATS = 3, 21
 
 
-class RewardDistill(Stage):
+class RewardDistillStage(Stage):
     name = "reward_distill"
     config_fields = (
         *reads.MODEL_FIELDS,
@@ -107,17 +107,13 @@ class RewardDistill(Stage):
             return model.init(stage_key(context, self.name, "student"))
 
         loader = EpochLoader(len(train.target), section.batch_pairs, context.stream_seed, streams.LOADERS[self.name])
-        start = start_from(context, model, weights=init, trained=_same)
-        student = Student(start, section, run_settings(context, model, "state"), train, teacher[0].scale, loader)
-        for _ in student.steps():
+        # All parameters are trained, and nothing else reads their initial values.
+        use = streams.KEYS[self.name]["state"]
+        student = Student(stage_inputs(context, model, weights=init, trained=lambda params: params, use=use), section)
+        for _ in student.fit(train, teacher[0].scale, loader):
             pass
-        save_params(context.directory / "params", student.fit.params)
-        return student.fit.params, student.total_steps
-
-
-def _same(params: Params) -> Params:
-    """All of the student's parameters are trained, and nothing else reads their initial values."""
-    return params
+        save_params(context.directory / "params", student.params)
+        return student.params, loader.steps(section.epochs)
 
 
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
@@ -180,4 +176,4 @@ def count(params: Params) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 
-STAGE = RewardDistill()
+STAGE = RewardDistillStage()

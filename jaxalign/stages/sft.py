@@ -10,11 +10,11 @@ from jaxalign.data.loader import EpochLoader
 from jaxalign.stages.shared import mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, usable_sources, warn_about_few
-from jaxalign.stages.shared.training import start_from, train_supervised
+from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.trainers.sft import packed
 
 
-class Sft(Stage):
+class SftStage(Stage):
     name = "sft"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "sft", "preference.max_length")
 
@@ -39,7 +39,7 @@ class Sft(Stage):
             print(f"[{self.name}] warning: {cut:,} of {len(train):,} answered prompts are cut to sft.row_length "
                   f"({section.row_length} tokens); raise it", flush=True)
         held_rows = packed(tokenizer, held_out, config.data.style, section.row_length)[0] if held_out else None
-        start = start_from(
+        inputs = stage_inputs(
             context,
             model,
             weights=lambda: run_models.start_params(context, model),
@@ -47,7 +47,7 @@ class Sft(Stage):
         )
         steps = EpochLoader(len(rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
         extra |= {"answers": len(train), "cut": cut}
-        train_supervised(context, section, start, rows, held_rows, steps, extra)
+        train_supervised(context, section, inputs, rows, held_rows, steps, extra)
 
 
-STAGE = Sft()
+STAGE = SftStage()

@@ -1,43 +1,92 @@
-"""The public interface of every trainer: its arguments, its directory and its newest weights."""
+"""The base of every trainer: its inputs, its jitted step, its loop, its directory and its newest weights."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
 
 from jaxalign.config import section_from
+from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.models.model import Params
+from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
+from jaxalign.parallel.ahead import Ahead
+from jaxalign.parallel.rows import placed
+from jaxalign.planner.hardware import chip_of
+from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, ScoredPairs
 from jaxalign.storage import write_atomically
-from jaxalign.tracking.timing import Timing
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.trainers.fitting import Fit, RunSettings, peak_flops
 from jaxalign.training.checkpoint import copy_params
-from jaxalign.training.loop import Loop, Step
+from jaxalign.training.early_stopping import EarlyStopping, StoppingState
+from jaxalign.training.loop import Loop, Step, Training
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import TrainState, abstract_state, init_state
+from jaxalign.training.work import learning_packed, learning_pairs
 
-__all__ = ["PolicyTrainer", "Step", "Trainer", "fingerprint", "section_from"]
+__all__ = ["PolicyTrainer", "Step", "Trainer", "TrainerInputs", "fingerprint", "model_inputs", "section_from"]
+
+Frozen = Params | None
 
 
-class Trainer:
-    """The base class of trainers: a model, settings, and optionally a directory.
+@dataclasses.dataclass(frozen=True)
+class TrainerInputs:
+    """A model, functions that read its weights while programs compile, and the seeds and the loop of its training.
 
-    With a directory, a trainer writes metrics.jsonl, timing.jsonl and checkpoints. After an interruption, the same call of
-    `fit` resumes and produces bit-identical results.
+    `model_inputs` makes them from a language model in memory, `stages/shared/training.py` from a work directory.
+
+    Attributes:
+      model: the architecture to train.
+      weights: reads the weights that training starts from; with adapters, joined with the base. A reference may also use them.
+      trained: takes those weights and returns the part to train, in buffers that training may donate.
+      frozen: reads the base under the adapters; returns None without adapters.
+      seed: seeds the order of the rows.
+      key: the PRNG key of the training state.
+      root_key: the PRNG key from which the keys of other uses are folded.
+      loop: the settings of the loop; the trainer sets its steps and the metrics that it shows.
+      abstract_frozen: the base under the adapters as ShapeDtypeStructs.
+      like: arrays whose device a model without a mesh trains on; None for the default device.
+      language_model: the language model that a trainer of the public API starts from; None in a stage.
+    """
+
+    model: Model
+    weights: Callable[[], Params]
+    trained: Callable[[Params], Params]
+    frozen: Callable[[], Frozen]
+    seed: int
+    key: jax.Array
+    root_key: jax.Array
+    loop: Loop
+    abstract_frozen: Frozen = None
+    like: Params | None = None
+    language_model: LanguageModel | None = None
+
+
+def model_inputs(
+    model: LanguageModel,
+    section: Any,
+    name: str,
+    *,
+    directory: str | Path | None = None,
+    seed: int = 0,
+    trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
+    progress: bool = False,
+) -> TrainerInputs:
+    """The inputs of a trainer that starts from a language model, whose own weights are not changed.
 
     Args:
-      model: the language model to start from; it is not changed.
+      model: the language model.
       section: the trainer's settings, a config section.
-      name: the trainer's name in error messages.
+      name: the trainer's name in error messages and on the progress bar.
       directory: for metrics and checkpoints; None keeps everything in memory.
       seed: the seed of all randomness.
       trackers: receive the metrics of every step.
@@ -46,45 +95,162 @@ class Trainer:
     Raises:
       UserError: an argument has the wrong type.
     """
+    if not isinstance(model, LanguageModel):
+        raise UserError(f"{name}(model) is of type {type(model).__name__}; a LanguageModel, as load_model returns it, is "
+                        "expected")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UserError(f"{name}(seed) is {seed!r}; a whole number of at least 0 is expected")
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if _is_committed(x) else None), model.frozen
+    )
+    loop = Loop(
+        stage=name, directory=None if directory is None else Path(directory).expanduser(), trackers=trackers,
+        progress=progress, peak=peak_flops(model.model), settings={"seed": seed} | dataclasses.asdict(section),
+    )
+    return TrainerInputs(
+        model.model,
+        weights=lambda: model.weights,
+        trained=lambda _: placed(copy_params(model.params)),
+        frozen=lambda: model.frozen,
+        seed=seed,
+        key=jax.random.key(seed),
+        root_key=jax.random.key(seed),
+        loop=loop,
+        abstract_frozen=placed(shapes, model.params),
+        like=model.params,
+        language_model=model,
+    )
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        section: Any,
-        name: str,
-        *,
-        directory: str | Path | None = None,
-        seed: int = 0,
-        trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
-        progress: bool = False,
-    ):
-        if not isinstance(model, LanguageModel):
-            raise UserError(f"{name}(model) is of type {type(model).__name__}; a LanguageModel, as load_model returns it, is "
-                            "expected")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise UserError(f"{name}(seed) is {seed!r}; a whole number of at least 0 is expected")
-        self.section, self.name = section, name
-        self._start, self._directory, self._seed = model, None if directory is None else Path(directory).expanduser(), seed
-        self._trackers, self._progress = trackers, progress
-        self._fit: Fit | None = None
+
+def _is_committed(x: jax.Array) -> bool:
+    return isinstance(x, jax.Array) and x.committed
+
+
+class Trainer:
+    """The base class of trainers: one training run.
+
+    With a directory, a trainer writes metrics.jsonl, timing.jsonl and checkpoints. After an interruption, the same call of
+    `fit` resumes and produces bit-identical results. A stage makes a trainer with `from_inputs` and calls the method of it
+    that takes prepared arrays.
+
+    Args:
+      inputs: the model, its weights, the seeds and the loop.
+      section: the trainer's settings, a config section.
+
+    Attributes:
+      name: the trainer's name in error messages.
+      training: the running loop, whose `state` is the newest state; None before it begins.
+      frozen: the base under the adapters, once it has been read.
+      optimizer: the optimizer of the run, once training has begun.
+      stopping: the early stopping of the run; None without it. The state of `training` is then a `StoppingState`.
+    """
+
+    name: ClassVar[str]
+    training: Training | None = None
+    frozen: Frozen = None
+    stopping: EarlyStopping | None = None
+
+    def __init__(self, inputs: TrainerInputs, section: Any):
+        self.inputs, self.section = inputs, section
+
+    @classmethod
+    def from_inputs(cls, inputs: TrainerInputs, section: Any) -> Self:
+        """A trainer whose weights are read while its programs compile. section: a valid config section."""
+        trainer = cls.__new__(cls)
+        Trainer.__init__(trainer, inputs, section)
+        return trainer
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model."""
-        return self._start.tokenizer
+        """The tokenizer of the language model."""
+        return self.inputs.language_model.tokenizer
 
-    def _settings(self, key: jax.Array) -> RunSettings:
-        """The settings of the run, whose loop writes to the trainer's directory, if any."""
-        return RunSettings(self._seed, key, self._loop, self._directory, self._timing if self._directory else None)
+    @property
+    def state(self) -> Any:
+        """The newest training state. Raises UserError before the first step."""
+        state = None if self.training is None else self.training.state
+        if state is None:
+            raise UserError(f"{self.name} has not trained yet; iterate over {self.name}.fit(...) first")
+        return state if self.stopping is None else state.train
 
-    def _timing(self) -> Timing:
-        return Timing(self._directory / "timing.jsonl", peak_flops(self._start.model))
+    @property
+    def params(self) -> Params:
+        """The trained parameters: the newest ones, which the next step donates, or the best ones with early stopping."""
+        return self.state.params if self.stopping is None else self.training.state.best_params
 
-    def _loop(self, total_steps: int, checkpoint_every: int, **fields: Any) -> Loop:
-        settings = {"seed": self._seed} | dataclasses.asdict(self.section)
-        alike = {"stage": self.name, "directory": self._directory, "progress": self._progress}
-        alike |= {"trackers": self._trackers, "settings": settings, "peak": peak_flops(self._start.model)}
-        return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **(alike | fields))
+    @property
+    def weights(self) -> Params:
+        """The trained parameters; with adapters, joined with the base."""
+        return join(self.frozen, self.params)
+
+    def _train(
+        self,
+        step: Callable,
+        arguments: Callable[[Frozen, np.ndarray], Any],
+        rows: PackedBatch | AnswerPairs | PairBatch | ScoredPairs,
+        loader: EpochLoader,
+        *,
+        total_steps: int | None = None,
+        shown: tuple[str, ...] = ("loss",),
+        prepare: Callable[[], Params] | None = None,
+        stopping: EarlyStopping | None = None,
+    ) -> Iterator[Step]:
+        """Trains and yields each step.
+
+        Args:
+          step: the jitted step `(state, arguments) -> (state, metrics)`, whose metrics are one of the records in
+            `training.metrics`. It compiles while weights are read.
+          arguments: `arguments(frozen, index) -> record`: the batch of rows `index` and every other argument but the state.
+          rows: all rows, numpy arrays.
+          loader: selects the rows of each batch.
+          total_steps: the number of steps; None for the section's number of epochs.
+          shown: the metrics that the progress bar shows.
+          prepare: does the work that must precede the first step and returns the starting weights. If None, the starting
+            weights are read only if there is no checkpoint.
+          stopping: ends training early; None trains all steps.
+        """
+        inputs, model, section, self.stopping = self.inputs, self.inputs.model, self.section, stopping
+        total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
+        self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps)
+        abstract = placed(abstract_state(model, optimizer), inputs.like)
+        learning = learning_packed if isinstance(rows, PackedBatch) else learning_pairs
+        loop = dataclasses.replace(
+            inputs.loop, total_steps=total_steps, checkpoint_every=section.checkpoint_every, shown=shown,
+            flops=lambda number: learning(model, take(rows, loader.indices(number))),
+        )
+        with Ahead() as ahead:
+            ahead.add(step, lambda: (abstract, arguments(inputs.abstract_frozen, loader.indices(0))))
+            weights = prepare() if prepare else None
+            self.frozen = inputs.frozen()
+
+            def init():
+                start = inputs.weights() if weights is None else weights
+                state = init_state(model, optimizer, inputs.trained(start), inputs.key)
+                return state if stopping is None else stopping.begin(state)
+
+            def train_step(state: TrainState, number: int):
+                index = loader.indices(number)
+                state, metrics = step(state, arguments(self.frozen, index))
+                if not isinstance(rows, PackedBatch):  # The step counts the tokens of packed rows.
+                    metrics = dataclasses.replace(metrics, tokens=int(rows.length[index].sum()))
+                return state, metrics
+
+            def stopping_step(state: StoppingState, number: int):
+                train, metrics = train_step(state.train, number)
+                state, completed = dataclasses.replace(state, train=train), number + 1
+                if not stopping.evaluates(completed, total_steps):
+                    return state, metrics
+                state, held_out = stopping.update(state, completed)
+                return state, {"training": metrics} | held_out
+
+            if stopping is None:
+                self.training = loop.begin(init, abstract, train_step)
+            else:
+                loop = dataclasses.replace(
+                    loop, stop=lambda state, completed: stopping.evaluates(completed, total_steps) and stopping.ends(state)
+                )
+                self.training = loop.begin(init, stopping.abstract(abstract), stopping_step)
+            yield from self.training
 
     def _claim(self, data: Any) -> None:
         """Records the run's settings and a hash of its data in the directory, or checks them against an earlier record.
@@ -92,32 +258,38 @@ class Trainer:
         Raises:
           UserError: the directory contains a run with different settings or data.
         """
-        if self._directory is None:
+        directory = self.inputs.loop.directory
+        if directory is None:
             return
-        described = {"trainer": self.name, "seed": self._seed, "settings": dataclasses.asdict(self.section)}
+        described = {"trainer": self.name, "seed": self.inputs.seed, "settings": dataclasses.asdict(self.section)}
         described["data"] = fingerprint(data)
-        text, path = json.dumps(described, indent=2, default=str) + "\n", self._directory / "trainer.json"
-        found = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)
-        if found is None:
-            hosts.once(lambda: self._directory.mkdir(parents=True, exist_ok=True))
+        text, path = json.dumps(described, indent=2, default=str) + "\n", directory / "trainer.json"
+        recorded = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)
+        if recorded is None:
+            hosts.once(lambda: directory.mkdir(parents=True, exist_ok=True))
             hosts.once(lambda: write_atomically(path, text))
-        elif found != text:
-            old, new = json.loads(found), json.loads(text)
+        elif recorded != text:
+            old, new = json.loads(recorded), json.loads(text)
             differs = [name for name in new if old.get(name) != new[name]]
-            raise UserError(f"{self.name}(directory) is {str(self._directory)!r}, which contains a run with different "
+            raise UserError(f"{self.name}(directory) is {str(directory)!r}, which contains a run with different "
                             f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")
 
-    @property
-    def state(self) -> Any:
-        """The newest training state. Raises UserError before the first step."""
-        if self._fit is None or self._fit.training is None or self._fit.training.state is None:
-            raise UserError(f"{self.name} has not trained yet; iterate over {self.name}.fit(...) first")
-        return self._fit.training.state
 
-    def _trained(self) -> Params:
-        """The newest trained parameters. They are copied while training runs, since the next step donates them."""
-        params = self.state.params
-        return copy_params(params) if self._fit.training.running else params
+class PolicyTrainer(Trainer):
+    """A trainer that produces a language model."""
+
+    @property
+    def policy(self) -> LanguageModel:
+        """The language model with the newest weights. Raises UserError before the first step.
+
+        The weights are copied while training runs, since the next step donates them.
+        """
+        params = self.params
+        return self.inputs.language_model.with_params(copy_params(params) if self.training.running else params)
+
+    def save(self, folder: str | Path, **options: Any) -> None:
+        """Writes the policy in Hugging Face's layout. `options` are passed to `LanguageModel.save`."""
+        self.policy.save(folder, **options)
 
 
 def fingerprint(data: Any) -> str:
@@ -130,14 +302,8 @@ def fingerprint(data: Any) -> str:
     return digest.hexdigest()[:32]
 
 
-class PolicyTrainer(Trainer):
-    """A trainer that produces a language model."""
-
-    @property
-    def policy(self) -> LanguageModel:
-        """The language model with the newest weights. Raises UserError before the first step."""
-        return self._start.with_params(self._trained())
-
-    def save(self, folder: str | Path, **options: Any) -> None:
-        """Writes the policy in Hugging Face's layout. `options` are passed to `LanguageModel.save`."""
-        self.policy.save(folder, **options)
+def peak_flops(model: Model) -> float:
+    """The peak FLOP/s of all of the model's devices together; 0 if unknown."""
+    devices = jax.devices()[:1] if model.sharding is None else list(model.sharding.mesh.devices.flat)
+    chip = chip_of(devices[0].device_kind)
+    return 0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype)

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxalign import streams
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Dpo
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
@@ -24,17 +23,16 @@ from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs
 from jaxalign.registry.objectives import objectives_of
+from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
-from jaxalign.trainers.base import PolicyTrainer, section_from
-from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
+from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
 from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
 from jaxalign.training import work
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.loop import Step
 from jaxalign.training.objectives import is_builtin
-from jaxalign.training.optimizer import make_optimizer
 
 
 class DPO(PolicyTrainer):
@@ -61,6 +59,8 @@ class DPO(PolicyTrainer):
       UserError: an argument is not a field of the section, or has a value that the section does not accept.
     """
 
+    name = "DPO"
+
     def __init__(
         self,
         model: LanguageModel,
@@ -72,13 +72,13 @@ class DPO(PolicyTrainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(Dpo(), {"objective": objective, **fields}, "DPO")
+        section = section_from(Dpo(), {"objective": objective, **fields}, self.name)
         try:
             section.check_terms()
         except UserError as error:
             raise UserError(str(error).replace("config.dpo.", "DPO.")) from None
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
-        super().__init__(model, section, "DPO", **options)
+        super().__init__(model_inputs(model, section, self.name, **options), section)
 
     def fit(self, pairs: Any) -> Iterator[Step]:
         """Trains on pairs of answers or, for an objective on single answers, on judged answers, and yields each step.
@@ -91,7 +91,7 @@ class DPO(PolicyTrainer):
         Raises:
           UserError: there are no rows, a row is malformed, or the objective needs the other kind of rows.
         """
-        section, model = self.section, self._start
+        section, model = self.section, self.inputs.language_model
         single = not objectives_of(section.objective)[0].pairs
         if is_judged(pairs):
             if not single:
@@ -101,79 +101,51 @@ class DPO(PolicyTrainer):
         else:
             arrays = pair_arrays(model.tokenizer, as_pairs(pairs, "DPO.fit(pairs)"), model.style, section, single)
         self._claim(arrays)
-        loader = EpochLoader(len(arrays.label), section.batch, self._seed, streams.LOADERS["dpo"])
-        run = self._settings(jax.random.key(self._seed))
-        direct = Direct(start_of(model), section, run, arrays, loader)
-        self._fit = direct.fit
-        return direct.steps()
+        loader = EpochLoader(len(arrays.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
+        return self.fit_arrays(arrays, loader)
 
+    def fit_arrays(self, train: AnswerPairs, loader: EpochLoader, held_out: AnswerPairs | None = None) -> Iterator[Step]:
+        """Computes the reference's log-probabilities, trains, and yields each step.
 
-class Direct:
-    """Direct preference optimisation on arrays of pairs, for the stage dpo and for `DPO`.
+        Once training has begun, the attributes `train` and `held_out` are the pairs with these log-probabilities.
 
-    Args:
-      start: the policy, which is also the reference.
-      section: the objective and its options.
-      run: seed, key and loop.
-      train: the pairs, numpy arrays.
-      loader: selects the pairs of each batch.
-      held_out: more pairs for which to compute the reference's log-probabilities, or None.
+        Args:
+          train: the pairs or judged answers, numpy arrays.
+          loader: selects the rows of each batch.
+          held_out: more rows for which to compute the reference's log-probabilities, or None.
+        """
+        model, section, self.train, self.held_out = self.inputs.model, self.section, train, held_out
 
-    Attributes:
-      train, held_out: the pairs, with the reference's log-probabilities once training has begun.
-    """
+        def prepare() -> Params:
+            weights = self.inputs.weights()
+            self.train = self._with_reference(weights, train, "train")
+            if held_out is not None:
+                self.held_out = self._with_reference(weights, held_out, "held_out")
+            return weights
 
-    def __init__(
-        self,
-        start: Start,
-        section: Dpo,
-        run: RunSettings,
-        train: AnswerPairs,
-        loader: EpochLoader,
-        held_out: AnswerPairs | None = None,
-    ):
-        self._start, self._section, self._run, self._loader = start, section, run, loader
-        self.train, self.held_out = train, held_out
-        self.total_steps = loader.steps(section.epochs)
-        self.fit = Fit(start, make_optimizer(section.optimizer, self.total_steps), run)
+        def arguments(frozen: Params | None, index: np.ndarray) -> DirectArguments:
+            batch, parts = packed(section, model, self.train, index)
+            return DirectArguments(
+                model=model, optimizer=self.optimizer, section=section, batch=batch, frozen=frozen, packed=parts
+            )
 
-    def steps(self) -> Iterator[Step]:
-        """Computes the reference's log-probabilities, trains, and yields each step."""
-        program = Program(direct_step, self._arguments, self._flops, self._tokens, shown=("loss", "accuracy"))
-        steps = self.fit.steps(program, self.total_steps, self._section.checkpoint_every, self._prepare)
-        return steps if is_builtin(self._section) else _finite_first(steps, self._section.objective)
-
-    def _prepare(self) -> Params:
-        weights = self._start.weights()
-        self.train = self._with_reference(weights, self.train, "train")
-        if self.held_out is not None:
-            self.held_out = self._with_reference(weights, self.held_out, "held_out")
-        return weights
-
-    def _arguments(self, frozen: Params | None, number: int) -> DirectArguments:
-        model, section = self._start.model, self._section
-        batch, parts = packed(section, model, self.train, self._loader.indices(number))
-        return DirectArguments(
-            model=model, optimizer=self.fit.optimizer, section=section, batch=batch, frozen=frozen, packed=parts
-        )
-
-    def _tokens(self, number: int) -> int:
-        return int(self.train.length[self._loader.indices(number)].sum())
-
-    def _flops(self, number: int) -> float:
-        return work.learning_pairs(self._start.model, take(self.train, self._loader.indices(number)))
+        steps = self._train(direct_step, arguments, train, loader, shown=("loss", "accuracy"), prepare=prepare)
+        return steps if is_builtin(section) else _finite_first(steps, section.objective)
 
     def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
         """The pairs with the log-probabilities of their answers under the reference.
 
         With a directory, they are stored in reference-NAME-HASH.npy (HASH is that of the pairs), which a resumed run reads.
         """
-        section, model, directory = self._section, self._start.model, self._run.directory
+        section, model, loop = self.section, self.inputs.model, self.inputs.loop
         if section.reference == "none" or not len(pairs.label):
             return pairs
-        path = None if directory is None else directory / f"reference-{name}-{_digest(pairs)}.npy"
+        path, timing = None, Timeline()
+        if loop.directory is not None:
+            path = loop.directory / f"reference-{name}-{_digest(pairs)}.npy"
+            timing = Timing(loop.directory / "timing.jsonl", loop.peak)
         if path is None or not hosts.once(path.exists):
-            with self._run.phase("score") as phase:
+            with timing.phase("score") as phase:
                 found = all_logprobs(section, model, params, pairs)
                 phase.tokens, phase.flops = int(pairs.length.sum()), work.reading_pairs(model, pairs)
             if path is None:

@@ -3,35 +3,86 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import jax
 
 from jaxalign import streams
 from jaxalign.config import Ppo
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import apart
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import Reward
 from jaxalign.rewards.checked import as_reward
 from jaxalign.rewards.learnt import LearntReward
+from jaxalign.rl.ahead import Scores, compile_ahead
+from jaxalign.rl.alarms import AlarmRun
 from jaxalign.rl.checks import Check
+from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.prompts import PromptStream
-from jaxalign.rl.state import critic_from, make_ppo_setup
-from jaxalign.rollout.sampling import section_sampling
+from jaxalign.rl.state import (
+    PPOState,
+    abstract_ppo_state,
+    critic_from,
+    init_ppo_state,
+    make_ppo_setup,
+    with_value_head,
+    without_value_head,
+)
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import make_sampler
+from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.storage import write_atomically
-from jaxalign.trainers.base import PolicyTrainer, Step, section_from
-from jaxalign.trainers.reinforcement import Reinforcement, Roles
+from jaxalign.trainers.base import PolicyTrainer, Step, TrainerInputs, model_inputs, section_from
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.offload import FrozenRole
+
+CHECKS = "checks.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOParts:
+    """The parts of an RL run other than the policy and the prompts. Functions are called while programs compile.
+
+    Attributes:
+      tokenizer: decodes responses for rewards that read text.
+      sampling: temperature, top-k, top-p, the maximum number of new tokens and the ids that end a response.
+      max_length: the maximum length of prompt plus response, in tokens.
+      reward: makes the reward.
+      reference: reads the joined parameters that the KL is measured against; None for the initial policy.
+      critic: reads the trained parameters of a separate critic, in buffers that training may donate; None for the policy's
+        trunk with a zero value head.
+      sampler: samples the responses (`rollout.sampler.make_sampler`); None for this process's engine.
+      sampler_name: the field or argument that gives the sampler, for messages.
+      scores: how the reward computes scores, for compilation while weights are read; None for no such compilation.
+      abstract_start: the reference's joined parameters as ShapeDtypeStructs; needed with `scores`.
+      offload: the arrays kept in host memory while no program reads them, as in `config.mesh.offload`.
+      alarms: makes the alarms, which measure the policy during RL and may end it; None for no alarms.
+    """
+
+    tokenizer: Tokenizer
+    sampling: Sampling
+    max_length: int
+    reward: Callable[[], Reward]
+    reference: Callable[[], Params] | None = None
+    critic: Callable[[], Params] | None = None
+    sampler: Any = None
+    sampler_name: str = "PPO(sampler)"
+    scores: Scores | None = None
+    abstract_start: Params | None = None
+    offload: tuple[str, ...] = ()
+    alarms: Callable[[], AlarmRun] | None = None
 
 
 class PPO(PolicyTrainer):
@@ -63,10 +114,14 @@ class PPO(PolicyTrainer):
 
     Attributes:
       checks: the step-0 checks; empty until they have run.
+      setup: models, optimizers and options of the run.
 
     Raises:
       UserError: an argument is not a field of the section, has a value that the section does not accept, or has the wrong type.
     """
+
+    name = "PPO"
+    checks: tuple[Check, ...] = ()
 
     def __init__(
         self, policy: LanguageModel, reward: Any, *, reference: LanguageModel | None = None,
@@ -75,18 +130,36 @@ class PPO(PolicyTrainer):
     ):
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
-        section = section_from(Ppo(), fields, "PPO")
+        section = section_from(Ppo(), fields, self.name)
         if section.alarms.every or section.helpful_share is not None:
             name = "alarms" if section.alarms.every else "helpful_share"
             raise UserError(f"PPO({name}) is not an argument; only stage ppo of a run has helpful prompts to read: measure the "
                             "policy between the steps of PPO.fit, and mix the prompts before it")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
-        super().__init__(policy, section, "PPO", **options)
-        self._setup = make_ppo_setup(section, policy.model)
-        self._reward, self._sampler, self.checks = self._as_reward(reward), sampler, ()
-        self._reference, self._start_critic = self._as_reference(reference), start_critic
+        inputs = model_inputs(policy, section, self.name, **options)
+        # The keys of stage ppo, so that a stage and a trainer with the same seed draw the same random numbers.
+        root = jax.random.fold_in(inputs.root_key, streams.STAGES["ppo"])
+        super().__init__(
+            dataclasses.replace(inputs, key=jax.random.fold_in(root, streams.STATE), root_key=root), section
+        )
+        self.setup = make_ppo_setup(section, policy.model)
+        scorer, weights = self._as_reward(reward), self._reference_weights(reference)
         if start_critic is not None:
             self._critic_weights(start_critic)  # Raises an error for an unsuitable critic before anything runs.
+        self._parts = PPOParts(
+            policy.tokenizer, section_sampling(section, policy.stop_ids), policy.max_length,
+            reward=lambda: scorer,
+            reference=None if reference is None else lambda: weights,
+            critic=None if start_critic is None else lambda: placed(copy_params(self._critic_weights(start_critic))),
+            sampler=sampler,
+        )
+
+    @classmethod
+    def from_parts(cls, inputs: TrainerInputs, section: Ppo, parts: PPOParts) -> Self:
+        """A trainer whose weights are read while its programs compile. section: a valid config section."""
+        trainer = cls.from_inputs(inputs, section)
+        trainer._parts, trainer.setup = parts, make_ppo_setup(section, inputs.model)
+        return trainer
 
     def fit(self, prompts: Any) -> Iterator[Step]:
         """Trains on prompts and yields each iteration.
@@ -101,21 +174,89 @@ class PPO(PolicyTrainer):
         """
         asked = as_prompts(prompts, "PPO.fit(prompts)")
         _require_equal_columns(asked)
-        policy, section = self._start, self.section
+        policy = self.inputs.language_model
         ids = [policy.prompt_ids(prompt) for prompt in asked]
-        stream = PromptStream(asked, ids, section.batch, section.group_size, self._seed, streams.LOADERS["ppo"])
-        sampling = section_sampling(section, policy.stop_ids)
-        run = Reinforcement(self._setup, stream, sampling, policy.tokenizer, policy.max_length, policy.params)
-        run.engine.padding.check(ids, section.max_new_tokens)  # Raise for long prompts before anything runs.
+        steps = self.fit_encoded(asked, ids)
+        self._engine.padding.check(ids, self.section.max_new_tokens)  # Raise for long prompts before anything runs.
         self._claim(ids)
-        self._fit = run
-        roles = Roles(self._reward, self._reference, self._trained_from, self._critic_from, policy.frozen)
-        return run.steps(roles, self._loop, self._key(streams.STATE), self._sampler, on_checks=self._record)
+        return steps
 
-    def _key(self, use: int) -> jax.Array:
-        """The key that stage ppo uses, so that a stage and a trainer with the same seed draw the same random numbers."""
-        stage = jax.random.fold_in(jax.random.key(self._seed), streams.STAGES["ppo"])
-        return jax.random.fold_in(stage, use)
+    def fit_encoded(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> Iterator[Step]:
+        """Trains on prompts and yields each iteration.
+
+        Args:
+          prompts: the prompts, with the columns that the reward reads.
+          ids: their token ids.
+
+        Raises:
+          UserError: the mesh does not divide the batch, a check or an alarm that is configured to stop the run does so, or a
+            plug-in returns an invalid result.
+        """
+        section = self.section
+        self._stream = PromptStream(
+            prompts, ids, section.batch, section.group_size, self.inputs.seed, streams.LOADERS["ppo"]
+        )
+        self._engine = Engine(self.setup.policy, section.batch, self._parts.max_length, self._stream.width)
+        return self._steps()
+
+    def _steps(self) -> Iterator[Step]:
+        inputs, parts, setup, section = self.inputs, self._parts, self.setup, self.section
+        with Ahead() as ahead:
+            # With offloading, some arguments of the first call are in host memory.
+            if parts.scores is not None and not parts.offload:
+                self._compile_ahead(ahead)
+            start = placed((parts.reference or inputs.weights)())
+            self.frozen = inputs.frozen()
+            reference = FrozenRole(start, "frozen" in parts.offload, self.frozen)
+            del start  # The role holds the weights, possibly in host memory.
+            sampler = make_sampler(parts.sampler or "local", self._engine, parts.sampler_name)
+            iteration = Iteration(
+                setup, self._stream, sampler, self._engine.padding, parts.sampling, parts.reward(), parts.tokenizer,
+                reference, self.frozen, "optimizer" in parts.offload, self._record,
+            )
+            alarms = None if parts.alarms is None else parts.alarms()
+
+            def init() -> PPOState:
+                with reference.on_device() as start:
+                    start = start if parts.reference is None else inputs.weights()
+                    policy = with_value_head(setup, inputs.trained(start))
+                    critic = self._initial_critic(start) if setup.owns_critic else None
+                return iteration.rest(init_ppo_state(setup, policy, critic, inputs.key))
+
+            loop = dataclasses.replace(
+                inputs.loop, total_steps=section.iterations, checkpoint_every=section.checkpoint_every,
+                shown=("score", "kl_k1"), timeline=iteration.timeline,
+                stop=None if alarms is None else lambda state, completed: alarms.ended(completed),
+            )
+            abstract = abstract_ppo_state(setup)
+            abstract = abstract if inputs.like is None else placed(abstract, inputs.like)
+            step = iteration if alarms is None else functools.partial(alarms.step, iteration)
+            self.training = loop.begin(init, iteration.rest(abstract), step)
+            yield from self.training
+            iteration.settle()
+            if alarms is not None:
+                alarms.settle()
+
+    def _compile_ahead(self, ahead: Ahead) -> None:
+        """Starts compiling the first iteration's programs."""
+        parts, directory = self._parts, self.inputs.loop.directory
+        checked = directory is not None and hosts.once((directory / CHECKS).exists)
+        compile_ahead(
+            ahead, self.setup, self._engine, parts.sampling, self._stream.at(0).ids, parts.scores,
+            self.inputs.abstract_frozen, parts.abstract_start, checked,
+        )
+
+    def _initial_critic(self, start: Params) -> Params:
+        """The parameters of a separate critic. start: the policy's starting weights."""
+        if self._parts.critic is not None:
+            return self._parts.critic()
+        key = jax.random.fold_in(self.inputs.root_key, streams.KEYS["ppo"]["critic"])
+        return placed(critic_from(self.setup, start, key), like=start)
+
+    @property
+    def params(self) -> Params:
+        """The newest trained parameters, without a value head. The next step donates them."""
+        return without_value_head(self.state.policy.params)
 
     def _as_reward(self, reward: Any) -> Reward:
         if isinstance(reward, RewardModel):
@@ -126,55 +267,42 @@ class PPO(PolicyTrainer):
         if self.section.score_clip is not None:
             raise UserError(f"PPO(score_clip) is {self.section.score_clip}; only the scores of a RewardModel are clipped: "
                             "leave it at None, or clip within the reward")
-        return as_reward(reward, self._start.tokenizer)
+        return as_reward(reward, self.tokenizer)
 
-    def _as_reference(self, reference: LanguageModel | None) -> FrozenRole:
-        policy = self._start
+    def _reference_weights(self, reference: LanguageModel | None) -> Params | None:
+        policy = self.inputs.language_model
         if reference is None:
-            return FrozenRole(placed(policy.weights))
+            return None
         if not isinstance(reference, LanguageModel):
             raise UserError(f"PPO(reference) is of type {type(reference).__name__}; a LanguageModel is expected")
         if policy.model.lora is not None or reference.model != policy.model:
             raise UserError("PPO(reference) does not have the policy's architecture and mesh, or the policy has adapters, "
                             "which need the initial policy as the reference; leave the reference out, or load both with the "
                             "same options")
-        return FrozenRole(placed(reference.weights))
-
-    def _trained_from(self, start: Params) -> Params:
-        del start  # These are the reference's weights, which differ from the policy's if a reference was given.
-        return placed(copy_params(self._start.params))
-
-    def _critic_from(self, start: Params) -> Params:
-        if self._start_critic is not None:
-            return placed(copy_params(self._critic_weights(self._start_critic)))
-        return placed(critic_from(self._setup, self._start.weights, self._key(streams.KEYS["ppo"]["critic"])), like=start)
+        return reference.weights
 
     def _critic_weights(self, model: RewardModel) -> Params:
         if not isinstance(model, RewardModel):
             raise UserError(f"PPO(start_critic) is of type {type(model).__name__}; a trained RewardModel is expected")
         scorer, params = model.scorer
-        if not self._setup.owns_critic:
+        if not self.setup.owns_critic:
             raise UserError("PPO(start_critic) is given, but these settings have no separate critic: leave it out, or choose "
                             "advantages with a critic and critic='separate'")
-        if scorer.ensemble is not None or scorer.model != self._setup.critic:
+        if scorer.ensemble is not None or scorer.model != self.setup.critic:
             raise UserError("PPO(start_critic) is an ensemble, or does not have the policy's architecture; train one "
                             "RewardModel from the policy's model")
-        return apart(self._start.frozen, params)
+        return apart(self.inputs.language_model.frozen, params)
 
     def _require_tokenizer(self, model: RewardModel, name: str) -> None:
-        if model.tokenizer.vocab_size != self._start.tokenizer.vocab_size:
+        if model.tokenizer.vocab_size != self.tokenizer.vocab_size:
             raise UserError(f"PPO({name}) has a tokenizer of {model.tokenizer.vocab_size} ids and the policy's has "
-                            f"{self._start.tokenizer.vocab_size}; a RewardModel with the policy's tokenizer is expected")
+                            f"{self.tokenizer.vocab_size}; a RewardModel with the policy's tokenizer is expected")
 
     def _record(self, checks: Sequence[Check]) -> None:
-        self.checks = tuple(checks)
-        if self._directory is not None:
+        self.checks, directory = tuple(checks), self.inputs.loop.directory
+        if directory is not None:
             text = json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n"
-            hosts.once(lambda: write_atomically(self._directory / "checks.json", text))
-
-    def _trained(self) -> Params:
-        params = self._fit.policy_params if self.state is not None else None
-        return copy_params(params) if self._fit.training.running else params
+            hosts.once(lambda: write_atomically(directory / CHECKS, text))
 
 
 def _require_equal_columns(prompts: Sequence[Prompt]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -16,20 +16,24 @@ from jaxalign.config import Preference
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params, scalar_from_lm
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.trainers.base import Trainer, section_from
-from jaxalign.trainers.fitting import RunSettings, Start, start_of
-from jaxalign.trainers.preference_member import Member
-from jaxalign.trainers.preference_quality import accuracy
+from jaxalign.trainers.base import Trainer, TrainerInputs, model_inputs, section_from
+from jaxalign.trainers.preference_quality import accuracy, held_out_metrics, measurable
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
-from jaxalign.trainers.scoring import all_scores, pair_arrays
+from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
+from jaxalign.training.arguments import PreferenceArguments
+from jaxalign.training.early_stopping import EarlyStopping
 from jaxalign.training.loop import Step
 from jaxalign.training.offload import FrozenRole
+from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import TrainState
 
 _STAGE_FIELDS = ("human", "human_weight", "on_failure")
@@ -57,6 +61,8 @@ class RewardModel(Trainer):
         stage preference.
     """
 
+    name = "RewardModel"
+
     def __init__(
         self,
         model: LanguageModel,
@@ -67,14 +73,31 @@ class RewardModel(Trainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(Preference(), fields, "RewardModel")
+        section = section_from(Preference(), fields, self.name)
         for name in _STAGE_FIELDS:
             if getattr(section, name) != getattr(Preference(), name):
                 raise UserError(f"RewardModel({name}) is {getattr(section, name)!r}, but only stage preference reads it; leave "
                                 "it out, and give the pairs of several sources to fit with a \"weight\" in each row")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
-        super().__init__(model, section, "RewardModel", **options)
-        self._scorer: tuple[Scorer, Params] | None = None
+        inputs = model_inputs(model, section, self.name, **options)
+        self._set_members([_in_directory(inputs, number) for number in range(section.members)], section)
+
+    @classmethod
+    def from_inputs(cls, inputs: Sequence[TrainerInputs], section: Preference) -> Self:
+        """A trainer whose weights are read while its programs compile.
+
+        Args:
+          inputs: those of each member of the ensemble, with the policy's model and weights.
+          section: a valid config section.
+        """
+        trainer = cls.__new__(cls)
+        trainer._set_members(inputs, section)
+        return trainer
+
+    def _set_members(self, inputs: Sequence[TrainerInputs], section: Preference) -> None:
+        super().__init__(inputs[0], section)
+        self.members = [PreferenceMember(_with_random_head(one, number), section) for number, one in enumerate(inputs)]
+        self._current, self._raw_scorer, self.ensemble_summary = self.members[0], None, {}
 
     def fit(self, pairs: Any, held_out: Any = None) -> Iterator[Step]:
         """Trains on pairs of answers and yields each step. The members of an ensemble train one after another.
@@ -96,14 +119,45 @@ class RewardModel(Trainer):
                                 "early_stopping=True, or leave held_out out")
             arrays = self._arrays(train)
             self._claim(arrays)
-            return self._members(arrays)
+            return self.fit_arrays(arrays, self._loaders(arrays))
         if held_out is None:
-            train, chosen_by = split_by_prompt(train, self.section.held_out_share, self._seed)
+            train, chosen_by = split_by_prompt(train, self.section.held_out_share, self.inputs.seed)
         else:
             chosen_by = as_pairs(held_out, "RewardModel.fit(held_out)")
-        both = self._arrays(train), self._arrays(chosen_by)
-        self._claim(both)
-        return self._members(*both)
+        arrays, choosing = self._arrays(train), self._arrays(chosen_by)
+        self._claim((arrays, choosing))
+        return self.fit_arrays(arrays, self._loaders(arrays), choosing)
+
+    def fit_arrays(
+        self, train: PairBatch, loaders: Sequence[EpochLoader], choosing: PairBatch | None = None,
+        samples: PairBatch | None = None, held_out: PairBatch | None = None,
+    ) -> Iterator[Step]:
+        """Trains the members one after another, measures the normalisation, and yields each step.
+
+        Args:
+          train: the pairs, numpy arrays.
+          loaders: select the pairs of each batch, for each member.
+          choosing: the pairs on which early stopping measures the loss; not read without early stopping.
+          samples: the pairs on whose answers the normalisation is measured; None for `train`.
+          held_out: the pairs on which `ensemble_summary` measures an ensemble; None for no summary.
+        """
+        section, done = self.section, 0
+        samples = train if samples is None else samples
+        for member, loader in zip(self.members, loaders, strict=True):
+            self._current, directory = member, member.inputs.loop.directory
+            if directory is not None:
+                hosts.once(lambda directory=directory: directory.mkdir(parents=True, exist_ok=True))
+            for step in member.fit(train, loader, choosing):
+                yield Step(done + step.number, step.metrics)
+            done += member.training.completed
+        weights = [member.weights for member in self.members]
+        scorer, params = Scorer(self.members[0].inputs.model), weights[0]
+        if len(weights) > 1:
+            scorer, self.ensemble_summary = make_ensemble(section, scorer.model, weights, samples, held_out)
+            params = stack_members(weights)
+        scores = all_scores(scorer, params, samples, section.batch)
+        self.statistics = tuple(float(x) for x in score_statistics(scores.reshape(-1)))
+        self._raw_scorer = scorer, params
 
     def score(self, prompts: Any, responses: Any) -> np.ndarray:
         """float32 [B]: the normalised score of each response to its prompt.
@@ -125,14 +179,27 @@ class RewardModel(Trainer):
     @property
     def state(self) -> TrainState:
         """The newest training state. Raises UserError before the first step."""
-        return super().state if self._fit is None or self._fit.state is None else self._fit.state
+        return self._current.state
+
+    @property
+    def raw_scorer(self) -> tuple[Scorer, Params]:
+        """(the scorer without normalisation, its weights); an ensemble's weights are stacked.
+
+        Raises:
+          UserError: training has not ended.
+        """
+        if self._raw_scorer is None:
+            raise UserError("RewardModel has not been trained to the end; iterate over RewardModel.fit(...) first")
+        return self._raw_scorer
 
     @property
     def scorer(self) -> tuple[Scorer, Params]:
         """(the scorer, its weights); an ensemble's weights are stacked. Raises UserError if training has not ended."""
-        if self._scorer is None:
-            raise UserError("RewardModel has not been trained to the end; iterate over RewardModel.fit(...) first")
-        return self._scorer
+        scorer, params = self.raw_scorer
+        if self.section.normalise:
+            shift, scale = self.statistics
+            scorer = dataclasses.replace(scorer, shift=shift, scale=scale)
+        return scorer, params
 
     def as_reward(self) -> LearntReward:
         """The trained model as a reward for RL. Raises UserError if training has not ended."""
@@ -147,69 +214,95 @@ class RewardModel(Trainer):
           options: as in `LanguageModel.save`.
         """
         model, folder = self.scorer[0].model, Path(folder).expanduser()
-        for number, fit in enumerate(self._fits):
-            target = folder if len(self._fits) == 1 else folder / f"member-{number}"
-            dataclasses.replace(self._start, model=model, params=fit.params).save(target, **options)
+        for number, member in enumerate(self.members):
+            target = folder if len(self.members) == 1 else folder / f"member-{number}"
+            dataclasses.replace(self.inputs.language_model, model=model, params=member.params).save(target, **options)
 
     def _arrays(self, pairs: Sequence[Comparison]) -> PairBatch:
-        section = self.section
-        return pair_arrays(self._start.tokenizer, pairs, self._start.style, section.max_length, section.margin_weight)
+        section, style = self.section, self.inputs.language_model.style
+        return pair_arrays(self.tokenizer, pairs, style, section.max_length, section.margin_weight)
 
-    def _members(self, train: PairBatch, held_out: PairBatch | None = None) -> Iterator[Step]:
-        """Trains the members one after another, then measures the normalisation on the training pairs."""
-        section, self._fits = self.section, []
-        first, done = streams.LOADERS["preference"], 0
-        for number in range(section.members):
-            loader = EpochLoader(len(train.label), section.batch, self._seed, first + number)
-            member = Member(self._head(number), section, self._run(number), train, loader, held_out)
-            self._fit = member.fit
-            self._fits.append(member.fit)
-            for step in member.steps():
-                yield Step(done + step.number, step.metrics)
-            done += member.fit.training.completed
-        members = [fit.weights for fit in self._fits]
-        scorer, params = Scorer(self._fits[0].start.model), members[0]
-        if len(members) > 1:
-            scorer, _ = make_ensemble(section, scorer.model, members, train)
-            params = stack_members(members)
-        if section.normalise:
-            shift, scale = (float(x) for x in score_statistics(all_scores(scorer, params, train, section.batch).reshape(-1)))
-            scorer = dataclasses.replace(scorer, shift=shift, scale=scale)
-        self._scorer = scorer, params
+    def _loaders(self, train: PairBatch) -> list[EpochLoader]:
+        first = streams.LOADERS["preference"]
+        return [
+            EpochLoader(len(train.label), self.section.batch, self.inputs.seed, first + number)
+            for number in range(self.section.members)
+        ]
 
-    def _run(self, number: int) -> RunSettings:
-        run = self._settings(jax.random.key(self._seed))
-        if self._directory is None:
-            return run
-        directory = member_directory(self._directory, number)
-        directory.mkdir(parents=True, exist_ok=True)
 
-        def loop(total_steps: int, checkpoint_every: int, **fields: Any):
-            return self._loop(total_steps, checkpoint_every, **({"directory": directory} | fields))
+class PreferenceMember(Trainer):
+    """Trains one preference model on arrays of pairs: a `RewardModel`, or a member of its ensemble."""
 
-        return dataclasses.replace(run, loop=loop, directory=directory)
+    name = "RewardModel"
 
-    def _head(self, number: int) -> Start:
-        """The trunk, or the adapters, of the language model with a random head."""
-        start, policy = start_of(self._start), self._start.model
-        key = jax.random.fold_in(jax.random.key(self._seed), streams.member_head(number))
-        return dataclasses.replace(
-            start, model=policy.with_head("scalar"), trained=lambda weights: with_random_head(start, weights, key)
+    def fit(self, train: PairBatch, loader: EpochLoader, held_out: PairBatch | None = None) -> Iterator[Step]:
+        """Trains and yields each step.
+
+        Args:
+          train: the pairs, numpy arrays.
+          loader: selects the pairs of each batch.
+          held_out: the pairs on which early stopping measures the loss; not read without early stopping.
+
+        Raises:
+          UserError: early stopping has no pair to measure the loss on.
+        """
+        model, section = self.inputs.model, self.section
+
+        def arguments(frozen: Params | None, index: np.ndarray) -> PreferenceArguments:
+            batch, parts = packed(model, train, index, section.micro_batch_tokens)
+            return PreferenceArguments(
+                model=model,
+                optimizer=self.optimizer,
+                centering_coef=section.centering_coef,
+                batch=batch,
+                frozen=frozen,
+                packed=parts,
+            )
+
+        stopping = self._stopping(held_out, loader.steps(1)) if section.early_stopping else None
+        return self._train(
+            preference_step, arguments, train, loader, shown=("loss", "accuracy"), stopping=stopping
         )
 
+    def stopped(self) -> dict[str, Any]:
+        """The result of early stopping, after training: the number of steps trained, and the best step with its loss."""
+        state = self.training.state
+        step, loss = fetch((state.best_step, state.best_loss))
+        return {"steps": self.training.completed, "best_step": int(step), "held_out_loss": float(loss)}
 
-def with_random_head(start: Start, weights: Params, key: jax.Array) -> Params:
-    """The trained parameters of a language model, in buffers that may be donated, with a random scalar head.
+    def _stopping(self, held_out: PairBatch | None, epoch: int) -> EarlyStopping:
+        """Early stopping on held-out pairs. epoch: the number of steps of an epoch."""
+        if not measurable(held_out):
+            raise UserError("early_stopping is True, but none of the held-out pairs that would measure the loss has a label "
+                            "that prefers an answer; give more pairs, raise held_out_share, or set early_stopping to False")
+        section, scorer = self.section, Scorer(self.inputs.model)
 
-    Args:
-      start: the start of the language model.
-      weights: its weights; with adapters, joined with the base.
-      key: the PRNG key of the head.
-    """
-    model = start.model.with_head("scalar")
-    if model.lora is None:
-        return scalar_from_lm(start.trained(weights), model.init(key))
-    return {**start.trained(weights), "score": model.random_score(key)}
+        def measure(params: Params) -> dict[str, float]:
+            scores = all_scores(scorer, join(self.frozen, params), held_out, section.batch)
+            return held_out_metrics(scores, held_out)
+
+        return EarlyStopping(section.eval_every or epoch, section.patience, measure)
+
+
+def _in_directory(inputs: TrainerInputs, number: int) -> TrainerInputs:
+    """The inputs of ensemble member `number`, whose loop writes to a directory of its own."""
+    if inputs.loop.directory is None:
+        return inputs
+    directory = member_directory(inputs.loop.directory, number)
+    return dataclasses.replace(inputs, loop=dataclasses.replace(inputs.loop, directory=directory))
+
+
+def _with_random_head(inputs: TrainerInputs, number: int) -> TrainerInputs:
+    """The inputs of a policy's trunk, or of its adapters, with the random scalar head of ensemble member `number`."""
+    model = inputs.model.with_head("scalar")
+
+    def trained(weights: Params) -> Params:
+        key = jax.random.fold_in(inputs.root_key, streams.member_head(number))
+        if model.lora is None:
+            return scalar_from_lm(inputs.trained(weights), model.init(key))
+        return {**inputs.trained(weights), "score": model.random_score(key)}
+
+    return dataclasses.replace(inputs, model=model, trained=trained)
 
 
 def member_directory(directory: Path, number: int) -> Path:

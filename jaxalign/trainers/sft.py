@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import BestOfN, Pretrain, Sft
+from jaxalign.config import Sft
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
@@ -21,15 +21,12 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Message, PackedBatch
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.trainers.base import PolicyTrainer, section_from
-from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
+from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
 from jaxalign.trainers.rows import Example, as_examples
 from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_evaluate, lm_step
 from jaxalign.training.loop import Step
 from jaxalign.training.microbatch import chosen
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.work import learning_packed
 
 Answered = tuple[Sequence[Message], str]
 
@@ -54,6 +51,8 @@ class SFT(PolicyTrainer):
       UserError: an argument is not a field of the section, or has a value that the section does not accept.
     """
 
+    name = "SFT"
+
     def __init__(
         self,
         model: LanguageModel,
@@ -64,9 +63,9 @@ class SFT(PolicyTrainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(Sft(), fields, "SFT")
+        section = section_from(Sft(), fields, self.name)
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
-        super().__init__(model, section, "SFT", **options)
+        super().__init__(model_inputs(model, section, self.name, **options), section)
 
     def fit(self, rows: Any) -> Iterator[Step]:
         """Trains on answered prompts and texts, and yields each step.
@@ -81,70 +80,41 @@ class SFT(PolicyTrainer):
         examples = as_examples(rows, "SFT.fit(rows)")
         packed, _ = pack((self._encoded(example) for example in examples), self.section.row_length)
         self._claim(packed)
-        run = self._settings(jax.random.key(self._seed))
-        supervised = Supervised(start_of(self._start), self.section, run, packed, streams.LOADERS["sft"])
-        batches = EpochLoader(len(packed.tokens), self.section.batch_rows, self._seed)
-        steps = supervised.steps(batches.steps(self.section.epochs))
-        self._fit = supervised.fit
-        return steps
+        batches = EpochLoader(len(packed.tokens), self.section.batch_rows, self.inputs.seed)
+        return self.fit_packed(packed, batches.steps(self.section.epochs), streams.LOADERS["sft"])
+
+    def fit_packed(self, rows: PackedBatch, total_steps: int, stream: int, balance_coef: float = 0.0) -> Iterator[Step]:
+        """Trains on packed rows, for the stages pretrain, sft and best_of_n, and yields each step.
+
+        Args:
+          rows: all rows, numpy arrays.
+          total_steps: the number of steps.
+          stream: the random stream that shuffles the rows.
+          balance_coef: the weight of the experts' load-balancing loss.
+        """
+        model, section = self.inputs.model, self.section
+        loader = EpochLoader(len(rows.tokens), section.batch_rows, self.inputs.seed, stream)
+        micro_batches = chosen(section.micro_batches, section.batch_rows, rows.tokens.shape[1], model.sharding)
+
+        def arguments(frozen: Params | None, index: np.ndarray) -> LmArguments:
+            return LmArguments(
+                model=model,
+                optimizer=self.optimizer,
+                batch=place_rows(model.sharding, rows, index),
+                frozen=frozen,
+                micro_batches=micro_batches,
+                balance_coef=balance_coef,
+            )
+
+        return self._train(lm_step, arguments, rows, loader, total_steps=total_steps)
 
     def _encoded(self, example: Example) -> tuple[list[int], list[float]]:
         messages, text = example
-        tokenizer = self._start.tokenizer
+        tokenizer, style = self.tokenizer, self.inputs.language_model.style
         if messages is not None:
-            return styles.encode_completion(tokenizer, messages, text, self._start.style)
+            return styles.encode_completion(tokenizer, messages, text, style)
         ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
         return ids, [1.0] * len(ids)
-
-
-class Supervised:
-    """Next-token training on packed rows, for the stages pretrain, sft and best_of_n and for `SFT`.
-
-    Args:
-      start: the model and the functions that read its weights.
-      section: the optimizer and the batch.
-      run: seed, key and loop.
-      rows: all rows, numpy arrays.
-      stream: the random stream that shuffles the rows.
-      balance_coef: the weight of the experts' load-balancing loss.
-    """
-
-    def __init__(
-        self,
-        start: Start,
-        section: Pretrain | Sft | BestOfN,
-        run: RunSettings,
-        rows: PackedBatch,
-        stream: int,
-        balance_coef: float = 0.0,
-    ):
-        self._start, self._section, self._run, self._rows = start, section, run, rows
-        self._loader = EpochLoader(len(rows.tokens), section.batch_rows, run.seed, stream)
-        self._balance_coef = balance_coef
-        self.fit: Fit | None = None
-
-    def steps(self, total_steps: int) -> Iterator[Step]:
-        """Trains for `total_steps` steps and yields each."""
-        model, section = self._start.model, self._section
-        self.fit = Fit(self._start, make_optimizer(section.optimizer, total_steps), self._run)
-        shape = section.batch_rows, self._rows.tokens.shape[1]
-        parts = chosen(section.micro_batches, *shape, model.sharding)
-
-        def arguments(frozen, number: int) -> LmArguments:
-            return LmArguments(
-                model=model,
-                optimizer=self.fit.optimizer,
-                batch=place_rows(model.sharding, self._rows, self._loader.indices(number)),
-                frozen=frozen,
-                micro_batches=parts,
-                balance_coef=self._balance_coef,
-            )
-
-        program = Program(lm_step, arguments, flops=self._flops)
-        return self.fit.steps(program, total_steps, section.checkpoint_every)
-
-    def _flops(self, number: int) -> float:
-        return learning_packed(self._start.model, take(self._rows, self._loader.indices(number)))
 
 
 def packed(tokenizer: Tokenizer, pairs: Iterable[Answered], style: str, row_length: int) -> tuple[PackedBatch, int]:

@@ -5,65 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 
-from jaxalign.config import RewardDistill
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import merge, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import ScoredPairs
 from jaxalign.rewards.scorer import Scorer
-from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start
-from jaxalign.training import work
+from jaxalign.trainers.base import Trainer
 from jaxalign.training.arguments import DistillArguments
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.distill_step import distill_step
 from jaxalign.training.loop import Step
-from jaxalign.training.optimizer import make_optimizer
 
 
-class Student:
-    """Distils a reward model on pairs that the teacher has scored.
+class Student(Trainer):
+    """Distils a reward model on pairs that the teacher has scored."""
 
-    Args:
-      start: the student's model and its initial weights.
-      section: the objective, the optimizer and the batch.
-      run: seed, key and loop.
-      train: pairs with the teacher's normalised scores, numpy arrays.
-      scale: the teacher's scale, in nats per unit of the normalised score.
-      loader: selects the pairs of each batch.
-    """
+    name = "Student"
 
-    def __init__(
-        self, start: Start, section: RewardDistill, run: RunSettings, train: ScoredPairs, scale: float, loader: EpochLoader
-    ):
-        self._start, self._section, self._train, self._scale, self._loader = start, section, train, scale, loader
-        self.total_steps = loader.steps(section.epochs)
-        self.fit = Fit(start, make_optimizer(section.optimizer, self.total_steps), run)
+    def fit(self, train: ScoredPairs, scale: float, loader: EpochLoader) -> Iterator[Step]:
+        """Trains and yields each step.
 
-    def steps(self) -> Iterator[Step]:
-        """Trains and yields each step."""
-        program = Program(distill_step, self._arguments, self._flops, self._tokens, shown=("loss", "agreement"))
-        return self.fit.steps(program, self.total_steps, self._section.checkpoint_every)
+        Args:
+          train: pairs with the teacher's normalised scores, numpy arrays.
+          scale: the teacher's scale, in nats per unit of the normalised score.
+          loader: selects the pairs of each batch.
+        """
+        model, section = self.inputs.model, self.section
 
-    def _arguments(self, frozen: Params | None, number: int) -> DistillArguments:
-        del frozen  # A student has no adapters.
-        model, section = self._start.model, self._section
-        return DistillArguments(
-            model=model,
-            optimizer=self.fit.optimizer,
-            objective=section.objective,
-            scale=self._scale,
-            micro_batches=section.micro_batches,
-            batch=place_rows(model.sharding, self._train, self._loader.indices(number)),
-        )
+        def arguments(frozen: Params | None, index: np.ndarray) -> DistillArguments:
+            del frozen  # A student has no adapters.
+            return DistillArguments(
+                model=model,
+                optimizer=self.optimizer,
+                objective=section.objective,
+                scale=scale,
+                micro_batches=section.micro_batches,
+                batch=place_rows(model.sharding, train, index),
+            )
 
-    def _tokens(self, number: int) -> int:
-        return int(self._train.length[self._loader.indices(number)].sum())
-
-    def _flops(self, number: int) -> float:
-        return work.learning_pairs(self._start.model, take(self._train, self._loader.indices(number)))
+        return self._train(distill_step, arguments, train, loader, shown=("loss", "agreement"))
 
 
 def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:

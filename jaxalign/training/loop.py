@@ -60,8 +60,8 @@ class Loop:
 
     stage: str
     directory: Path | None
-    total_steps: int
-    checkpoint_every: int
+    total_steps: int = 0
+    checkpoint_every: int = 1
     shown: tuple[str, ...] = ("loss",)
     tokens_metric: str = "tokens"
     timing: Path | None = None

@@ -105,13 +105,13 @@ def called(monkeypatch, module, name) -> list:
     return calls
 
 
-def test_ppo_calls_its_steps_with_the_planned_shapes(tmp_path, monkeypatch):
+def test_ppo_calls_its_steps_with_the_planned_shapes(monkeypatch):
     """Run an iteration of the stage itself on one device, with its calls recorded."""
     calls = {"chunk": called(monkeypatch, session, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
              "scoring": called(monkeypatch, experience, "packed_experience"),
              "checks": called(monkeypatch, step_zero, "step_zero_values"),
              "update": called(monkeypatch, ppo_step, "packed_update")}
-    iterate(tmp_path, steps=1)
+    iterate(steps=1)
     setup = tiny.setup(epochs=1, minibatches=1)
     made = dataclasses.replace(config(), ppo=setup.config, stages=("preference", "ppo"),
                                model=dataclasses.replace(config().model, max_length=Config().model.max_length))

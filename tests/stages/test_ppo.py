@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
-import json
 import logging
 
 import chex
@@ -28,10 +26,7 @@ from jaxalign.rl.update import ppo_update
 from jaxalign.rollout import decode, forecast, ring
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import LocalSampler
-from jaxalign.stages import ppo as stage
-from jaxalign.stages.ppo import CHECKS
 from jaxalign.stages.shared import engines
-from jaxalign.stages.shared.base import StageContext
 from jaxalign.streams import LOADERS
 from jaxalign.tracking.metrics import by_name
 from jaxalign.training import loss_scale
@@ -51,17 +46,16 @@ def sampled_by(setup, prompts):
     return stream, engine, engines.sampling(setup.config, WordTokenizer())
 
 
-def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **changes):
+def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None, **changes):
     """Return (last state, metrics of each step) of some iterations."""
     setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
-    context = StageContext(dataclasses.replace(Config(), ppo=setup.config), directory, directory, False)
     frozen = tiny.roles(setup)
     reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
     reference = FrozenRole(frozen.reference, "frozen" in offload)
     stream, engine, sampling = sampled_by(setup, prompts)
     iteration = Iteration(
         setup, stream, LocalSampler(engine), engine.padding, sampling, reward, WordTokenizer(), reference,
-        offload_optimizer="optimizer" in offload, on_checks=functools.partial(stage.write_checks, context),
+        offload_optimizer="optimizer" in offload, on_checks=on_checks,
     )
     state, metrics = iteration.rest(tiny.state(setup)), []
     for step in range(steps):
@@ -71,19 +65,20 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **c
     return state, metrics
 
 
-def test_a_step_reports_every_metric_of_the_data_formats_page(tmp_path):
-    state, metrics = iterate(tmp_path)
+def test_a_step_reports_every_metric_of_the_data_formats_page():
+    checks = []
+    state, metrics = iterate(on_checks=checks.extend)
     promised = """score reward kl_k1 kl_k3 kl_coef entropy ratio_mean ratio_max clip_fraction value_clip_fraction
         policy_loss value_loss explained_variance response_length eos_rate approx_kl grad_norm critic_grad_norm
         sampler_gap epochs_run""".split()
     assert set(promised) <= set(metrics[0])
     chex.assert_tree_all_finite(metrics)
     assert int(state.step) == int(state.policy.step) == 2
-    assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 5
+    assert [check.passed for check in checks] == [True] * 5
 
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, mesh):
+def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
     """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
     after the first update."""
     programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
@@ -95,13 +90,13 @@ def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, m
     SEEN.clear()
     chex.clear_trace_counter()
     monkeypatch.setattr(ppo_step, "minibatch_update", chex.assert_max_traces(ppo_step.minibatch_update, n=1))
-    iterate(tmp_path, steps=3, mesh=mesh)
+    iterate(steps=3, mesh=mesh)
     assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
 
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
-def test_the_iterations_call_only_programs_compiled_ahead(tmp_path, monkeypatch, changes, mesh):
+def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, mesh):
     here, programs = jax.devices()[0], (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
     if mesh is None:
         monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
@@ -116,37 +111,37 @@ def test_the_iterations_call_only_programs_compiled_ahead(tmp_path, monkeypatch,
         assert all(future.result() is not None for _, future in lowered)
     assert {*programs, decode.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
     SEEN.clear()
-    iterate(tmp_path, mesh=mesh, **changes)
+    iterate(mesh=mesh, **changes)
     assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []
 
 
-def test_pitfall_10_the_sampler_gap_is_reported_at_every_step(tmp_path):
+def test_pitfall_10_the_sampler_gap_is_reported_at_every_step():
     """In other systems the first ratio differed from 1 without a warning, because sampler and trainer differ."""
-    _, metrics = iterate(tmp_path, steps=3)
+    _, metrics = iterate(steps=3)
     assert all(0 < row["sampler_gap"] < 1e-4 for row in metrics)
 
 
-def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(tmp_path, caplog):
+def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(caplog):
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        iterate(tmp_path, steps=3, sampler_tolerance=TINIEST)
+        iterate(steps=3, sampler_tolerance=TINIEST)
     messages = [record.getMessage() for record in caplog.records]
     assert any("check 'ratio'" in text for text in messages)
     assert [step for step in (0, 1, 2) if any(f"at iteration {step}" in text for text in messages)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
-def test_pitfall_10_old_log_probs_are_recomputed_if_configured(tmp_path, check):
+def test_pitfall_10_old_log_probs_are_recomputed_if_configured(check):
     """The ratio before the first update is 1 up to the rounding of two programs on the same weights: their float32 log-probs,
     between -8 and -4, are each correct to one unit in the last place, 4.8e-7."""
-    _, metrics = iterate(tmp_path, sampler_tolerance=TINIEST, checks=Checks(**{check: "recompute"}))
+    _, metrics = iterate(sampler_tolerance=TINIEST, checks=Checks(**{check: "recompute"}))
     assert [row["ratio_mean"] for row in metrics] == pytest.approx([1, 1], abs=2e-7)
     assert [row["ratio_max"] for row in metrics] == pytest.approx([1, 1], abs=2 * 4.8e-7)
 
 
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
-def test_pitfall_10_a_sampler_gap_above_the_tolerance_stops_the_run_if_configured(tmp_path, check):
+def test_pitfall_10_a_sampler_gap_above_the_tolerance_stops_the_run_if_configured(check):
     with pytest.raises(UserError, match=f"at iteration 0.*config.ppo.checks.{check} is 'stop'"):
-        iterate(tmp_path, sampler_tolerance=TINIEST, checks=Checks(**{check: "stop"}))
+        iterate(sampler_tolerance=TINIEST, checks=Checks(**{check: "stop"}))
 
 
 def spoiled_updates(monkeypatch):
@@ -162,37 +157,37 @@ def spoiled_updates(monkeypatch):
     monkeypatch.setattr(rl_iteration, "ppo_update", update)
 
 
-def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_as_well(tmp_path, caplog, monkeypatch):
+def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_as_well(caplog, monkeypatch):
     spoiled_updates(monkeypatch)
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        _, metrics = iterate(tmp_path)
+        _, metrics = iterate()
     assert [row["skipped"] for row in metrics] == [0, 2]  # the only update of policy and critic in each iteration
     messages = [record.getMessage() for record in caplog.records]
     assert [text for text in messages if "check 'finite gradients' is 1," in text and "iteration 1" in text]
 
 
-def test_non_finite_gradients_stop_the_run_immediately_if_configured(tmp_path, monkeypatch):
+def test_non_finite_gradients_stop_the_run_immediately_if_configured(monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
-        iterate(tmp_path, steps=3, checks=Checks(finite_gradients="stop"))
+        iterate(steps=3, checks=Checks(finite_gradients="stop"))
 
 
 HALF = {"compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(finite_gradients="stop")}
 
 
-def test_a_float16_overflow_that_halves_the_loss_scale_does_not_fail_the_check(tmp_path, monkeypatch):
+def test_a_float16_overflow_that_halves_the_loss_scale_does_not_fail_the_check(monkeypatch):
     """At such a high initial scale the first updates overflow; a run that stops at non-finite gradients continues."""
     monkeypatch.setattr(loss_scale, "START", 2.0**24)
-    state, metrics = iterate(tmp_path, **HALF)
+    state, metrics = iterate(**HALF)
     assert [row["skipped"] for row in metrics] == [row["overflowed"] for row in metrics] == [2, 2]
     assert [row["loss_scale"] for row in metrics] == [row["critic_loss_scale"] for row in metrics] == [2.0**24, 2.0**23]
     assert float(state.policy.loss_scale.scale) == float(state.critic.loss_scale.scale) == 2.0**22
 
 
-def test_a_non_finite_loss_fails_the_check_in_float16(tmp_path, monkeypatch):
+def test_a_non_finite_loss_fails_the_check_in_float16(monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
-        iterate(tmp_path, steps=3, **HALF)
+        iterate(steps=3, **HALF)
 
 
 def bytes_on_devices() -> int:
@@ -201,7 +196,7 @@ def bytes_on_devices() -> int:
     return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted() and x.sharding.memory_kind == "device")
 
 
-def bytes_by_phase(monkeypatch, *arguments, **changes):
+def bytes_by_phase(monkeypatch, **changes):
     """Return (result of `iterate`, {phase: additional bytes on the devices}) of the last iteration."""
     found, before = {}, bytes_on_devices()
 
@@ -219,17 +214,17 @@ def bytes_by_phase(monkeypatch, *arguments, **changes):
                                    (rl_iteration, "make_experience", "reference"),
                                    (rl_iteration, "ppo_update", "update")):
             watch(where, name, phase)
-        return iterate(*arguments, **changes), found
+        return iterate(**changes), found
 
 
-def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_needs(tmp_path, monkeypatch):
+def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_needs(monkeypatch):
     mesh = (2, 2, 2)
 
     def size(tree):
         return sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)
 
-    (state, metrics), held = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh)
-    (found, found_metrics), left = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh, offload=("optimizer", "frozen"))
+    (state, metrics), held = bytes_by_phase(monkeypatch, mesh=mesh)
+    (found, found_metrics), left = bytes_by_phase(monkeypatch, mesh=mesh, offload=("optimizer", "frozen"))
     # The scores are computed and rounded in a separate program.
     chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-4, atol=1e-6)
     chex.assert_trees_all_close(tiny.to_host(found), tiny.to_host(state), rtol=1e-3, atol=1e-5)
@@ -246,15 +241,15 @@ def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_n
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}
 
 
-def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(tmp_path, monkeypatch):
+def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(monkeypatch):
     changes = {"kl_in": "loss", "kl_estimator": "full"}
-    (state, metrics), _ = bytes_by_phase(monkeypatch, tmp_path, **changes)
-    (found, found_metrics), _ = bytes_by_phase(monkeypatch, tmp_path, offload=("frozen",), **changes)
+    (state, metrics), _ = bytes_by_phase(monkeypatch, **changes)
+    (found, found_metrics), _ = bytes_by_phase(monkeypatch, offload=("frozen",), **changes)
     chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-4, atol=1e-6)
     chex.assert_trees_all_close(tiny.to_host(found), tiny.to_host(state), rtol=1e-3, atol=1e-5)
 
 
-def test_every_iteration_uses_new_sampling_keys(tmp_path):
+def test_every_iteration_uses_new_sampling_keys():
     """One prompt eight times in three iterations at a rate of 0: a key used twice would repeat lengths and scores."""
-    _, metrics = iterate(tmp_path, steps=3, prompts=[[1, 4]] * 8, learning_rate=0.0)
+    _, metrics = iterate(steps=3, prompts=[[1, 4]] * 8, learning_rate=0.0)
     assert len({(row["score"], row["kl_k3"], row["response_length"]) for row in metrics}) == 3

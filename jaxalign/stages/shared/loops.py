@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jaxalign.config import to_dict
 from jaxalign.feedback.speaker import Counted
@@ -14,7 +15,7 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import make_trackers
-from jaxalign.trainers.fitting import peak_flops
+from jaxalign.trainers.base import peak_flops
 from jaxalign.training.loop import Loop
 
 
@@ -28,12 +29,12 @@ def timing(context: StageContext, model: Model) -> Timing:
     return Timing(context.directory / "timing.jsonl", peak_flops(model))
 
 
-def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every: int, **more) -> Loop:
-    """The stage's training loop. `more` adds fields of `Loop` or overrides those set here."""
-    fields = {"stage": context.title, "directory": context.directory, "began": context.began}
-    fields |= {"peak": peak_flops(model), "profile": context.config.profile}
-    fields |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
-    return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **{**fields, **more})
+def stage_loop(context: StageContext, model: Model, **fields: Any) -> Loop:
+    """The settings of the stage's training loop. `fields` of `Loop` are added to those set here, or override them."""
+    own = {"stage": context.title, "directory": context.directory, "began": context.began}
+    own |= {"peak": peak_flops(model), "profile": context.config.profile}
+    own |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
+    return Loop(**own | fields)
 
 
 class Meter:

@@ -19,7 +19,6 @@ from jaxalign.rewards.rated import RatedReward
 from jaxalign.rewards.sums import fused_source, is_single, sum_of_rewards
 from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.ahead import Scores
-from jaxalign.rl.state import PPOSetup
 from jaxalign.stages.shared import judges, reads, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.keys import stage_key
@@ -31,7 +30,7 @@ def is_learnt(config: Config) -> bool:
     return any(record.learnt for record in reward_records(config.reward.source))
 
 
-def scores_of(context: StageContext, setup: PPOSetup) -> Scores:
+def scores_of(context: StageContext, policy: Model) -> Scores:
     """The source of the scores, as far as the config determines it before any weights are read.
 
     It is the scorer that is fused into the scoring program, "host" for a function on the host, or "unknown" if only the
@@ -40,7 +39,7 @@ def scores_of(context: StageContext, setup: PPOSetup) -> Scores:
     config = context.config
     fused = fused_source(config.reward, config.mesh.offload)
     if fused is not None:
-        scorer, _ = find_scorer(context, fused, setup.reference, config.ppo.score_clip)
+        scorer, _ = find_scorer(context, fused, policy, config.ppo.score_clip)
         return "unknown" if scorer.ensemble else scorer
     return "host" if is_single(config.reward) and reward_records(config.reward.source)[0].host else "unknown"
 
