@@ -165,8 +165,8 @@ class _Retries:
     """Decides after each failure of a request whether, and after how many seconds, it is sent again.
 
     A failure counts against the request if the server works: other requests succeeded since its previous failure, or the
-    failure is of a kind that this request may cause. More than max_retries of these end the request. A row of max_retries other
-    failures starts a pause.
+    failure is of a kind that this request may cause. More than max_retries of these end the request. After max_retries failures
+    in a row that do not count, all requests pause.
     """
 
     def __init__(self, settings: Endpoint, pacing: Pacing, spending: Spending, breaker: Breaker, batch: Batch):

@@ -65,7 +65,7 @@ class Transport:
         """Sends one request: POST with a JSON body, or GET without one. Failures are returned, not raised, so that no exception
         refers to the request, whose headers contain the key."""
         url = urllib.parse.urlunsplit(self._url._replace(path=f"{self._url.path.rstrip('/')}/{path}"))
-        data = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        data = None if body is None else json.dumps(body, allow_nan=False).encode()
         try:
             async with asyncio.timeout(self._timeout):
                 async with self._session.request("GET" if data is None else "POST", url, data=data) as response:

@@ -6,9 +6,10 @@ import base64
 
 import pytest
 
+from jaxalign.endpoint.records import CHAT, Request
 from jaxalign.errors import UserError
 from tests.endpoint.clients import VARIABLE, Running, requests
-from tests.endpoint.server import Server
+from tests.endpoint.server import Server, status
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
@@ -53,3 +54,11 @@ def test_a_proxy_of_another_protocol_is_an_error_that_names_the_variable(tmp_pat
     with Running(tmp_path, "http://judge.invalid/v1") as client:
         with pytest.raises(UserError, match="HTTP_PROXY does not name an HTTP proxy"):
             client.ask(requests(1))
+
+
+def test_a_prompt_with_a_lone_surrogate_is_sent(tmp_path):
+    lone = Request(CHAT, {"model": "judge", "messages": [{"role": "user", "content": "half \ud83d of a pair"}]})
+    with Server(fault_of=lambda *_: status(400, "not Unicode")) as server, Running(tmp_path, server.url) as client:
+        with pytest.raises(UserError, match="HTTP 400"):
+            client.ask([lone])
+        assert server.bodies == [lone.body]
