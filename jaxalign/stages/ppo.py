@@ -17,7 +17,8 @@ from jaxalign.stages.shared import alarms, engines, judges, mixes, reads, reward
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.trainers.ppo import CHECKS, PPO, PPOParts
+from jaxalign.trainers.base import CHECKS
+from jaxalign.trainers.ppo import PPO, PPOParts
 from jaxalign.training.checkpoint import load_params, save_params
 from jaxalign.training.offload import check_host_memory
 

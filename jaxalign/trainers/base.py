@@ -24,6 +24,7 @@ from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
 from jaxalign.planner.hardware import chip_of
 from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, ScoredPairs
+from jaxalign.rl.checks import Check
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.training.checkpoint import copy_params
@@ -34,6 +35,9 @@ from jaxalign.training.state import TrainState, abstract_state, init_state
 from jaxalign.training.work import learning_packed, learning_pairs
 
 __all__ = ["PolicyTrainer", "Step", "Trainer", "TrainerInputs", "fingerprint", "model_inputs", "section_from"]
+
+CHECKS = "checks.json"
+"""The file with the step-0 checks of a run."""
 
 Frozen = Params | None
 
@@ -251,6 +255,13 @@ class Trainer:
                 )
                 self.training = loop.begin(init, stopping.abstract(abstract), stopping_step)
             yield from self.training
+
+    def _write_checks(self, checks: Sequence[Check]) -> None:
+        """Writes the step-0 checks to the directory, if any."""
+        directory = self.inputs.loop.directory
+        if directory is not None:
+            text = json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n"
+            hosts.once(lambda: write_atomically(directory / CHECKS, text))
 
     def _claim(self, data: Any) -> None:
         """Records the run's settings and a hash of its data in the directory, or checks them against an earlier record.

@@ -1,82 +1,220 @@
-"""The updates of online direct preference optimisation: epochs of minibatches over an iteration's fresh pairs."""
+"""Direct preference optimisation on pairs of the policy's own answers, which are sampled and labelled in each iteration."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import jax
 import numpy as np
-import optax
 
 from jaxalign import streams
 from jaxalign.config import Dpo, OnlineDpo
-from jaxalign.models.model import Model, Params
-from jaxalign.parallel.rows import fetch
-from jaxalign.records import AnswerPairs
-from jaxalign.trainers.answers import packed
+from jaxalign.data.chat import styles
+from jaxalign.data.loader import EpochLoader
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.feedback.labeller import Pair
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.model import Params
+from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
+from jaxalign.rl.arguments import SamplerArguments
+from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import make_sampler, sample_rollout
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.tracking.timing import Timeline
+from jaxalign.trainers.answers import answer_pairs, packed
+from jaxalign.trainers.base import Step, Trainer, TrainerInputs
+from jaxalign.training import work
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step
-from jaxalign.training.metrics import DirectMetrics
-from jaxalign.training.offload import optimizer_to_device, optimizer_to_host
-from jaxalign.training.state import TrainState
+from jaxalign.training.metrics import DirectMetrics, OnlineDirectMetrics
+from jaxalign.training.offload import FrozenRole, optimizer_to_device, optimizer_to_host
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import TrainState, abstract_state, init_state
 
 
 @dataclasses.dataclass(frozen=True)
-class OnlineUpdates:
-    """Updates a policy on the pairs of one iteration.
+class OnlineDPOParts:
+    """The parts of a run of online DPO other than the policy and the prompts.
 
     Attributes:
-      model: the policy.
-      optimizer: the optimizer of the trained parameters.
-      section: the numbers of iterations, epochs and minibatches.
+      tokenizer: decodes answers for the labeller.
+      style: the format of dialogues.
+      sampling: temperature, top-k, top-p, the maximum number of new tokens and the ids that end an answer.
+      max_length: the maximum length of prompt plus answer, in tokens.
       objective: the config section `dpo`, which defines the loss.
-      frozen: the base under the adapters, or None.
-      seed: seeds the order of the pairs.
-      offloads_optimizer: keep the optimizer state in host memory between updates.
+      label: `label(pairs, key, number of the first pair) -> the labelled pairs`.
+      undecided: what to do with pairs without a clear label, as in `config.feedback.undecided`.
+      write: `write(iteration, labelled pairs)`: saves the pairs of an iteration.
+      timeline: times the phases of an iteration.
+      sampler: samples the answers: the value of `config.sampler`.
+      offload: the arrays kept in host memory while no program reads them, as in `config.mesh.offload`.
     """
 
-    model: Model
-    optimizer: optax.GradientTransformation
-    section: OnlineDpo
+    tokenizer: Tokenizer
+    style: str
+    sampling: Sampling
+    max_length: int
     objective: Dpo
-    frozen: Params | None
-    seed: int
-    offloads_optimizer: bool = False
+    label: Callable[[Sequence[Pair], jax.Array, int], list[Comparison]]
+    undecided: str
+    write: Callable[[int, Sequence[Comparison]], None]
+    timeline: Timeline
+    sampler: str = "local"
+    offload: tuple[str, ...] = ()
 
-    def run(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, DirectMetrics]:
+
+class OnlineDPO(Trainer):
+    """Samples two answers to each prompt, labels them, and updates the policy on the pairs, in each iteration."""
+
+    name = "online_dpo"
+
+    @classmethod
+    def from_parts(cls, inputs: TrainerInputs, section: OnlineDpo, parts: OnlineDPOParts) -> Self:
+        """A trainer with its optimizer. section: a valid config section."""
+        trainer = cls.from_inputs(inputs, section)
+        trainer._parts = parts
+        trainer.optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
+        return trainer
+
+    def fit_encoded(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> Iterator[Step]:
+        """Trains on prompts and yields each iteration.
+
+        Args:
+          prompts: the prompts.
+          ids: their token ids.
+
+        Raises:
+          UserError: a check that is configured to stop the run does so.
+        """
+        inputs, parts, section, model = self.inputs, self._parts, self.section, self.inputs.model
+        self._prompts, self._ids = prompts, ids
+        self._loader = EpochLoader(len(prompts), section.batch, inputs.seed, streams.LOADERS["online_dpo"])
+        self._size = section.batch // section.minibatches
+        # All iterations pad prompts to the same length, so that sampling compiles once.
+        bucket = -(-max(len(prompt) for prompt in ids) // 8) * 8
+        self._engine = Engine(model, 2 * self._size, parts.max_length, bucket)
+        self._sampler = make_sampler(parts.sampler, self._engine, "config.sampler")
+        self.frozen = inputs.frozen()
+        self._reference = FrozenRole(inputs.weights(), "frozen" in parts.offload, self.frozen)
+
+        def init() -> TrainState:
+            with self._reference.on_device() as start:
+                params = inputs.trained(start)
+            return self._offload_optimizer(init_state(model, self.optimizer, params, inputs.key))
+
+        loop = dataclasses.replace(
+            inputs.loop, total_steps=section.iterations, checkpoint_every=section.checkpoint_every,
+            shown=("loss", "decided", "kl"), timeline=parts.timeline,
+        )
+        self.training = loop.begin(init, self._offload_optimizer(abstract_state(model, self.optimizer)), self._iterate)
+        yield from self.training
+
+    def _offload_optimizer(self, state: TrainState) -> TrainState:
+        """Moves the optimizer state to host memory, if configured."""
+        return optimizer_to_host(state) if "optimizer" in self._parts.offload else state
+
+    def _iterate(self, state: TrainState, step: int) -> tuple[TrainState, OnlineDirectMetrics]:
+        parts, section = self._parts, self.section
+        index = self._loader.indices(step)
+        params = join(self.frozen, state.params)
+        self._sampler.update(params, step)
+        collected = [
+            self._collect(params, index[first : first + self._size], step * section.batch + first)
+            for first in range(0, section.batch, self._size)
+        ]
+        parts.write(step, [comparison for _, labelled, _ in collected for comparison in labelled])
+        pairs = jax.tree.map(lambda *x: np.concatenate(x), *(batch for batch, _, _ in collected))
+        measured = [metrics for _, _, metrics in collected]
+        means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
+        totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
+        with parts.timeline.phase("update") as phase:  # Blocking is free here: sampling needs the result.
+            state, update = jax.block_until_ready(self._update(state, pairs, step))
+            phase.tokens = section.epochs * int(pairs.length.sum())
+            phase.flops = section.epochs * work.learning_pairs(self.inputs.model, pairs)
+        share = f"share of the updates of iteration {step} whose gradient is not finite"
+        act_on((gradients_check(float(unexplained(update)), share),), section.checks, self.name)
+        return state, OnlineDirectMetrics(**means, **totals, update=update)
+
+    def _collect(
+        self, params: Params, index: np.ndarray, first_row: int
+    ) -> tuple[AnswerPairs, list[Comparison], dict[str, float]]:
+        """(pairs with their reference log-probs as numpy, comparisons, metrics by name) for the prompts `index`.
+
+        Args:
+          first_row: the global number of the first prompt.
+        """
+        parts, model = self._parts, self.inputs.model
+        # One call samples both answers to a prompt, at neighbouring global rows.
+        rows = range(2 * first_row, 2 * (first_row + len(index)))
+        twice = [self._ids[i] for i in index for _ in range(2)]
+        with parts.timeline.phase("generate") as phase:
+            key = self._key("samples")
+            rollout = sample_rollout(self._sampler, self._engine.padding, twice, key, rows, parts.sampling, versions=False)
+            phase.tokens, phase.flops = work.sampled(model, rollout)
+        if first_row == 0:
+            self._check(params, place_rows(model.sharding, rollout))
+        texts = styles.response_texts(parts.tokenizer, rollout, parts.style)
+        asked = [Pair(self._prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
+        labelled = parts.label(asked, self._key("labels"), first_row)
+        answered = answer_pairs(rollout, labelled, parts.undecided)
+        every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
+        with parts.timeline.phase("score") as phase:
+            with self._reference.on_device() as reference:
+                start = self._logprobs(reference, every)
+            now = self._logprobs(params, every)
+            phase.tokens, phase.flops = 2 * int(every.length.sum()), 2 * work.reading_pairs(model, every)
+        metrics = {
+            "decided": float(sum(c.decided for c in labelled)),
+            "kl": float(np.mean(now - start)),
+            "length": float(np.mean(rollout.response_length)),
+            "tokens": int(rollout.response_length.sum()),
+        }
+        chosen = "none" if parts.objective.reference == "none" else self.section.reference
+        reference = {"start": start, "iteration": now, "none": 0 * start}[chosen]
+        return dataclasses.replace(answered, reference=reference), labelled, metrics
+
+    def _key(self, use: str) -> jax.Array:
+        return jax.random.fold_in(self.inputs.root_key, streams.KEYS["online_dpo"][use])
+
+    def _check(self, params: Params, sampled: Rollout) -> None:
+        """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""
+        section = self.section
+        difference = sampler_difference(SamplerArguments(
+            model=self.inputs.model, temperature=section.temperature, params=params, rollout=sampled
+        ))
+        checks = (gap_check(float(difference.gap), section.sampler_tolerance),)
+        self._write_checks(checks)
+        act_on(checks, section.checks, self.name)
+
+    def _logprobs(self, params: Params, pairs: AnswerPairs) -> np.ndarray:
+        """float32 [B, 2]: the log-probability of every answer under `params` (adapters joined with their base)."""
+        model = self.inputs.model
+        batch, parts = packed(self._parts.objective, model, pairs, np.arange(len(pairs.label)))
+        return fetch(answer_logprobs(LogprobArguments(model=model, params=params, pairs=batch, packed=parts)).logprobs)
+
+    def _update(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, DirectMetrics]:
         """(state, metrics) after all minibatches of an iteration; the metrics are means over the updates."""
-        found = []
-        state = optimizer_to_device(state) if self.offloads_optimizer else state
-        for rows in self.minibatches(iteration):
-            batch, parts = packed(self.objective, self.model, pairs, rows)
+        model, objective, measured = self.inputs.model, self._parts.objective, []
+        state = optimizer_to_device(state) if "optimizer" in self._parts.offload else state
+        for rows in minibatches(self.section, self.inputs.seed, iteration):
+            batch, parts = packed(objective, model, pairs, rows)
             arguments = DirectArguments(
-                model=self.model,
-                optimizer=self.optimizer,
-                section=self.objective,
-                batch=batch,
-                frozen=self.frozen,
-                packed=parts,
+                model=model, optimizer=self.optimizer, section=objective, batch=batch, frozen=self.frozen, packed=parts
             )
             state, metrics = direct_step(state, arguments)
-            found.append(metrics)
-        return self.rest(state), jax.tree.map(lambda *values: sum(values) / len(values), *found)
+            measured.append(metrics)
+        return self._offload_optimizer(state), jax.tree.map(lambda *values: sum(values) / len(values), *measured)
 
-    def rest(self, state: TrainState) -> TrainState:
-        """A state, concrete or abstract, as it is stored between updates."""
-        return optimizer_to_host(state) if self.offloads_optimizer else state
 
-    def minibatches(self, iteration: int) -> Iterator[np.ndarray]:
-        """The pairs of each update. Every epoch visits each pair once, in a new order if there are several minibatches."""
-        section = self.section
-        for epoch in range(section.epochs):
-            order = np.arange(section.batch)
-            if section.minibatches > 1:
-                stream = streams.LOADERS["online_dpo minibatches"]
-                order = np.random.default_rng([self.seed, stream, iteration, epoch]).permutation(section.batch)
-            yield from order.reshape(section.minibatches, section.batch // section.minibatches)
-
-    def logprobs(self, params: Params, pairs: AnswerPairs) -> np.ndarray:
-        """float32 [B, 2]: the log-probability of every answer under `params` (adapters joined with their base)."""
-        own, parts = packed(self.objective, self.model, pairs, np.arange(len(pairs.label)))
-        return fetch(answer_logprobs(LogprobArguments(model=self.model, params=params, pairs=own, packed=parts)).logprobs)
+def minibatches(section: OnlineDpo, seed: int, iteration: int) -> Iterator[np.ndarray]:
+    """The pairs of each update. Every epoch visits each pair once, in a new order if there are several minibatches."""
+    for epoch in range(section.epochs):
+        order = np.arange(section.batch)
+        if section.minibatches > 1:
+            stream = streams.LOADERS["online_dpo minibatches"]
+            order = np.random.default_rng([seed, stream, iteration, epoch]).permutation(section.batch)
+        yield from order.reshape(section.minibatches, section.batch // section.minibatches)

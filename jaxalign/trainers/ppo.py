@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -41,14 +40,11 @@ from jaxalign.rl.state import (
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import make_sampler
 from jaxalign.rollout.sampling import Sampling, section_sampling
-from jaxalign.storage import write_atomically
-from jaxalign.trainers.base import PolicyTrainer, Step, TrainerInputs, model_inputs, section_from
+from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step, TrainerInputs, model_inputs, section_from
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.offload import FrozenRole
-
-CHECKS = "checks.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,10 +295,8 @@ class PPO(PolicyTrainer):
                             f"{self.tokenizer.vocab_size}; a RewardModel with the policy's tokenizer is expected")
 
     def _record(self, checks: Sequence[Check]) -> None:
-        self.checks, directory = tuple(checks), self.inputs.loop.directory
-        if directory is not None:
-            text = json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n"
-            hosts.once(lambda: write_atomically(directory / CHECKS, text))
+        self.checks = tuple(checks)
+        self._write_checks(checks)
 
 
 def _require_equal_columns(prompts: Sequence[Prompt]) -> None:

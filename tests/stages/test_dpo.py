@@ -20,7 +20,7 @@ from jaxalign.stages.shared.labelled import answered, direct_split
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import answer_pairs, oriented, pair_arrays
 from jaxalign.trainers.direct import DPO
-from jaxalign.trainers.online_direct import OnlineUpdates
+from jaxalign.trainers.online_direct import minibatches
 from jaxalign.trainers.sft import SFT
 from tests.small_run import CONFIG, phases_with_operations, read, rows, run
 
@@ -218,8 +218,7 @@ def test_iterative_dpo_visits_each_pair_once_per_epoch_with_the_reference_of_its
     rows = read_metrics(workdir / "online_dpo" / "metrics.jsonl")
     assert len(rows) == 3 and all(np.isfinite(row["loss"]) for row in rows)
     config = from_config_dict(CONFIG | CHANGES | {"online_dpo": changed})
-    updates = OnlineUpdates(None, None, config.online_dpo, config.dpo, None, config.seed)
-    visits = list(updates.minibatches(0))
+    visits = list(minibatches(config.online_dpo, config.seed, 0))
     assert len(visits) == 4 and sorted(np.concatenate(visits[:2])) == sorted(np.concatenate(visits[2:])) == list(range(8))
     assert not np.array_equal(visits[0], visits[2])
 

@@ -1,12 +1,10 @@
-"""Sets up training loops and timers for a stage."""
+"""Times the work of a stage and shows its progress."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from jaxalign.config import to_dict
 from jaxalign.feedback.speaker import Counted
 from jaxalign.models import flops
 from jaxalign.models.model import Model
@@ -14,9 +12,7 @@ from jaxalign.rollout.sampler import OnFinished
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
-from jaxalign.tracking.tracker import make_trackers
 from jaxalign.trainers.base import peak_flops
-from jaxalign.training.loop import Loop
 
 
 def counting(progress: Progress) -> OnFinished:
@@ -27,14 +23,6 @@ def counting(progress: Progress) -> OnFinished:
 def timing(context: StageContext, model: Model) -> Timing:
     """The timer of a stage's phases."""
     return Timing(context.directory / "timing.jsonl", peak_flops(model))
-
-
-def stage_loop(context: StageContext, model: Model, **fields: Any) -> Loop:
-    """The settings of the stage's training loop. `fields` of `Loop` are added to those set here, or override them."""
-    own = {"stage": context.title, "directory": context.directory, "began": context.began}
-    own |= {"peak": peak_flops(model), "profile": context.config.profile}
-    own |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
-    return Loop(**own | fields)
 
 
 class Meter:

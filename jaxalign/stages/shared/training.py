@@ -9,17 +9,19 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import BestOfN, Pretrain, Sft
+from jaxalign.config import BestOfN, Pretrain, Sft, to_dict
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import placed
 from jaxalign.records import PackedBatch
-from jaxalign.stages.shared import loops, run_models
+from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.trainers.base import TrainerInputs
+from jaxalign.tracking.tracker import make_trackers
+from jaxalign.trainers.base import TrainerInputs, peak_flops
 from jaxalign.trainers.sft import SFT, held_out_loss
 from jaxalign.training.checkpoint import save_params
+from jaxalign.training.loop import Loop
 
 
 def stage_inputs(
@@ -32,8 +34,11 @@ def stage_inputs(
       weights: reads the weights; with adapters, joined with the base.
       trained: takes those weights and returns the part to train, in buffers that training may donate.
       use: selects the PRNG key kept in the training state.
-      loop: fields of `Loop` that differ from those of `loops.stage_loop`.
+      loop: fields of the loop's settings that are added to those set here, or override them.
     """
+    settings = {"stage": context.title, "directory": context.directory, "began": context.began}
+    settings |= {"peak": peak_flops(model), "profile": context.config.profile}
+    settings |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
     frozen = None
     if model.lora is not None:
         frozen = placed(quantise_abstract(model.base.abstract(), context.config.lora.base))
@@ -46,7 +51,7 @@ def stage_inputs(
         seed=context.stream_seed,
         key=jax.random.fold_in(root, use),
         root_key=root,
-        loop=loops.stage_loop(context, model, **loop),
+        loop=Loop(**settings | loop),
         abstract_frozen=frozen,
     )
 

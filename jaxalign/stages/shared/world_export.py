@@ -30,8 +30,8 @@ from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
 from jaxalign.stages.shared.keys import seeded_key
-from jaxalign.trainers.fitting import RunSettings, Start
-from jaxalign.trainers.sft import Supervised, held_out_loss
+from jaxalign.trainers.base import TrainerInputs
+from jaxalign.trainers.sft import SFT, held_out_loss
 from jaxalign.training.loop import Loop
 
 POSITIONS = 512
@@ -134,17 +134,20 @@ def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSett
         optimizer=Optimizer(learning_rate=settings.learning_rate, schedule="linear", warmup_steps=30, weight_decay=0.01),
     )
 
-    def loop(total_steps: int, checkpoint_every: int, **fields: Any) -> Loop:
-        return Loop(stage="world", directory=None, total_steps=total_steps, checkpoint_every=checkpoint_every, **fields)
-
-    start = Start(
-        model, weights=lambda: model.init(jax.random.fold_in(key, streams.KEYS["pretrain"]["parameters"])),
-        trained=lambda params: params, frozen=lambda: None,
+    inputs = TrainerInputs(
+        model,
+        weights=lambda: model.init(jax.random.fold_in(key, streams.KEYS["pretrain"]["parameters"])),
+        trained=lambda params: params,
+        frozen=lambda: None,
+        seed=settings.seed,
+        key=key,
+        root_key=key,
+        loop=Loop(stage="world", directory=None),
     )
-    supervised = Supervised(start, section, RunSettings(settings.seed, key, loop), rows, streams.LOADERS["pretrain"])
-    for _ in supervised.steps(settings.steps):
+    trainer = SFT.from_inputs(inputs, section)
+    for _ in trainer.fit_packed(rows, settings.steps, streams.LOADERS["pretrain"]):
         pass
-    return supervised.fit.params
+    return trainer.params
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
