@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -24,9 +22,9 @@ from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.models.adapters.lora import merge
 from jaxalign.models.checkpoints.export import export
 from jaxalign.models.families.llama import config_json
-from jaxalign.models.language_model import load_model
 from jaxalign.models.model import Model
 from jaxalign.records import Message
+from jaxalign.registry.stages import STAGES
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.sample import main
@@ -84,7 +82,7 @@ def workdir(tmp_path_factory):
     for name, params in {"pretrain": base, "ppo": own, "preference": own | {"score": np.ones(16, np.float32)}}.items():
         (workdir / name).mkdir(exist_ok=True)
         save_params(workdir / name / "params", params)
-        manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
+        manifest = new_manifest(STAGES.get(name).load("stage"), config, {})
         dataclasses.replace(manifest, status=DONE).write(LocalStorage(workdir))
     write_json(workdir / "config.json", to_dict(config))
     return workdir, model, base, own
@@ -144,20 +142,6 @@ def test_a_stage_of_a_lora_run_answers_like_its_base_with_merged_adapters(workdi
         assert _run(f"--model={folder / stage}", f"--prompt={_PROMPT}", "--temperature=0", "--max_new_tokens=16") == 0
         assert capsys.readouterr().out == texts[-1] + "\n"
     assert texts[0] != texts[1]
-
-
-def test_a_run_with_old_field_names_is_read(workdir, tmp_path):
-    """Its config.json and manifests are of a version that had other names."""
-    shutil.copytree(workdir[0], tmp_path / "run")
-    for path in (tmp_path / "run" / "config.json", tmp_path / "run" / "ppo" / "manifest.json"):
-        values = json.loads(path.read_text())
-        if path.name == "config.json":
-            del values["ppo"]["checks"]
-            values["ppo"] |= {"on_sampler_gap": "warn", "micro_batches": 0}
-        else:
-            values["config"] |= {"ppo.micro_batches": 0}
-        path.write_text(json.dumps(values))
-    assert load_model(tmp_path / "run" / "ppo").model == load_model(workdir[0] / "ppo").model
 
 
 def test_a_file_of_prompts_is_answered_row_by_row(folder, tmp_path, capsys):

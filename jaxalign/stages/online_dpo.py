@@ -24,6 +24,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Rollout
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
@@ -45,6 +46,13 @@ from jaxalign.training.state import TrainState, abstract_state, init_state
 CHECKS = "checks.json"
 
 
+@STAGES.declare(
+    "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
+    asks_judge=("compare",), batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
+    programs="jaxalign.planner.stage_programs:online_dpo",
+    workload="jaxalign.planner.stage_workloads:online_dpo",
+    report="jaxalign.tracking.report.training:direct",
+)
 class OnlineDPO(Stage):
     name = "online_dpo"
     config_fields = (
@@ -196,6 +204,3 @@ class _Iteration:
     @property
     def _reference(self) -> str:
         return "none" if self.config.dpo.reference == "none" else self.config.online_dpo.reference
-
-
-STAGE = OnlineDPO()

@@ -19,6 +19,7 @@ from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.planner.programs import Run
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rl.checks import Check
 from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import PPOSetup, critic_from, make_ppo_setup
@@ -34,6 +35,12 @@ from jaxalign.training.offload import check_host_memory
 CHECKS = "checks.json"
 
 
+@STAGES.declare(
+    "ppo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
+    batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
+    programs="jaxalign.planner.ppo_programs:ppo", workload="jaxalign.planner.stage_workloads:ppo",
+    report="jaxalign.tracking.report.training:reinforcement", preview="jaxalign.stages.shared.preview:ppo_rows",
+)
 class PPO(Stage):
     name = "ppo"
     config_fields = (
@@ -126,6 +133,3 @@ class PPO(Stage):
 def write_checks(context: StageContext, checks: Sequence[Check]) -> None:
     """Writes the step-0 checks to the stage's folder."""
     write_json(context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
-
-
-STAGE = PPO()

@@ -24,6 +24,7 @@ from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.reasons import accuracy_sentence, human_sentence, uninformative
 from jaxalign.records import Comparison, PairBatch
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import Scorer, stack_members
 from jaxalign.stages.shared import loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
@@ -39,6 +40,11 @@ from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.training.checkpoint import save_params
 
 
+@STAGES.declare(
+    "preference", trains=True, learns_from=("comparisons",), batches=(Batch("preference.batch"),),
+    programs="jaxalign.planner.stage_programs:preference", workload="jaxalign.planner.stage_workloads:preference",
+    report="jaxalign.tracking.report.reward_models:preference", preview="jaxalign.stages.shared.preview:preference_rows",
+)
 class Preference(Stage):
     name = "preference"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided", "feedback.undecided_weight")
@@ -155,6 +161,3 @@ def _report(title: str, summary: Mapping[str, Any], on_failure: str) -> None:
     if failure:
         print(f"[{title}] warning: {failure}", flush=True)
 
-
-
-STAGE = Preference()

@@ -20,6 +20,7 @@ from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.records import PackedBatch
 from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -28,6 +29,11 @@ from jaxalign.trainers.fitting import Start
 from jaxalign.training.checkpoint import save_params
 
 
+@STAGES.declare(
+    "pretrain", trains=True, learns_from=("text",), batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
+    programs="jaxalign.planner.stage_programs:pretrain", workload="jaxalign.planner.stage_workloads:pretrain",
+    report="jaxalign.tracking.report.training:losses",
+)
 class Pretrain(Stage):
     name = "pretrain"
     config_fields = (*reads.BASE_FIELDS, *reads.WORLD_FIELDS, "pretrain")
@@ -87,6 +93,3 @@ def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBat
             yield ids, weights
 
     return pack(encoded(), section.row_length)[0]
-
-
-STAGE = Pretrain()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxalign.registries import ADVANTAGES, JUDGES, OBJECTIVES, POLICY_LOSSES, REWARDS
+from jaxalign.registries import ADVANTAGES, JUDGES, OBJECTIVES, POLICY_LOSSES, REWARDS, STAGES
 from jaxalign.registry.declarations import declared
 
 DECLARED = {
@@ -19,6 +19,10 @@ DECLARED = {
     )),
     "reward source": (REWARDS, ("preference", "distilled", "model", "callable", "verifier", "ai_feedback")),
     "judge": (JUDGES, ("local", "model", "endpoint")),
+    "stage": (STAGES, (
+        "pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo",
+        "evaluate", "report",
+    )),
 }
 
 
@@ -46,8 +50,8 @@ def test_the_arguments_of_a_declaration_are_the_fields_of_the_record():
 
 def test_records_are_read_without_jax():
     code = ("import sys\nfrom jaxalign.registries import *\n"
-            "records = [*ADVANTAGES, *POLICY_LOSSES, *OBJECTIVES, *REWARDS, *JUDGES]\n"
-            "assert len(records) == 39 and 'jax' not in sys.modules")
+            "records = [*ADVANTAGES, *POLICY_LOSSES, *OBJECTIVES, *REWARDS, *JUDGES, *STAGES]\n"
+            "assert len(records) == 51 and 'jax' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
