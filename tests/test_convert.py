@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 
 import jax
@@ -18,6 +17,7 @@ from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
+from jaxalign.registry.stages import STAGES
 from jaxalign.rewards.scorer import student_model
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
@@ -50,7 +50,7 @@ def workdir(tmp_path_factory):
         folder = workdir / name
         folder.mkdir(exist_ok=True)
         save_params(folder / "params", model.init(jax.random.key(number)))
-        manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
+        manifest = new_manifest(STAGES.get(name).load("stage"), config, {})
         dataclasses.replace(manifest, status=DONE).write(LocalStorage(workdir))
         write_json(folder / "summary.json", {"shift": 0.25, "scale": 1.5})
     # A later run changed fields after these stages had run.

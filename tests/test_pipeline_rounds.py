@@ -42,7 +42,7 @@ def stages():
         Recording("pretrain"), Recording("sft", ("sft",), lambda config: ("pretrain",)),
         Recording("compare", ("compare",), lambda config: ("sft",)),
         Recording("dpo", ("dpo.beta",), lambda config: ("sft", "compare")),
-        Recording("evaluate", ("evaluate",), evaluate.STAGE.inputs), Recording("report", (), report.STAGE.inputs),
+        Recording("evaluate", ("evaluate",), evaluate.Evaluate().inputs), Recording("report", (), report.Report().inputs),
     ]
     return {stage.name: stage for stage in made}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import json
 import os
@@ -25,6 +24,7 @@ from jaxalign.models.checkpoints.export import export
 from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model
 from jaxalign.records import Message
+from jaxalign.registry.stages import STAGES
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.sample import main
@@ -82,7 +82,7 @@ def workdir(tmp_path_factory):
     for name, params in {"pretrain": base, "ppo": own, "preference": own | {"score": np.ones(16, np.float32)}}.items():
         (workdir / name).mkdir(exist_ok=True)
         save_params(workdir / name / "params", params)
-        manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
+        manifest = new_manifest(STAGES.get(name).load("stage"), config, {})
         dataclasses.replace(manifest, status=DONE).write(LocalStorage(workdir))
     write_json(workdir / "config.json", to_dict(config))
     return workdir, model, base, own

@@ -8,7 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -35,7 +34,7 @@ class Writing(Stage):
 def stage(monkeypatch):
     """A fake pretrain stage."""
     made = Writing()
-    monkeypatch.setitem(sys.modules, "jaxalign.stages.pretrain", types.SimpleNamespace(STAGE=made))
+    monkeypatch.setattr("jaxalign.stages.pretrain.PretrainStage", made)
     return made
 
 
@@ -250,8 +249,9 @@ def test_help_is_printed_without_running(folder, stage, capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_process_says_how_to_resume(folder, number):
     code = """
-import signal, sys, time, types
+import signal, sys, time
 from jaxalign import train
+from jaxalign.stages import pretrain
 from jaxalign.stages.shared.base import Stage
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # Background processes ignore SIGINT by default.
@@ -264,7 +264,7 @@ class Waiting(Stage):
         print("waiting", flush=True)
         time.sleep(240)
 
-sys.modules["jaxalign.stages.pretrain"] = types.SimpleNamespace(STAGE=Waiting())
+pretrain.PretrainStage = Waiting
 sys.exit(train.main(["train", "--config=small.py"]))
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE,

@@ -44,7 +44,7 @@ quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a r
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,29 +60,12 @@ from jaxalign.algorithms.guards import (
 )
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.algorithms.optimal_transport import transport
+from jaxalign.registry.objectives import OBJECTIVES
 
-DPO_KINDS = (
-    "sigmoid",
-    "conservative",
-    "robust",
-    "hinge",
-    "ipo",
-    "ipo_mean",
-    "exo_pair",
-    "nca_pair",
-    "bco_pair",
-    "apo_zero",
-    "apo_down",
-    "sppo_hard",
-    "aot",
-    "aot_unpaired",
-    "discopop",
-)
+_KINDS = {record.name: record for record in OBJECTIVES.builtin.values() if record.dpo_kind}
+DPO_KINDS = tuple(_KINDS)
+"""The kinds, declared with their formulas at the end of this module."""
 SFT = "sft"
-
-# Kinds that are defined only for label_smoothing above 0, and kinds that couple the rows of a batch.
-_SMOOTHED_KINDS = ("conservative", "robust", "exo_pair")
-_TRANSPORT_KINDS = ("aot", "aot_unpaired")
 
 
 def dpo(
@@ -131,14 +114,14 @@ def dpo(
     logprobs = chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs
     selected, label, policy, reference = pair_inputs(*logprobs, label, mask)
     require_positive_scalar("beta", beta)
-    flips = _flips(label_smoothing, needed_by=kind if kind in _SMOOTHED_KINDS else None)
+    flips = _flips(label_smoothing, needed_by=kind if _KINDS[kind].smoothing_required else None)
     if kind == "ipo_mean":
         lengths = token_counts(chosen_lengths, rejected_lengths, policy[0], mask, kind)
         policy, reference = ([x / n for x, n in zip(pair, lengths, strict=True)] for pair in (policy, reference))
     first, second = (x - ref for x, ref in zip(policy, reference, strict=True))
 
-    if kind in _TRANSPORT_KINDS:
-        loss = transport(policy, reference, label, selected, beta, flips, paired=kind == "aot")
+    if _KINDS[kind].sorts_the_batch:
+        loss = transport(*_KINDS[kind].load()(policy, reference), label, selected, beta, flips)
     elif kind == "exo_pair":
         loss = _exo(beta * (first - second), label + flips * (1 - 2 * label))
     else:
@@ -152,7 +135,7 @@ def _objective(
     kind: str, beta: Any, first: jax.Array, second: jax.Array, selected: jax.Array, baseline: Any, tau: Any
 ) -> Callable[..., jax.Array]:
     """The function (a, b, beta) -> loss [B] of a kind whose rows are independent."""
-    objective = _OBJECTIVES[kind]
+    objective = _KINDS[kind].load()
     if kind == "bco_pair":
         return functools.partial(objective, baseline=_baseline(baseline, beta, first, second, selected))
     if kind == "discopop":
@@ -280,46 +263,80 @@ def sft_loss(chosen_avg_logprobs: Any, rejected_avg_logprobs: Any, label: Any = 
     return jnp.where(selected, -weigh(label, first) - weigh(1 - label, second), 0)
 
 
+# The formulas are functions of (log-ratio of the better response, log-ratio of the worse response, beta), except those of
+# exo_pair and of the kinds that compare the pairs of a batch.
+
+
+@OBJECTIVES.declare("sigmoid", dpo_kind=True)
+@OBJECTIVES.declare("conservative", dpo_kind=True, smoothing_required=True)
+@OBJECTIVES.declare("robust", dpo_kind=True, smoothing_required=True)
+def _logistic(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
+    return logistic(a, b, beta)
+
+
+@OBJECTIVES.declare("hinge", dpo_kind=True)
+def _hinge(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
+    return jax.nn.relu(1 - beta * (a - b))
+
+
+@OBJECTIVES.declare("ipo", dpo_kind=True)
+@OBJECTIVES.declare("ipo_mean", dpo_kind=True, mean_rewards=True)
 def _ipo(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
     return (a - b - 0.5 / beta) ** 2
 
 
-def _bco(a: jax.Array, b: jax.Array, beta: Any, baseline: Any) -> jax.Array:
-    return jax.nn.softplus(baseline - beta * a) + jax.nn.softplus(beta * b - baseline)
+@OBJECTIVES.declare("exo_pair", dpo_kind=True, smoothing_required=True)
+def _exo(margin: jax.Array, target: jax.Array) -> jax.Array:
+    """KL((s(margin), s(-margin)) || (target, 1 - target))."""
+    ahead, behind = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
+    return jnp.exp(ahead) * (ahead - jnp.log(target)) + jnp.exp(behind) * (behind - jnp.log1p(-target))
 
 
+@OBJECTIVES.declare("nca_pair", dpo_kind=True)
 def _nca(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
     return jax.nn.softplus(-beta * a) + 0.5 * (jax.nn.softplus(beta * a) + jax.nn.softplus(beta * b))
 
 
+@OBJECTIVES.declare("bco_pair", dpo_kind=True, anchor="jaxalign.training.objectives:mean_reward")
+def _bco(a: jax.Array, b: jax.Array, beta: Any, baseline: Any) -> jax.Array:
+    return jax.nn.softplus(baseline - beta * a) + jax.nn.softplus(beta * b - baseline)
+
+
+@OBJECTIVES.declare("apo_zero", dpo_kind=True)
+def _apo_zero(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
+    return jax.nn.sigmoid(-beta * a) + jax.nn.sigmoid(beta * b)
+
+
+@OBJECTIVES.declare("apo_down", dpo_kind=True)
+def _apo_down(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
+    return jax.nn.sigmoid(beta * a) + jax.nn.sigmoid(-beta * (a - b))
+
+
+@OBJECTIVES.declare("sppo_hard", dpo_kind=True)
+def _sppo(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
+    return (a - 0.5 / beta) ** 2 + (b + 0.5 / beta) ** 2
+
+
+@OBJECTIVES.declare("aot", dpo_kind=True, sorts_the_batch=True)
+def _aot(policy: Sequence[jax.Array], reference: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The margins of the policy and of the reference, [2 B] each: every pair in both orders."""
+    better, worse = policy[0] - policy[1], reference[0] - reference[1]
+    return jnp.concatenate([better, -better]), jnp.concatenate([worse, -worse])
+
+
+@OBJECTIVES.declare("aot_unpaired", dpo_kind=True, sorts_the_batch=True)
+def _aot_unpaired(policy: Sequence[jax.Array], reference: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The log-ratios of the better and of the worse responses, [2 B] each: every pair in both orders."""
+    first, second = (x - ref for x, ref in zip(policy, reference, strict=True))
+    return jnp.concatenate([first, second]), jnp.concatenate([second, first])
+
+
+@OBJECTIVES.declare("discopop", dpo_kind=True)
 def _discopop(a: jax.Array, b: jax.Array, beta: Any, tau: Any) -> jax.Array:
     margin = beta * (a - b)
     # Multiplied in log space: exp(-margin) overflows although its product with sigmoid(margin / tau) is finite.
     exponential = jnp.exp(jax.nn.log_sigmoid(margin / tau) - margin)
     return jax.nn.sigmoid(-margin / tau) * jax.nn.softplus(-margin) + exponential
-
-
-# Each function takes (log-ratio of the better response, log-ratio of the worse response, beta).
-_OBJECTIVES: dict[str, Callable[..., jax.Array]] = {
-    "sigmoid": logistic,
-    "conservative": logistic,
-    "robust": logistic,
-    "hinge": lambda a, b, beta: jax.nn.relu(1 - beta * (a - b)),
-    "ipo": _ipo,
-    "ipo_mean": _ipo,
-    "nca_pair": _nca,
-    "bco_pair": _bco,
-    "apo_zero": lambda a, b, beta: jax.nn.sigmoid(-beta * a) + jax.nn.sigmoid(beta * b),
-    "apo_down": lambda a, b, beta: jax.nn.sigmoid(beta * a) + jax.nn.sigmoid(-beta * (a - b)),
-    "sppo_hard": lambda a, b, beta: (a - 0.5 / beta) ** 2 + (b + 0.5 / beta) ** 2,
-    "discopop": _discopop,
-}
-
-
-def _exo(margin: jax.Array, target: jax.Array) -> jax.Array:
-    """KL((s(margin), s(-margin)) || (target, 1 - target))."""
-    ahead, behind = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
-    return jnp.exp(ahead) * (ahead - jnp.log(target)) + jnp.exp(behind) * (behind - jnp.log1p(-target))
 
 
 def _flips(label_smoothing: Any, needed_by: str | None) -> Any:

@@ -12,18 +12,12 @@ from jaxalign.algorithms.answer_inputs import weigh
 
 
 def transport(
-    policy: Any, reference: Any, label: jax.Array, selected: jax.Array, beta: Any, flips: Any, paired: bool
+    better: jax.Array, worse: jax.Array, label: jax.Array, selected: jax.Array, beta: Any, flips: Any
 ) -> jax.Array:
-    """The AOT loss per row: how far one distribution is from dominating the other.
+    """The AOT loss per row, float32 [B]: how far the distribution `better` is from dominating the distribution `worse`.
 
-    Each row contributes two atoms, one for each order of its pair.
+    Each row contributes two atoms to both distributions, [2 B], one for each order of its pair.
     """
-    if paired:
-        better, worse = policy[0] - policy[1], reference[0] - reference[1]
-        better, worse = (jnp.concatenate([x, -x]) for x in (better, worse))
-    else:
-        first, second = (x - ref for x, ref in zip(policy, reference, strict=True))
-        better, worse = jnp.concatenate([first, second]), jnp.concatenate([second, first])
     weights = jnp.where(selected[None, :], jnp.stack([label, 1 - label]), 0).reshape(-1)
 
     def cost(violation: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +44,5 @@ class AdvantageEstimator:
         return self.function
 
 
-_HERE = "jaxalign.rl.estimators"
-
-ADVANTAGES = Registry("advantage estimator", AdvantageEstimator, (
-    AdvantageEstimator("gae", f"{_HERE}:gae", needs_critic=True, values_suffice=True, reads=("gamma", "lam")),
-    AdvantageEstimator("reinforce", f"{_HERE}:reinforce", needs_critic=True, values_suffice=True, reads=("gamma",)),
-    AdvantageEstimator("vtrace", f"{_HERE}:vtrace", needs_critic=True, needs_trainer_logprobs=True, reads=("gamma", "lam")),
-    AdvantageEstimator("rloo", f"{_HERE}:rloo", needs_groups=True),
-    AdvantageEstimator("grpo", f"{_HERE}:grpo", needs_groups=True, reads=("group_scale",)),
-    AdvantageEstimator("reinforce_pp", f"{_HERE}:reinforce_pp", reads=("gamma",)),
-    AdvantageEstimator("remax", f"{_HERE}:remax", needs_greedy=True),
-))
+ADVANTAGES = Registry("advantage estimator", AdvantageEstimator,
+                      lambda: declared(AdvantageEstimator, ("jaxalign.rl.estimators",)))

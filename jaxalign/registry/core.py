@@ -29,6 +29,7 @@ class Record(Protocol):
 
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 class Registry(Generic[R]):
@@ -41,14 +42,42 @@ class Registry(Generic[R]):
     Args:
       kind: the noun for error messages, such as "advantage estimator".
       record: the type of the records.
-      builtin: the records of the package, in the order in which messages and documentation list them.
+      builtin: the records of the package, in the order in which messages and documentation list them; or a function that
+        returns them, called on first use.
     """
 
-    def __init__(self, kind: str, record: type[R], builtin: Iterable[R] = ()):
+    def __init__(self, kind: str, record: type[R], builtin: Iterable[R] | Callable[[], Iterable[R]] = ()):
         self.kind, self.record = kind, record
         self.group = f"jaxalign.{kind.replace(' ', '_')}s"
-        self._builtin = {entry.name: entry for entry in builtin}
+        self._given = builtin
         self._own: dict[str, R] = {}
+
+    @functools.cached_property
+    def builtin(self) -> dict[str, R]:
+        """The built-in records by name, in their order."""
+        records = self._given() if callable(self._given) else self._given
+        return {record.name: record for record in records}
+
+    def declare(self, name: str, **properties: Any) -> Callable[[T], T]:
+        """Declares the decorated function or class as a built-in record; `declarations.declared` reads its arguments.
+
+        Only for modules of this package that the registry lists. Custom parts are records added with `register`, or named by
+        their location.
+
+        Args:
+          name: the name of the record.
+          properties: its other fields.
+
+        Raises:
+          ValueError: the registry does not list the module.
+        """
+        def check(part: T) -> T:
+            if name not in self.builtin:
+                raise ValueError(f"{part.__module__} declares the {self.kind} {name!r}, but its registry does not list the "
+                                 "module; add the module to the list in jaxalign.registry")
+            return part
+
+        return check
 
     def register(self, record: R) -> R:
         """Adds a record under its own name and returns it.
@@ -60,7 +89,7 @@ class Registry(Generic[R]):
         if not isinstance(record.name, str) or not record.name or set(record.name) & set(":+, "):
             raise UserError(f"the name of a registered {self.kind} is {record.name!r}; a non-empty string without ':', '+', "
                             "',' or spaces is expected")
-        known = self._builtin.get(record.name) or self._own.get(record.name)
+        known = self.builtin.get(record.name) or self._own.get(record.name)
         if known is not None and known != record:
             raise UserError(f"the {self.kind} {record.name!r} is already registered; choose another name")
         self._own[record.name] = record
@@ -72,7 +101,7 @@ class Registry(Generic[R]):
 
     def names(self) -> tuple[str, ...]:
         """The names of built-in records, registered records and entry points, in this order."""
-        return tuple(dict.fromkeys((*self._builtin, *self._own, *self._entry_points())))
+        return tuple(dict.fromkeys((*self.builtin, *self._own, *self._entry_points())))
 
     def get(self, name: str, where: str = "") -> R:
         """The record with this name.
@@ -85,7 +114,7 @@ class Registry(Generic[R]):
           UserError: there is no record with this name, its module cannot be imported, or the object is not a record of this
             registry's type.
         """
-        found = self._builtin.get(name) or self._own.get(name)
+        found = self.builtin.get(name) or self._own.get(name)
         if found is not None:
             return found
         if name in self._entry_points():
@@ -100,7 +129,7 @@ class Registry(Generic[R]):
 
     def is_builtin(self, name: str) -> bool:
         """Whether this is the name of a built-in record."""
-        return name in self._builtin
+        return name in self.builtin
 
     def __contains__(self, name: str) -> bool:
         return name in self.names()
@@ -112,7 +141,7 @@ class Registry(Generic[R]):
     def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
         found: dict[str, importlib.metadata.EntryPoint] = {}
         for point in importlib.metadata.entry_points(group=self.group):
-            if point.name in self._builtin or point.name in found:
+            if point.name in self.builtin or point.name in found:
                 raise UserError(f"two packages register the {self.kind} {point.name!r} ({point.value}); uninstall one of them")
             found[point.name] = point
         return found

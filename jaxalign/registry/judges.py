@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxalign.errors import UserError
 from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.declarations import declared
 
 METHODS = ("critique", "revise", "compare", "rate")
 """The methods of `jaxalign.feedback.judge.Judge`; a judge has at least one of them."""
@@ -48,11 +49,9 @@ class JudgeRecord:
         return load_object(self.make, f"make of judge {self.name!r}") if isinstance(self.make, str) else self.make
 
 
-JUDGES = Registry("judge", JudgeRecord, (
-    JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True, methods=METHODS),
-    JudgeRecord("model", "jaxalign.stages.shared.judges:make_model_judge", methods=METHODS, on_devices=True),
-    JudgeRecord("endpoint", "jaxalign.stages.shared.endpoints:make_endpoint_judge", methods=METHODS),
-))
+JUDGES = Registry("judge", JudgeRecord, lambda: declared(JudgeRecord, (
+    "jaxalign.stages.shared.judges", "jaxalign.stages.shared.endpoints",
+)))
 
 
 def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from jaxalign.errors import UserError
 from jaxalign.registry.core import Registry, load_object, names_in
+from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Objective:
       sft_weight: the value of `dpo.sft_weight` if that is None.
       reads: the fields of `config.dpo` that it reads, among those that not every objective reads. Other such fields must keep
         their defaults.
+      dpo_kind: it is a kind of `jaxalign.algorithms.direct_preference.dpo`, and `function` is the kind's formula. Only for
+        objectives of the package.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Objective:
     smoothing_required: bool = False
     sft_weight: float = 0.0
     reads: tuple[str, ...] = ("label_smoothing",)
+    dpo_kind: bool = False
 
     def load(self) -> Callable:
         """The function, imported if it is named."""
@@ -60,40 +64,9 @@ class Objective:
         return found
 
 
-def _builtin(name: str, **properties) -> Objective:
-    return Objective(name, f"jaxalign.training.objectives:{name}", **properties)
-
-
-BUILTIN = (
-    _builtin("sigmoid"),
-    _builtin("conservative", smoothing_required=True),
-    _builtin("robust", smoothing_required=True),
-    _builtin("hinge"),
-    _builtin("ipo"),
-    _builtin("ipo_mean", mean_rewards=True),
-    _builtin("exo_pair", smoothing_required=True),
-    _builtin("nca_pair"),
-    _builtin("bco_pair", anchor="jaxalign.training.objectives:mean_reward"),
-    _builtin("apo_zero"),
-    _builtin("apo_down"),
-    _builtin("sppo_hard"),
-    _builtin("aot", sorts_the_batch=True),
-    _builtin("aot_unpaired", sorts_the_batch=True),
-    _builtin("discopop"),
-    _builtin(
-        "kto",
-        pairs=False,
-        anchor="jaxalign.training.objectives:mismatched_kl",
-        summable=False,
-        reads=("desirable_weight", "undesirable_weight"),
-    ),
-    _builtin("orpo", summable=False, mean_rewards=True, sft_weight=1.0, reads=()),
-    _builtin("cpo", summable=False, sft_weight=1.0, reads=()),
-    _builtin("simpo", summable=False, mean_rewards=True, reads=("margin",)),
-)
-"""The objectives of the package, in the order in which messages and documentation list them."""
-
-OBJECTIVES = Registry("objective", Objective, BUILTIN)
+OBJECTIVES = Registry("objective", Objective, lambda: declared(Objective, (
+    "jaxalign.algorithms.direct_preference", "jaxalign.training.objectives",
+)))
 
 
 def objectives_of(names: str, where: str = "config.dpo.objective") -> tuple[Objective, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,4 @@ class PolicyLoss:
         return low, high if clip_high is None else clip_high
 
 
-_HERE = "jaxalign.rl.policy_losses"
-
-POLICY_LOSSES = Registry("policy loss", PolicyLoss, (
-    PolicyLoss("clip", f"{_HERE}:clip", reads=("clip", "clip_high", "dual_clip")),
-    # The ratio is a geometric mean over the response, so the paper's range (arXiv 2507.18071) is far narrower than PPO's.
-    PolicyLoss("gspo", f"{_HERE}:gspo", default_clip=(3e-4, 4e-4)),
-    PolicyLoss("cispo", f"{_HERE}:cispo"),
-    # The clip affects only the metric clip_fraction.
-    PolicyLoss("plain", f"{_HERE}:plain"),
-))
+POLICY_LOSSES = Registry("policy loss", PolicyLoss, lambda: declared(PolicyLoss, ("jaxalign.rl.policy_losses",)))

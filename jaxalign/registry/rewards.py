@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxalign.registry.core import Registry, load_object, names_in
+from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,25 +54,7 @@ class RewardSource:
         return load_object(found, f"{field} of reward source {self.name!r}") if isinstance(found, str) else found
 
 
-_STAGE = "jaxalign.stages.shared.rewards"
-_PLAN = "jaxalign.planner.reward_programs"
-_CALLS = ("retries", "timeout_s", "backoff_s", "while_sampling")
-_MODEL = ("model", "model_style", "model_max_length", "model_batch", "model_dtype", "model_shift", "model_scale")
-
-REWARDS = Registry("reward source", RewardSource, (
-    RewardSource("preference", f"{_STAGE}:make_preference", stages=("preference",), learnt=True, is_model=True,
-                 needs=("comparisons",), programs=f"{_PLAN}:preference"),
-    RewardSource("distilled", f"{_STAGE}:make_distilled", stages=("preference", "reward_distill"), learnt=True, is_model=True,
-                 needs=("comparisons",), programs=f"{_PLAN}:distilled"),
-    RewardSource("model", f"{_STAGE}:make_model", is_model=True, reads=(*_MODEL, "max_dropped_share"),
-                 files="jaxalign.rewards.outside:model_files", programs=f"{_PLAN}:outside"),
-    RewardSource("callable", f"{_STAGE}:make_callable", host=True, reads=("callable", *_CALLS, "max_dropped_share"),
-                 files=f"{_STAGE}:callable_files"),
-    RewardSource("verifier", f"{_STAGE}:make_verifier", host=True, reads=("verifier", *_CALLS, "max_dropped_share"),
-                 needs=("answers",)),
-    RewardSource("ai_feedback", f"{_STAGE}:make_ai_feedback", reads_base=True, asks_judge=True,
-                 reads=("principles", "max_dropped_share"), needs=("feedback",), programs=f"{_PLAN}:ai_feedback"),
-))
+REWARDS = Registry("reward source", RewardSource, lambda: declared(RewardSource, ("jaxalign.stages.shared.rewards",)))
 
 
 def reward_records(source: str, where: str = "config.reward.source") -> tuple[RewardSource, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxalign.errors import UserError
 from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +33,10 @@ class StageRecord:
 
     Attributes:
       name: the name of the stage, of its folder in the work directory, and of its section in the config.
-      stage: a `jaxalign.stages.shared.base.Stage`, or "module:attribute" of one.
+      stage: a subclass of `jaxalign.stages.shared.base.Stage` or an instance of one, or "module:attribute" of either.
       section: the default of the stage's config section (a frozen dataclass of `jaxalign.config.schema.field`s), its class, or
-        "module:attribute" of either. None for a stage without options and for built-in stages, which have a section in
-        Config. The fields of a custom section are set as config.NAME.FIELD.
+        "module:attribute" of either. Its fields are set as config.NAME.FIELD. None for a stage without options, and for a
+        stage whose section is a field of `jaxalign.config.Config`.
       after: the stages that it must follow if the config has them.
       makes_policy: it writes a policy. Later stages start from the policy, and evaluation measures it.
       samples: it samples from a model, so config.NAME.max_new_tokens must leave space for a prompt, and rows are spread over
@@ -72,90 +73,31 @@ class StageRecord:
     preview: Callable | str | None = None
 
     def load(self, part: str) -> Any:
-        """The attribute `part` ("stage", "section", "programs" ...), imported if it is a string; None stays None.
+        """The attribute `part` ("stage", "section", "programs" ...), imported if it is a string; None stays None. A stage is an
+        instance.
 
         Raises:
           UserError: the module cannot be imported or has no such attribute.
         """
         found = getattr(self, part)
-        return load_object(found, f"the {part} of stage {self.name!r}") if isinstance(found, str) else found
-
-
-_PROGRAMS = "jaxalign.planner.stage_programs"
-_REPORT = "jaxalign.tracking.report"
-_PREVIEW = "jaxalign.stages.shared.preview"
-
-
-def _builtin(name: str, programs: str | None = _PROGRAMS, **parts: Any) -> StageRecord:
-    """The record of a stage whose tasks are the function of the same name in the module `programs`."""
-    return StageRecord(name, f"jaxalign.stages.{name}:STAGE", programs=programs and f"{programs}:{name}", **parts)
+        found = load_object(found, f"the {part} of stage {self.name!r}") if isinstance(found, str) else found
+        return found() if part == "stage" and isinstance(found, type) else found
 
 
 _BUILTIN = (
-    _builtin(
-        "pretrain", trains=True, learns_from=("text",), report=f"{_REPORT}.training:losses",
-        batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
-    ),
-    _builtin(
-        "revise", samples=True, learns_from=("prompts",), makes=("revisions",), asks_judge=("critique", "revise"),
-        report=f"{_REPORT}.feedback:revisions", preview=f"{_PREVIEW}:revise_rows", batches=(Batch("revise.batch"),),
-    ),
-    _builtin(
-        "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons"), report=f"{_REPORT}.training:losses",
-        preview=f"{_PREVIEW}:sft_rows", batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
-    ),
-    _builtin(
-        "compare", samples=True, learns_from=("prompts",), makes=("comparisons",), asks_judge=("compare",),
-        report=f"{_REPORT}.feedback:labels", preview=f"{_PREVIEW}:compare_rows", batches=(Batch("compare.batch"),),
-    ),
-    _builtin(
-        "preference", trains=True, learns_from=("comparisons",), report=f"{_REPORT}.reward_models:preference",
-        preview=f"{_PREVIEW}:preference_rows", batches=(Batch("preference.batch"),),
-    ),
-    _builtin(
-        "reward_distill", samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
-        report=f"{_REPORT}.reward_models:distilled",
-        batches=(
-            Batch("reward_distill.batch", ("reward_distill.samples",)),
-            Batch("reward_distill.batch_pairs", ("reward_distill.micro_batches",)),
-        ),
-    ),
-    _builtin(
-        "best_of_n", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
-        report=f"{_REPORT}.training:losses",
-        batches=(Batch("best_of_n.batch", ("best_of_n.n",)), Batch("best_of_n.batch_rows", ("best_of_n.micro_batches",))),
-    ),
-    _builtin(
-        "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"),
-        report=f"{_REPORT}.training:direct", preview=f"{_PREVIEW}:dpo_rows", batches=(Batch("dpo.batch"),),
-    ),
-    _builtin(
-        "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
-        asks_judge=("compare",), report=f"{_REPORT}.training:direct",
-        batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
-    ),
-    _builtin(
-        "ppo", programs="jaxalign.planner.ppo_programs", makes_policy=True, samples=True, uses_sampler=True, trains=True,
-        learns_from=("prompts",), report=f"{_REPORT}.training:reinforcement", preview=f"{_PREVIEW}:ppo_rows",
-        batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
-    ),
-    _builtin(
-        "evaluate", samples=True, uses_sampler=True, learns_from=("prompts", "judgements"),
-        report=f"{_REPORT}.evaluation:evaluation", batches=(Batch("evaluate.batch"),),
-    ),
-    _builtin("report", programs=None),
+    "pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo", "evaluate",
+    "report",
 )
+"""The modules of `jaxalign.stages` that declare the built-in stages, in the order of the graph."""
 
 
-def _in_this_order(records: Iterable[StageRecord]) -> Iterator[StageRecord]:
-    """The records, with `after` set to the names of all earlier records."""
-    names: tuple[str, ...] = ()
-    for record in records:
-        yield dataclasses.replace(record, after=names)
-        names += (record.name,)
+def _builtin() -> Iterator[StageRecord]:
+    """The records of the built-in stages. Each follows all earlier ones."""
+    for index, record in enumerate(declared(StageRecord, (f"jaxalign.stages.{name}" for name in _BUILTIN))):
+        yield dataclasses.replace(record, after=_BUILTIN[:index])
 
 
-STAGES = Registry("stage", StageRecord, _in_this_order(_BUILTIN))
+STAGES = Registry("stage", StageRecord, _builtin)
 
 
 def stages_in_order(names: Iterable[str], where: str = "config.stages") -> tuple[StageRecord, ...]:

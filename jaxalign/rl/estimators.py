@@ -1,4 +1,4 @@
-"""The built-in advantage estimators (registry/advantages.py), and the call of the selected one (`config.ppo.advantages`).
+"""The built-in advantage estimators with their records, and the call of the selected one (`config.ppo.advantages`).
 
 There are B responses of N tokens. rloo, grpo and remax compare whole responses: each response's total reward gives one
 advantage, which all of its tokens share.
@@ -91,17 +91,20 @@ def _named(record: AdvantageEstimator) -> str:
     return f"advantage estimator {record.name!r}"
 
 
+@ADVANTAGES.declare("gae", needs_critic=True, values_suffice=True, reads=("gamma", "lam"))
 def gae(inputs: AdvantageInputs):
     """Generalised advantage estimation; returns are the lambda-returns."""
     section = inputs.section
     return advantages.gae(inputs.rewards, inputs.values, inputs.mask, section.gamma, section.lam)
 
 
+@ADVANTAGES.declare("reinforce", needs_critic=True, values_suffice=True, reads=("gamma",))
 def reinforce(inputs: AdvantageInputs):
     """Discounted returns minus the critic's value."""
     return advantages.reinforce_baseline(inputs.rewards, inputs.values, inputs.mask, inputs.section.gamma)
 
 
+@ADVANTAGES.declare("vtrace", needs_critic=True, needs_trainer_logprobs=True, reads=("gamma", "lam"))
 def vtrace(inputs: AdvantageInputs):
     """V-trace, with importance weights of the trainer's over the sampler's probabilities."""
     section = inputs.section
@@ -109,6 +112,20 @@ def vtrace(inputs: AdvantageInputs):
     return found.advantages, found.targets
 
 
+@ADVANTAGES.declare("rloo", needs_groups=True)
+def rloo(inputs: AdvantageInputs):
+    """The response's reward minus the mean reward of the others in its group."""
+    return _of_rows(inputs, groups.rloo(inputs.total, inputs.section.group_size, inputs.kept))
+
+
+@ADVANTAGES.declare("grpo", needs_groups=True, reads=("group_scale",))
+def grpo(inputs: AdvantageInputs):
+    """The reward minus its group's mean, over the group's standard deviation unless `config.ppo.group_scale` is "none"."""
+    section = inputs.section
+    return _of_rows(inputs, groups.grpo(inputs.total, section.group_size, section.group_scale, inputs.kept))
+
+
+@ADVANTAGES.declare("reinforce_pp", reads=("gamma",))
 def reinforce_pp(inputs: AdvantageInputs):
     """REINFORCE++, with the group's mean reward subtracted if `config.ppo.group_size` is above 1."""
     section = inputs.section
@@ -117,17 +134,7 @@ def reinforce_pp(inputs: AdvantageInputs):
     return found, jnp.zeros_like(inputs.rewards)
 
 
-def rloo(inputs: AdvantageInputs):
-    """The response's reward minus the mean reward of the others in its group."""
-    return _of_rows(inputs, groups.rloo(inputs.total, inputs.section.group_size, inputs.kept))
-
-
-def grpo(inputs: AdvantageInputs):
-    """The reward minus its group's mean, over the group's standard deviation unless `config.ppo.group_scale` is "none"."""
-    section = inputs.section
-    return _of_rows(inputs, groups.grpo(inputs.total, section.group_size, section.group_scale, inputs.kept))
-
-
+@ADVANTAGES.declare("remax", needs_greedy=True)
 def remax(inputs: AdvantageInputs):
     """The response's reward minus the greedy response's."""
     return _of_rows(inputs, groups.remax(inputs.total, inputs.baseline, inputs.kept))

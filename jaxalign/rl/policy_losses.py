@@ -1,4 +1,4 @@
-"""The built-in policy losses (registry/policy_losses.py), and the call of the selected loss (`config.ppo.policy_loss`)."""
+"""The built-in policy losses with their records, and the call of the selected loss (`config.ppo.policy_loss`)."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def surrogate(section: Ppo, logprobs, old_logprobs, advantages, mask) -> tuple[j
     return loss, stats
 
 
+@POLICY_LOSSES.declare("clip", reads=("clip", "clip_high", "dual_clip"))
 def clip(inputs: PolicyLossInputs):
     """PPO's clipped ratio, with `config.ppo.dual_clip`."""
     return losses.clipped_surrogate(
@@ -61,16 +62,21 @@ def clip(inputs: PolicyLossInputs):
     )
 
 
+# The ratio is a geometric mean over the response, so the paper's range (arXiv 2507.18071) is far narrower than PPO's.
+@POLICY_LOSSES.declare("gspo", default_clip=(3e-4, 4e-4))
 def gspo(inputs: PolicyLossInputs):
     """GSPO: one clipped ratio for the whole response."""
     return losses.gspo(inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask)
 
 
+@POLICY_LOSSES.declare("cispo")
 def cispo(inputs: PolicyLossInputs):
     """CISPO: the clipped ratio as a constant weight of the policy gradient."""
     return losses.cispo(inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask)
 
 
+# The clip affects only the metric clip_fraction.
+@POLICY_LOSSES.declare("plain")
 def plain(inputs: PolicyLossInputs):
     """REINFORCE, without a ratio; the statistics are those of PPO."""
     _, stats = losses.clipped_surrogate(inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask)

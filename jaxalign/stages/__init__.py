@@ -1,1 +1,1 @@
-"""One module per stage: its inputs, its work and its outputs. `jaxalign.stages.<name>.STAGE` is the stage."""
+"""One module per stage: its record, its inputs, its work and its outputs."""

@@ -19,6 +19,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.stages.shared import engines, loops, reads, run_models, sources
 from jaxalign.stages.shared.answering import sampled_answers
@@ -30,6 +31,12 @@ from jaxalign.stages.shared.training import policy_inputs, train_supervised
 from jaxalign.trainers.sft import packed
 
 
+@STAGES.declare(
+    "best_of_n", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
+    batches=(Batch("best_of_n.batch", ("best_of_n.n",)), Batch("best_of_n.batch_rows", ("best_of_n.micro_batches",))),
+    programs="jaxalign.planner.stage_programs:best_of_n",
+    report="jaxalign.tracking.report.training:losses",
+)
 class BestOfNStage(Stage):
     name = "best_of_n"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "best_of_n", "sampler")
@@ -101,6 +108,3 @@ def summarise(rows: list[dict], n: int) -> dict:
         "analytic_kl": float(analytic_kl(n)),
         "expected_best": [float(np.mean(np.asarray(expected_best_of(scores, k)))) for k in range(1, n + 1)],
     }
-
-
-STAGE = BestOfNStage()

@@ -20,6 +20,7 @@ from jaxalign.feedback.pairs import choose_pair
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.reasons import few_decided, mostly_chance, mostly_outside, pairs_sentence, self_agreement_sentence
 from jaxalign.records import Comparison, Prompt
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import engines, judges, loops, mixes, overlap, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
@@ -30,6 +31,12 @@ from jaxalign.stages.shared.shards import Queue, Shards, queues
 from jaxalign.tracking.progress import Progress
 
 
+@STAGES.declare(
+    "compare", samples=True, learns_from=("prompts",), makes=("comparisons",), asks_judge=("compare",),
+    batches=(Batch("compare.batch"),),
+    programs="jaxalign.planner.stage_programs:compare",
+    report="jaxalign.tracking.report.feedback:labels", preview="jaxalign.stages.shared.preview:compare_rows",
+)
 class Compare(Stage):
     name = "compare"
     config_fields = (
@@ -134,6 +141,3 @@ def _decide(config: Config, shards: Shards, queues: Sequence[Queue]) -> Calibrat
         if json.dumps(decided[own.start : own.stop]) != json.dumps(rows[own.start : own.stop]):
             shards.write(chunk, decided[own.start : own.stop])
     return calibration
-
-
-STAGE = Compare()

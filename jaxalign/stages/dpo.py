@@ -13,6 +13,7 @@ from jaxalign import streams
 from jaxalign.config import Config, Dpo
 from jaxalign.records import Judgement
 from jaxalign.registry.objectives import objectives_of
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import direct_split, print_report
@@ -28,6 +29,11 @@ BALANCE_SLACK = 2.0
 """A ratio outside that range by more than this factor causes a warning."""
 
 
+@STAGES.declare(
+    "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"), batches=(Batch("dpo.batch"),),
+    programs="jaxalign.planner.stage_programs:dpo",
+    report="jaxalign.tracking.report.training:direct", preview="jaxalign.stages.shared.preview:dpo_rows",
+)
 class DPOStage(Stage):
     name = "dpo"
     config_fields = (
@@ -86,6 +92,3 @@ def balance(section: Dpo, judgements: Sequence[Judgement]) -> dict[str, float | 
             f"{section.undesirable_weight:g}) is {shown}; the KTO paper recommends {low:g} to {high:g}: {advice}"
         )
     return {"desirable": good, "undesirable": bad, "ratio": ratio}
-
-
-STAGE = DPOStage()

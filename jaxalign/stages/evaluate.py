@@ -30,7 +30,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.reasons import gold_labels_sentence
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.data_sources import data_source
-from jaxalign.registry.stages import policy_makers
+from jaxalign.registry.stages import STAGES, Batch, policy_makers
 from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
@@ -55,6 +55,11 @@ def evaluated(config: Config) -> tuple[str, ...]:
     return ("base", *policy_makers(config.stages), *rounds.later_policies(config))
 
 
+@STAGES.declare(
+    "evaluate", samples=True, uses_sampler=True, learns_from=("prompts", "judgements"), batches=(Batch("evaluate.batch"),),
+    programs="jaxalign.planner.stage_programs:evaluate",
+    report="jaxalign.tracking.report.evaluation:evaluation",
+)
 class Evaluate(Stage):
     name = "evaluate"
     config_fields = (
@@ -252,6 +257,3 @@ def compare(
             out.append(Contest(later, earlier, labelled))
             progress.update(len(pairs))
     return out
-
-
-STAGE = Evaluate()

@@ -18,6 +18,7 @@ from jaxalign.data.chat import styles
 from jaxalign.feedback.labeller import Pair
 from jaxalign.parallel import hosts
 from jaxalign.records import Comparison
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import comparison_row
@@ -31,6 +32,12 @@ from jaxalign.training.checkpoint import save_params
 from jaxalign.training.offload import check_host_memory
 
 
+@STAGES.declare(
+    "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
+    asks_judge=("compare",), batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
+    programs="jaxalign.planner.stage_programs:online_dpo",
+    report="jaxalign.tracking.report.training:direct",
+)
 class OnlineDPOStage(Stage):
     name = "online_dpo"
     config_fields = (
@@ -85,6 +92,3 @@ class OnlineDPOStage(Stage):
         if hosts.once((context.directory / CHECKS).exists):  # Absent if an older version started the run.
             summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
-
-
-STAGE = OnlineDPOStage()

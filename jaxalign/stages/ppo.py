@@ -13,6 +13,7 @@ from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.models.model import Params
 from jaxalign.planner.programs import Run
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import alarms, engines, judges, mixes, reads, rewards, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.training import policy_inputs
@@ -23,6 +24,12 @@ from jaxalign.training.checkpoint import load_params, save_params
 from jaxalign.training.offload import check_host_memory
 
 
+@STAGES.declare(
+    "ppo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
+    batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
+    programs="jaxalign.planner.ppo_programs:ppo",
+    report="jaxalign.tracking.report.training:reinforcement", preview="jaxalign.stages.shared.preview:ppo_rows",
+)
 class PPOStage(Stage):
     name = "ppo"
     config_fields = (
@@ -89,6 +96,3 @@ class PPOStage(Stage):
         summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}
         summary |= {"sampler_gap_max": max(row["sampler_gap"] for row in rows)}
         return summary | (alarms.summary(context, rows) if context.config.ppo.alarms.every else {})
-
-
-STAGE = PPOStage()

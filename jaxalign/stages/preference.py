@@ -21,6 +21,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.reasons import accuracy_sentence, human_sentence, uninformative
 from jaxalign.records import Comparison, PairBatch
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import print_report
@@ -34,6 +35,11 @@ from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.training.checkpoint import save_params
 
 
+@STAGES.declare(
+    "preference", trains=True, learns_from=("comparisons",), batches=(Batch("preference.batch"),),
+    programs="jaxalign.planner.stage_programs:preference",
+    report="jaxalign.tracking.report.reward_models:preference", preview="jaxalign.stages.shared.preview:preference_rows",
+)
 class PreferenceStage(Stage):
     name = "preference"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided", "feedback.undecided_weight")
@@ -126,7 +132,3 @@ def _report(title: str, summary: Mapping[str, Any], on_failure: str) -> None:
         raise UserError(f"{failure}; or set config.preference.on_failure to 'warn', which continues with this model")
     if failure:
         print(f"[{title}] warning: {failure}", flush=True)
-
-
-
-STAGE = PreferenceStage()

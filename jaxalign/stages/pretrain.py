@@ -18,6 +18,7 @@ from jaxalign.data.tokenizers.sentence_piece import PRINTABLE, train_tokenizer
 from jaxalign.parallel import hosts
 from jaxalign.records import PackedBatch
 from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -25,6 +26,11 @@ from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.training.checkpoint import save_params
 
 
+@STAGES.declare(
+    "pretrain", trains=True, learns_from=("text",), batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
+    programs="jaxalign.planner.stage_programs:pretrain",
+    report="jaxalign.tracking.report.training:losses",
+)
 class PretrainStage(Stage):
     name = "pretrain"
     config_fields = (*reads.BASE_FIELDS, *reads.WORLD_FIELDS, "pretrain")
@@ -76,6 +82,3 @@ def _pack(documents, tokenizer: Tokenizer, section: Pretrain) -> PackedBatch:
             yield ids, weights
 
     return pack(encoded(), section.row_length)[0]
-
-
-STAGE = PretrainStage()

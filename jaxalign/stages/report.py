@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from jaxalign.config import Config, rounds
 from jaxalign.parallel import hosts
+from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.tracking.report.page import render_report
 
 
+@STAGES.declare("report")
 class Report(Stage):
     name = "report"
     config_fields = ("stages", "evaluate.examples")
@@ -17,6 +19,3 @@ class Report(Stage):
 
     def run(self, context: StageContext) -> None:
         hosts.once(lambda: str(render_report(context.workdir, context.config.evaluate.examples)))
-
-
-STAGE = Report()

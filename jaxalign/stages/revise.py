@@ -13,6 +13,7 @@ from jaxalign.config import Config
 from jaxalign.feedback.critique import Answer, answer, answer_and_revise, draw_principles
 from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
 from jaxalign.records import Prompt, Revision
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -21,6 +22,12 @@ from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, que
 from jaxalign.tracking.progress import Progress
 
 
+@STAGES.declare(
+    "revise", samples=True, learns_from=("prompts",), makes=("revisions",), asks_judge=("critique", "revise"),
+    batches=(Batch("revise.batch"),),
+    programs="jaxalign.planner.stage_programs:revise",
+    report="jaxalign.tracking.report.feedback:revisions", preview="jaxalign.stages.shared.preview:revise_rows",
+)
 class Revise(Stage):
     name = "revise"
     config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", *reads.JUDGE_FIELDS, "judge.revise")
@@ -109,6 +116,3 @@ def _summary(rows: Sequence[dict], rounds: int) -> dict:
         "outcomes": count_outcomes(row.get("outcome") for row in rows),
         "notes": dict(sorted(collections.Counter(note for row in rows for note in row.get("notes", ())).items())),
     }
-
-
-STAGE = Revise()

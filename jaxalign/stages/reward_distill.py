@@ -26,6 +26,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.stages.shared import engines, loops, reads, run_models, sources
 from jaxalign.stages.shared.answering import sampled_answers
@@ -46,6 +47,15 @@ SPEED = "speed.json"
 _WARM_UP, _REPEATS = 3, 21
 
 
+@STAGES.declare(
+    "reward_distill", samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
+    batches=(
+        Batch("reward_distill.batch", ("reward_distill.samples",)),
+        Batch("reward_distill.batch_pairs", ("reward_distill.micro_batches",)),
+    ),
+    programs="jaxalign.planner.stage_programs:reward_distill",
+    report="jaxalign.tracking.report.reward_models:distilled",
+)
 class RewardDistillStage(Stage):
     name = "reward_distill"
     config_fields = (
@@ -174,6 +184,3 @@ def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int)
 def count(params: Params) -> int:
     """The number of parameters in a model."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-
-
-STAGE = RewardDistillStage()

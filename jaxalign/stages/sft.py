@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
+from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, usable_sources, warn_about_few
@@ -14,6 +15,12 @@ from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.trainers.sft import packed
 
 
+@STAGES.declare(
+    "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons"),
+    batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
+    programs="jaxalign.planner.stage_programs:sft",
+    report="jaxalign.tracking.report.training:losses", preview="jaxalign.stages.shared.preview:sft_rows",
+)
 class SftStage(Stage):
     name = "sft"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "sft", "preference.max_length")
@@ -48,6 +55,3 @@ class SftStage(Stage):
         steps = EpochLoader(len(rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
         extra |= {"answers": len(train), "cut": cut}
         train_supervised(context, section, inputs, rows, held_rows, steps, extra)
-
-
-STAGE = SftStage()

@@ -1,11 +1,11 @@
 """The built-in direct preference objectives as functions of `DirectInputs`, and sums of objectives.
 
-The formulas are in `jaxalign.algorithms`; `jaxalign.registry.objectives` has a record for each function here.
+The formulas are in `jaxalign.algorithms`. The kinds of `direct_preference.dpo` are declared beside their formulas, the other
+objectives here.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -18,7 +18,8 @@ from jaxalign.algorithms.answer_inputs import PreferenceStats, reward_stats
 from jaxalign.algorithms.direct_preference import sft_loss
 from jaxalign.config import Dpo
 from jaxalign.errors import UserError
-from jaxalign.registry.objectives import BUILTIN, Objective, objectives_of
+from jaxalign.registry.core import names_in
+from jaxalign.registry.objectives import OBJECTIVES, Objective, objectives_of
 
 
 class DirectInputs(NamedTuple):
@@ -62,66 +63,20 @@ class DirectInputs(NamedTuple):
 Loss = tuple[jax.Array, PreferenceStats]
 
 
-def _pairwise(inputs: DirectInputs, kind: str) -> Loss:
-    return direct_preference.dpo(
-        inputs.first,
-        inputs.second,
-        inputs.reference_first,
-        inputs.reference_second,
-        inputs.settings.beta,
-        inputs.label,
-        kind,
-        inputs.settings.label_smoothing,
-        inputs.first_tokens,
-        inputs.second_tokens,
-        inputs.mask,
-        inputs.anchor,
-    )
-
-
-sigmoid = functools.partial(_pairwise, kind="sigmoid")
-conservative = functools.partial(_pairwise, kind="conservative")
-robust = functools.partial(_pairwise, kind="robust")
-hinge = functools.partial(_pairwise, kind="hinge")
-ipo = functools.partial(_pairwise, kind="ipo")
-ipo_mean = functools.partial(_pairwise, kind="ipo_mean")
-exo_pair = functools.partial(_pairwise, kind="exo_pair")
-nca_pair = functools.partial(_pairwise, kind="nca_pair")
-bco_pair = functools.partial(_pairwise, kind="bco_pair")
-apo_zero = functools.partial(_pairwise, kind="apo_zero")
-apo_down = functools.partial(_pairwise, kind="apo_down")
-sppo_hard = functools.partial(_pairwise, kind="sppo_hard")
-aot = functools.partial(_pairwise, kind="aot")
-aot_unpaired = functools.partial(_pairwise, kind="aot_unpaired")
-discopop = functools.partial(_pairwise, kind="discopop")
-
-
 def mean_reward(inputs: DirectInputs) -> jax.Array:
     """The anchor of bco_pair: the mean implicit reward of all answers, float32 []."""
     references = inputs.reference_first, inputs.reference_second
     return direct_preference.bco_baseline(inputs.first, inputs.second, *references, inputs.settings.beta, inputs.mask)
 
 
-def orpo(inputs: DirectInputs) -> Loss:
-    """The odds-ratio term of ORPO; its likelihood term is `dpo.sft_weight`."""
-    return reference_free.orpo(
-        inputs.first_mean, inputs.second_mean, inputs.settings.beta, inputs.label, mask=inputs.mask
-    )
+def mismatched_kl(inputs: DirectInputs) -> jax.Array:
+    """The anchor of KTO: an estimate of the policy's KL from answers to other prompts, float32 []."""
+    return kto_losses.kto_baseline(inputs.second, inputs.reference_second, inputs.mask)
 
 
-def cpo(inputs: DirectInputs) -> Loss:
-    """The preference term of CPO; its likelihood term is `dpo.sft_weight`."""
-    return reference_free.cpo(inputs.first, inputs.second, inputs.settings.beta, inputs.label, mask=inputs.mask)
-
-
-def simpo(inputs: DirectInputs) -> Loss:
-    """SimPO with the target margin `dpo.margin`."""
-    settings = inputs.settings
-    return reference_free.simpo(
-        inputs.first_mean, inputs.second_mean, settings.beta, settings.margin, inputs.label, inputs.mask
-    )
-
-
+@OBJECTIVES.declare(
+    "kto", pairs=False, anchor=mismatched_kl, summable=False, reads=("desirable_weight", "undesirable_weight")
+)
 def kto(inputs: DirectInputs) -> Loss:
     """KTO. The reported margin is the reward of a good answer and minus the reward of a bad answer. The chosen and rejected
     rewards are doubled, so that their means over a batch are about the means over its good and bad answers."""
@@ -140,9 +95,27 @@ def kto(inputs: DirectInputs) -> Loss:
     return loss, PreferenceStats(2 * label * rewards, 2 * (1 - label) * rewards, margins)
 
 
-def mismatched_kl(inputs: DirectInputs) -> jax.Array:
-    """The anchor of KTO: an estimate of the policy's KL from answers to other prompts, float32 []."""
-    return kto_losses.kto_baseline(inputs.second, inputs.reference_second, inputs.mask)
+@OBJECTIVES.declare("orpo", summable=False, mean_rewards=True, sft_weight=1.0, reads=())
+def orpo(inputs: DirectInputs) -> Loss:
+    """The odds-ratio term of ORPO; its likelihood term is `dpo.sft_weight`."""
+    return reference_free.orpo(
+        inputs.first_mean, inputs.second_mean, inputs.settings.beta, inputs.label, mask=inputs.mask
+    )
+
+
+@OBJECTIVES.declare("cpo", summable=False, sft_weight=1.0, reads=())
+def cpo(inputs: DirectInputs) -> Loss:
+    """The preference term of CPO; its likelihood term is `dpo.sft_weight`."""
+    return reference_free.cpo(inputs.first, inputs.second, inputs.settings.beta, inputs.label, mask=inputs.mask)
+
+
+@OBJECTIVES.declare("simpo", summable=False, mean_rewards=True, reads=("margin",))
+def simpo(inputs: DirectInputs) -> Loss:
+    """SimPO with the target margin `dpo.margin`."""
+    settings = inputs.settings
+    return reference_free.simpo(
+        inputs.first_mean, inputs.second_mean, settings.beta, settings.margin, inputs.label, inputs.mask
+    )
 
 
 def anchors(inputs: DirectInputs) -> tuple[jax.Array, ...]:
@@ -202,7 +175,7 @@ def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tup
 
 def is_builtin(settings: Dpo) -> bool:
     """Whether every objective that the settings name comes with the package."""
-    return all(objective in BUILTIN for objective in objectives_of(settings.objective))
+    return all(OBJECTIVES.is_builtin(name) for name in names_in(settings.objective))
 
 
 def _masked(inputs: DirectInputs) -> DirectInputs:
@@ -219,9 +192,26 @@ def _implicit_rewards(inputs: DirectInputs) -> PreferenceStats:
     return reward_stats(beta * first, beta * second)
 
 
+def _dpo(kind: str, inputs: DirectInputs) -> Loss:
+    return direct_preference.dpo(
+        inputs.first,
+        inputs.second,
+        inputs.reference_first,
+        inputs.reference_second,
+        inputs.settings.beta,
+        inputs.label,
+        kind,
+        inputs.settings.label_smoothing,
+        inputs.first_tokens,
+        inputs.second_tokens,
+        inputs.mask,
+        inputs.anchor,
+    )
+
+
 def _evaluate(objective: Objective, inputs: DirectInputs) -> Loss:
     """The objective's checked loss, 0 in rows that do not count, and its statistics."""
-    found = objective.load()(inputs)
+    found = _dpo(objective.name, inputs) if objective.dpo_kind else objective.load()(inputs)
     loss, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     stats = _implicit_rewards(inputs) if stats is None else stats
     _require_rows(objective, "a loss", loss, inputs.first)

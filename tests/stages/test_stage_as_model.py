@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 
 import chex
@@ -18,6 +17,7 @@ from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.orbax import save_params
+from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared import reads, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, RUNNING, new_manifest
@@ -32,7 +32,7 @@ TOKENS = np.arange(2, 26, dtype=np.int32).reshape(2, 12)
 def finish(workdir, config, stage, params, status=DONE):
     """Write a stage's folder as if the stage had been run."""
     save_params(workdir / stage / "params", params)
-    manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{stage}").STAGE, config, {})
+    manifest = new_manifest(STAGES.get(stage).load("stage"), config, {})
     dataclasses.replace(manifest, status=status).write(LocalStorage(workdir))
     write_json(LocalStorage(workdir), "config.json", to_dict(config))
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.stages.sft import STAGE
+from jaxalign.stages.sft import SftStage
 from jaxalign.stages.shared.base import StageContext
 from tests.folders import write_model
 
@@ -43,7 +43,7 @@ def test_pitfall_29_two_usable_revisions_of_78_stop_sft(model, tmp_path):
     """Another system fine-tuned on the 2 of 78 revisions that counted as complete, and ended with exit code 0."""
     rows = [revision(i, None if i < 2 else "cut_off" if i < 70 else "refused") for i in range(78)]
     with pytest.raises(UserError) as error:
-        STAGE.run(context(model, tmp_path, rows))
+        SftStage().run(context(model, tmp_path, rows))
     assert str(error.value) == (
         "sft.required_rows is 8, but 2 of 78 answers and revisions can be trained on; left out: 68 cut_off (the text reached "
         "the length limit), 8 refused (the judge declined to answer); raise revise.max_new_tokens, start from a model that "
@@ -52,7 +52,7 @@ def test_pitfall_29_two_usable_revisions_of_78_stop_sft(model, tmp_path):
 
 
 def test_pitfall_29_the_number_of_usable_rows_is_printed_and_few_are_warned_about(model, tmp_path, capsys):
-    STAGE.run(context(model, tmp_path, [revision(i, None if i < 12 else "grown") for i in range(40)], min_rows=10))
+    SftStage().run(context(model, tmp_path, [revision(i, None if i < 12 else "grown") for i in range(40)], min_rows=10))
     out = capsys.readouterr().out
     assert "[sft] 12 of 40 answers and revisions can be trained on; left out: 28 grown (" in out
     assert "[sft] warning: only 30% of the rows can be trained on, less than sft.min_share (50%)" in out
@@ -67,7 +67,7 @@ def test_pitfall_29_whole_revisions_of_cut_answers_are_all_trained_on(model, tmp
     cut = [revision(i, response="Go away and", notes=["next_turn"]) for i in range(30)]
     missing = {"round": 0, "critique": None, "revision": None, "principle": None}
     helpful = [revision(30, "cut_off", **missing), revision(31, **missing)]
-    STAGE.run(context(model, tmp_path, [*cut, *helpful], min_rows=1))
+    SftStage().run(context(model, tmp_path, [*cut, *helpful], min_rows=1))
     summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
     assert summary["data"] == {"total": 32, "usable": 31, "reasons": {"cut_off": 1}, "kept": {}}
     assert summary["answers"] == 31 - 6

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.registry.objectives import BUILTIN
+from jaxalign.registry.objectives import OBJECTIVES
 from jaxalign.trainers.direct import DPO
 from tests import tiny
 from tests.trainers.small import JUDGED, PAIRS, language_model
@@ -49,9 +49,9 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     assert len(list(tmp_path.glob("reference-train-*.npy"))) == 1
 
 
-@pytest.mark.parametrize("objective", [objective.name for objective in BUILTIN])
+@pytest.mark.parametrize("objective", OBJECTIVES.builtin)
 def test_every_objective_takes_a_step(objective):
-    smoothing = next(record.smoothing_required for record in BUILTIN if record.name == objective)
+    smoothing = OBJECTIVES.get(objective).smoothing_required
     options = {"label_smoothing": 0.1} if smoothing else {}
     _, steps = run(objective, steps=1, epochs=1, **options)
     assert np.isfinite(steps[0].metrics["loss"]) and steps[0].metrics["skipped"] == 0

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxalign.algorithms.direct_preference import DPO_KINDS
 from jaxalign.config import Dpo, Optimizer
 from jaxalign.records import AnswerPairs
 from jaxalign.registry.objectives import OBJECTIVES
@@ -117,10 +116,6 @@ def assert_same(found, expected) -> None:
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected_gradient))
     assert largest > 1e-4
     chex.assert_trees_all_close(gradient, expected_gradient, rtol=1e-3, atol=2e-6 * max(1, largest))
-
-
-def test_the_config_and_the_objectives_have_the_same_names():
-    assert {record.name for record in OBJECTIVES if record.pairs and record.summable} == set(DPO_KINDS)
 
 
 def test_answer_logprobs_equal_those_of_the_full_softmax():

@@ -18,6 +18,7 @@ from jaxalign.endpoint.store import AnswerStore
 from jaxalign.errors import UserError
 from jaxalign.feedback.endpoint_judge import EndpointJudge
 from jaxalign.feedback.judge import JudgeInputs
+from jaxalign.registry.judges import JUDGES, METHODS
 
 STORE = "endpoint.sqlite"
 """The file of stored answers in the work directory."""
@@ -36,6 +37,7 @@ def templates(config: Config) -> TemplateSet:
     return found
 
 
+@JUDGES.declare("endpoint", methods=METHODS)
 def make_endpoint_judge(inputs: JudgeInputs) -> EndpointJudge:
     """The judge that asks the server of `config.endpoint`."""
     config, context = inputs.config, inputs.context

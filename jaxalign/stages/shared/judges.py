@@ -23,7 +23,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.records import Principle
 from jaxalign.registry.data_sources import data_source
-from jaxalign.registry.judges import judge_field, judge_file, judge_name, stage_judge
+from jaxalign.registry.judges import JUDGES, METHODS, judge_field, judge_file, judge_name, stage_judge
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import endpoints, judge_models, run_models
@@ -126,6 +126,7 @@ def make_judge(
     return CheckedJudge(made[0] if made else None, record.name, config.judge)
 
 
+@JUDGES.declare("local", runs_base=True, methods=METHODS)
 def make_local(inputs: JudgeInputs) -> LocalJudge:
     """The run's base model, or the policy of `config.feedback.judge_stage` if it is trained before, as the judge."""
     config, context = inputs.config, inputs.context
@@ -140,6 +141,7 @@ def make_local(inputs: JudgeInputs) -> LocalJudge:
     return _local_judge(inputs, found, inputs.counted, role)
 
 
+@JUDGES.declare("model", methods=METHODS, on_devices=True)
 def make_model_judge(inputs: JudgeInputs) -> LocalJudge | Jury:
     """The model of `config.judge.path` as the judge, or several as a jury."""
     config, members = inputs.config, []

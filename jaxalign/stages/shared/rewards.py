@@ -1,4 +1,4 @@
-"""Builds the reward of `config.reward` from a run's config and folders, with the `make` functions of the built-in sources."""
+"""Builds the reward of `config.reward` from a run's config and folders, with the built-in sources and their records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.registry.core import load_object
-from jaxalign.registry.rewards import reward_records
+from jaxalign.registry.rewards import REWARDS, reward_records
 from jaxalign.rewards.base import Reward, RewardInputs
 from jaxalign.rewards.checked import as_reward
 from jaxalign.rewards.functions import FunctionReward
@@ -73,11 +73,19 @@ def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer) -> R
     return sum_of_rewards(parts, settings.weights, settings.length_coef, settings.length_free)
 
 
+@REWARDS.declare(
+    "preference", stages=("preference",), learnt=True, is_model=True, needs=("comparisons",),
+    programs="jaxalign.planner.reward_programs:preference",
+)
 def make_preference(inputs: RewardInputs) -> Reward:
     """The run's preference model."""
     return _learnt(inputs, "preference")
 
 
+@REWARDS.declare(
+    "distilled", stages=("preference", "reward_distill"), learnt=True, is_model=True, needs=("comparisons",),
+    programs="jaxalign.planner.reward_programs:distilled",
+)
 def make_distilled(inputs: RewardInputs) -> Reward:
     """The student of the run's preference model."""
     return _learnt(inputs, "distilled")
@@ -88,6 +96,12 @@ def _learnt(inputs: RewardInputs, source: str) -> Reward:
     return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), source)
 
 
+@REWARDS.declare(
+    "model", is_model=True,
+    reads=("model", "model_style", "model_max_length", "model_batch", "model_dtype", "model_shift", "model_scale",
+           "max_dropped_share"),
+    files="jaxalign.rewards.outside:model_files", programs="jaxalign.planner.reward_programs:outside",
+)
 def make_model(inputs: RewardInputs) -> Reward:
     """The reward model of `config.reward.model`."""
     config = inputs.config
@@ -95,6 +109,16 @@ def make_model(inputs: RewardInputs) -> Reward:
     return OutsideReward(model, "frozen" in config.mesh.offload, config.reward.max_dropped_share)
 
 
+def callable_files(config: Config) -> dict[Path, str]:
+    """The file in `config.reward.callable`, if it has the form "FILE.py:name"."""
+    place = config.reward.callable.rpartition(":")[0]
+    return {Path(place).expanduser(): "reward.callable"} if place.endswith(".py") else {}
+
+
+@REWARDS.declare(
+    "callable", host=True, reads=("callable", "retries", "timeout_s", "backoff_s", "while_sampling", "max_dropped_share"),
+    files=callable_files,
+)
 def make_callable(inputs: RewardInputs) -> Reward:
     """The reward from the function `config.reward.callable`."""
     settings = inputs.config.reward
@@ -105,18 +129,20 @@ def make_callable(inputs: RewardInputs) -> Reward:
     return FunctionReward("callable", fn, settings, inputs.tokenizer, settings.callable)
 
 
-def callable_files(config: Config) -> dict[Path, str]:
-    """The file in `config.reward.callable`, if it has the form "FILE.py:name"."""
-    place = config.reward.callable.rpartition(":")[0]
-    return {Path(place).expanduser(): "reward.callable"} if place.endswith(".py") else {}
-
-
+@REWARDS.declare(
+    "verifier", host=True, reads=("verifier", "retries", "timeout_s", "backoff_s", "while_sampling", "max_dropped_share"),
+    needs=("answers",),
+)
 def make_verifier(inputs: RewardInputs) -> Reward:
     """The verifier of `config.reward.verifier`."""
     settings = inputs.config.reward
     return FunctionReward("verifier", VERIFIERS[settings.verifier], settings, inputs.tokenizer, settings.verifier)
 
 
+@REWARDS.declare(
+    "ai_feedback", reads_base=True, asks_judge=True, reads=("principles", "max_dropped_share"), needs=("feedback",),
+    programs="jaxalign.planner.reward_programs:ai_feedback",
+)
 def make_ai_feedback(inputs: RewardInputs) -> Reward:
     """Ratings by the judge of `config.feedback`."""
     config, context = inputs.config, inputs.context
