@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxalign.config import Config
+from jaxalign.config import default_for
 from jaxalign.config.schema import get
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES, StageRecord, stages_in_order
@@ -21,8 +21,8 @@ def test_everything_that_a_built_in_record_names_exists(record):
     for part in ("programs", "report", "preview"):
         assert getattr(record, part) is None or callable(record.load(part))
     for batch in record.batches:
-        assert all(isinstance(get(Config(), field), int) for field in (batch.rows, *batch.factors))
-    assert record.name == "report" or dataclasses.is_dataclass(getattr(Config(), record.name))
+        assert all(isinstance(get(default_for(()), field), int) for field in (batch.rows, *batch.factors))
+    assert record.name == "report" or dataclasses.is_dataclass(getattr(default_for(()), record.name))
 
 
 def test_stages_are_sorted_into_the_order_of_the_graph():

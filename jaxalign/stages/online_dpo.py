@@ -16,7 +16,6 @@ import jax
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.feedback.labeller import Pair
-from jaxalign.parallel import hosts
 from jaxalign.records import Comparison
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
@@ -89,6 +88,5 @@ class OnlineDPOStage(Stage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        if hosts.once((context.directory / CHECKS).exists):  # Absent if an older version started the run.
-            summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
+        summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
