@@ -118,13 +118,6 @@ def simpo(inputs: DirectInputs) -> Loss:
     )
 
 
-@OBJECTIVES.declare("likelihood", summable=False, needs_reference=True, reads=())
-def likelihood(inputs: DirectInputs) -> jax.Array:
-    """The negative log-likelihood of the preferred answer, minus that of the reference."""
-    first, second = inputs.reference_first - inputs.first, inputs.reference_second - inputs.second
-    return inputs.label * first + (1 - inputs.label) * second
-
-
 def anchors(inputs: DirectInputs) -> tuple[jax.Array, ...]:
     """The anchor of each objective named in the settings, over the whole batch; 0 for an objective without one."""
     inputs, found = _masked(inputs), []
