@@ -85,8 +85,7 @@ class StageRecord:
 
 
 _BUILTIN = (
-    "pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo", "count",
-    "evaluate",
+    "pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo", "evaluate",
     "report",
 )
 """The modules of `jaxalign.stages` that declare the built-in stages, in the order of the graph."""
