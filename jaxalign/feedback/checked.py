@@ -23,6 +23,7 @@ from jaxalign.feedback.judge import (
 )
 from jaxalign.parallel import hosts
 from jaxalign.reasons import NOTES, PROBLEMS
+from jaxalign.registry.custom import wrong_result
 from jaxalign.registry.judges import METHODS
 
 _FAILED = {
@@ -158,8 +159,8 @@ class CheckedJudge:
             raise _Failure(f"raised {type(error).__name__} in {method!r}: {error}") from error
         if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(requests):
             count = f"{len(results)} results" if hasattr(results, "__len__") else f"a value of type {type(results).__name__}"
-            raise UserError(f"judge {self.name!r} returned {count} from {method!r} for {len(requests)} requests; a list with "
-                            f"one {kind.__name__} per request is expected")
+            raise wrong_result(f"judge {self.name!r}", f"{count} from {method!r} for {len(requests)} requests", "a list with "
+                               f"one {kind.__name__} per request")
         return [self._checked(method, kind, result) for result in results]
 
     def _checked(self, method: str, kind: type, result: Any) -> Any:
@@ -210,5 +211,4 @@ class CheckedJudge:
         return number, None
 
     def _invalid(self, method: str, result: Any, expected: str) -> UserError:
-        return UserError(f"judge {self.name!r} returned {result!r} of type {type(result).__name__} from {method!r}; {expected} "
-                         "is expected")
+        return wrong_result(f"judge {self.name!r}", f"{result!r} of type {type(result).__name__} from {method!r}", expected)

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxalign.errors import UserError
 from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.custom import new_instance
 from jaxalign.registry.declarations import declared
 
 METHODS = ("critique", "revise", "compare", "rate")
@@ -72,14 +73,20 @@ def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord
                         "OpenAI-compatible server")
     if name in JUDGES or ":" not in name:
         return JUDGES.get(name, where)
-    found = load_object(name, where)
-    if isinstance(found, JudgeRecord):
-        return found
-    methods = tuple(method for method in METHODS if callable(getattr(found, method, None)))
+    judge = load_object(name, where)
+    if isinstance(judge, JudgeRecord):
+        return judge
+    methods = tuple(method for method in METHODS if callable(getattr(judge, method, None)))
     if not methods:
         raise UserError(f"{where} names {name!r}, which is not a judge; a class or object with some of the methods "
                         f"{', '.join(METHODS)}, or a JudgeRecord, is expected")
-    return JudgeRecord(name, lambda inputs: _made(found, name, where), methods=methods)
+
+    def make(inputs: Any) -> Any:
+        if not isinstance(judge, type):
+            return judge
+        return new_instance(judge, f"{where} names {name!r}, which", "name an instance or a JudgeRecord")
+
+    return JudgeRecord(name, make, methods=methods)
 
 
 def judge_field(config: Any, stage: str) -> str:
@@ -102,13 +109,3 @@ def judge_file(config: Any, stage: str) -> Path | None:
     """The file of the judge of a stage; None if it is not named as "FILE.py:name"."""
     place = judge_name(config, stage).rpartition(":")[0]
     return Path(place).expanduser() if place.endswith(".py") else None
-
-
-def _made(found: Any, name: str, where: str) -> Any:
-    if not isinstance(found, type):
-        return found
-    try:
-        return found()
-    except Exception as error:  # The user's class may raise anything.
-        raise UserError(f"{where} names {name!r}, which cannot be created without arguments ({type(error).__name__}: {error}); "
-                        "name an instance or a JudgeRecord") from error

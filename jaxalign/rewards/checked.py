@@ -13,6 +13,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt
 from jaxalign.registry.core import load_object
+from jaxalign.registry.custom import custom_code, new_instance, wrong_result
 from jaxalign.rewards.base import BaseReward, FusedReward, Listener, Reward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.functions import FunctionReward
@@ -39,7 +40,7 @@ def as_reward(
     if isinstance(found, str):
         found = VERIFIERS.get(found) or load_object(found, "reward")
     if isinstance(found, type):
-        found = _instance(found)
+        found = new_instance(found, f"the reward {found.__name__}", "give an instance")
     if hasattr(found, "as_reward"):
         found = found.as_reward()
     if hasattr(found, "score"):
@@ -50,14 +51,6 @@ def as_reward(
                         "-> scores, an object with a method score(batch), or 'module:name' of one is expected")
     name = name or getattr(found, "__name__", type(found).__name__)
     return FunctionReward(name, found, settings, tokenizer)
-
-
-def _instance(kind: type) -> Any:
-    try:
-        return kind()
-    except Exception as error:  # A custom class may raise anything.
-        raise UserError(f"the reward {kind.__name__} cannot be constructed without arguments ({type(error).__name__}: {error}"
-                        "); give an instance") from error
 
 
 class CheckedReward(BaseReward):
@@ -86,13 +79,9 @@ class CheckedReward(BaseReward):
 
     def score(self, batch: RewardBatch) -> Scored:
         """Finite scores [B] or [B, N], with a mask of the rows that have them."""
-        try:
-            found = self.reward.score(batch)
-        except UserError:
-            raise
-        except Exception as error:  # A custom reward may raise anything.
-            raise UserError(f"reward {self.name!r} raised {type(error).__name__}: {error}") from error
-        scored = found if isinstance(found, Scored) else Scored(found)
+        with custom_code(f"reward {self.name!r}"):
+            result = self.reward.score(batch)
+        scored = result if isinstance(result, Scored) else Scored(result)
         rows, tokens = len(batch.prompts), batch.rollout.logprobs.shape[1]
         scores = self._numbers(scored.scores, rows, tokens)
         if scores.ndim == 2:  # Entries past the end of a response are meaningless.
@@ -107,11 +96,11 @@ class CheckedReward(BaseReward):
         try:
             array = np.asarray(fetch(scores)).astype(np.float32)
         except (TypeError, ValueError) as error:
-            raise UserError(f"reward {self.name!r} returned {type(scores).__name__} with entries that are not numbers; "
-                            f"{rows} scores are expected") from error
+            raise wrong_result(f"reward {self.name!r}", f"{type(scores).__name__} with entries that are not numbers",
+                               f"a list of {rows} scores") from error
         if array.shape not in ((rows,), (rows, tokens)):
-            raise UserError(f"reward {self.name!r} returned scores of shape {array.shape} for {rows} responses; ({rows},), one "
-                            f"for each response, or ({rows}, {tokens}), one for each token, is expected")
+            raise wrong_result(f"reward {self.name!r}", f"scores of shape {array.shape} for {rows} responses",
+                               f"({rows},), one for each response, or ({rows}, {tokens}), one for each token,")
         return array
 
     def _kept(self, kept: Any, rows: int) -> np.ndarray:
@@ -119,5 +108,5 @@ class CheckedReward(BaseReward):
             return np.ones(rows, bool)
         array = np.asarray(fetch(kept))
         if array.shape != (rows,):
-            raise UserError(f"reward {self.name!r} returned kept of shape {array.shape}; ({rows},) is expected")
+            raise wrong_result(f"reward {self.name!r}", f"kept of shape {array.shape}", f"({rows},)")
         return array.astype(bool)

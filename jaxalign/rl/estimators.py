@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxalign.algorithms import advantages, groups
 from jaxalign.config import Ppo
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
-from jaxalign.rl.plugins import require_finite, require_float32, run_plugin
+from jaxalign.registry.custom import require_array, run_custom, wrong_result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +67,11 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
     record = estimator_of(inputs.section)
     if ADVANTAGES.is_builtin(inputs.section.advantages):
         return record.load()(inputs)
-    what = _named(record)
-    found = run_plugin(what, record.load(), inputs, "(advantages, returns)", 2)
-    for part, array in zip(("advantages", "returns"), found, strict=True):
-        require_float32(what, part, array, inputs.rewards.shape)
-    advantages, returns = (jnp.where(inputs.mask, x, 0.0) for x in found)
+    name = f"advantage estimator {record.name!r}"
+    estimates = run_custom(name, record.load(), inputs, "(advantages, returns)", 2)
+    for part, array in zip(("advantages", "returns"), estimates, strict=True):
+        require_array(name, part, array, inputs.rewards.shape)
+    advantages, returns = (jnp.where(inputs.mask, array, 0.0) for array in estimates)
     return advantages, returns
 
 
@@ -82,13 +82,10 @@ def check_estimates(section: Ppo, rewards, values, advantages, returns) -> None:
     """
     if ADVANTAGES.is_builtin(section.advantages) or not bool(jnp.all(jnp.isfinite(rewards)) & jnp.all(jnp.isfinite(values))):
         return
-    what = _named(estimator_of(section))
-    require_finite(what, "advantages", advantages)
-    require_finite(what, "returns", returns)
-
-
-def _named(record: AdvantageEstimator) -> str:
-    return f"advantage estimator {record.name!r}"
+    for part, array in {"advantages": advantages, "returns": returns}.items():
+        if not bool(jnp.all(jnp.isfinite(array))):
+            raise wrong_result(f"advantage estimator {estimator_of(section).name!r}",
+                               f"{part} with non-finite entries although all inputs are finite", "finite numbers only")
 
 
 @ADVANTAGES.declare("gae", needs_critic=True, values_suffice=True, reads=("gamma", "lam"))

@@ -10,8 +10,8 @@ import jax
 from jaxalign.algorithms import policy_losses as losses
 from jaxalign.algorithms.policy_losses import SurrogateStats
 from jaxalign.config import Ppo
+from jaxalign.registry.custom import require_array, run_custom
 from jaxalign.registry.policy_losses import POLICY_LOSSES
-from jaxalign.rl.plugins import require_float32, run_plugin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,11 @@ def surrogate(section: Ppo, logprobs, old_logprobs, advantages, mask) -> tuple[j
     inputs = PolicyLossInputs(logprobs, old_logprobs, advantages, mask, bounds, section)
     if POLICY_LOSSES.is_builtin(section.policy_loss):
         return record.load()(inputs)
-    what = f"policy loss {record.name!r}"
-    loss, stats = run_plugin(what, record.load(), inputs, "(loss, SurrogateStats)", 2)
-    require_float32(what, "its loss", loss, logprobs.shape)
+    name = f"policy loss {record.name!r}"
+    loss, stats = run_custom(name, record.load(), inputs, "(loss, SurrogateStats)", 2)
+    require_array(name, "a loss", loss, logprobs.shape)
     if not isinstance(stats, SurrogateStats):
-        stats = run_plugin(what, SurrogateStats._make, stats, "(loss, SurrogateStats)", 3)
+        stats = run_custom(name, SurrogateStats._make, stats, "(loss, SurrogateStats)", 3)
     return loss, stats
 
 

@@ -6,7 +6,7 @@ objectives here.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -19,6 +19,7 @@ from jaxalign.algorithms.direct_preference import sft_loss
 from jaxalign.config import Dpo
 from jaxalign.errors import UserError
 from jaxalign.registry.core import names_in
+from jaxalign.registry.custom import require_array, wrong_result
 from jaxalign.registry.objectives import OBJECTIVES, Objective, objectives_of
 
 
@@ -211,20 +212,13 @@ def _dpo(kind: str, inputs: DirectInputs) -> Loss:
 
 def _evaluate(objective: Objective, inputs: DirectInputs) -> Loss:
     """The objective's checked loss, 0 in rows that do not count, and its statistics."""
-    found = _dpo(objective.name, inputs) if objective.dpo_kind else objective.load()(inputs)
-    loss, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    result = _dpo(objective.name, inputs) if objective.dpo_kind else objective.load()(inputs)
+    loss, stats = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     stats = _implicit_rewards(inputs) if stats is None else stats
-    _require_rows(objective, "a loss", loss, inputs.first)
+    name = f"objective {objective.name!r}"
     if not isinstance(stats, PreferenceStats):
-        raise UserError(f"objective {objective.name!r} returned statistics of type {type(stats).__name__}; "
-                        "jaxalign.algorithms.answer_inputs.PreferenceStats is expected, or a loss without statistics")
-    for name, values in stats._asdict().items():
-        _require_rows(objective, name, values, inputs.first)
+        raise wrong_result(name, f"statistics of type {type(stats).__name__}", "a loss without statistics, or with a "
+                           "jaxalign.algorithms.answer_inputs.PreferenceStats,")
+    for part, values in {"a loss": loss, **stats._asdict()}.items():
+        require_array(name, part, values, inputs.first.shape, any_float=True)
     return jnp.where(inputs.mask > 0, loss, 0), stats
-
-
-def _require_rows(objective: Objective, what: str, found: Any, like: jax.Array) -> None:
-    shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", type(found).__name__)
-    if shape != like.shape or not jnp.issubdtype(dtype, jnp.floating):
-        raise UserError(f"objective {objective.name!r} returned {what} of {dtype} {list(shape or ())}; one float32 number for "
-                        f"each of the {len(like)} rows is expected")

@@ -41,7 +41,7 @@ def test_it_can_be_a_term_of_a_sum(registered):
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("SCALAR", r"objective 'scalar' returned a loss of float32 \[\]; one float32 number for each of the 4 rows is expected"),
+    ("SCALAR", r"objective 'scalar' returned a loss of float32 and shape \(\); a float32 array of shape \(4,\) is expected"),
     ("NAN", "returned a loss of nan on the first batch; a finite number for each row is expected"),
     ("NONE", r"DPO.objective is '.*objective.py:NONE', but .*objective.py has no NONE"),
     ("squared", r"DPO.objective is '.*objective.py:squared', which is of type function; a jaxalign Objective is expected"),

@@ -31,7 +31,7 @@ def test_a_policy_loss_trains_with_its_own_clip(registered):
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("SCALAR", r"policy loss 'scalar': its loss is float32 of shape \(\); float32 of shape \(8, 8\) is expected"),
+    ("SCALAR", r"loss 'scalar' returned a loss of float32 and shape \(\); a float32 array of shape \(8, 8\) is expected"),
     ("ALONE", r"policy loss 'alone' returned a value of type .*Tracer.*; \(loss, SurrogateStats\) is expected"),
 ])
 def test_an_invalid_policy_loss_is_refused_with_a_sentence(name, message):

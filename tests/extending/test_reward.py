@@ -74,7 +74,7 @@ def test_an_invalid_result_is_reported_in_one_sentence(found, message):
 @pytest.mark.parametrize(("given", "message"), [
     (3, "of type int; a function"),
     (f"{PLUGIN}:missing", "has no missing"),
-    (Fixed, "cannot be constructed without arguments"),
+    (Fixed, "cannot be created without arguments"),
 ])
 def test_an_invalid_reward_is_refused(given, message):
     with pytest.raises(UserError, match=message):

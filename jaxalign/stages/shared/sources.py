@@ -18,6 +18,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
+from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import PROMPT_FILES, data_source
 from jaxalign.stages.shared.base import StageContext
 
@@ -239,12 +240,10 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
 def _made(inputs: SourceInputs, kind: str) -> Any:
     """The result of the source's function for a kind of rows. Raises UserError if a custom function raises an error."""
     function = data_source(inputs.config).load(kind)
-    try:
+    if getattr(function, "__module__", "").startswith("jaxalign."):
         return function(inputs)
-    except Exception as error:
-        if isinstance(error, UserError) or getattr(function, "__module__", "").startswith("jaxalign."):
-            raise
-        raise UserError(f"{_where(inputs.config)}: building its {kind} raised {type(error).__name__}: {error}") from error
+    with custom_code(f"{_where(inputs.config)}: building its {kind}"):
+        return function(inputs)
 
 
 def is_judged(config: Config) -> bool:
