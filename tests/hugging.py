@@ -52,7 +52,7 @@ def family(kind: str) -> Family:
 def decoder_config(model) -> DecoderConfig:
     raw = model.config.to_dict()
     found = FAMILIES.get(raw["model_type"])
-    return DecoderConfig(**found.decoder_arguments(Fields(pathlib.Path("config.json"), raw)))
+    return DecoderConfig(**found.load("decoder")(Fields(pathlib.Path("config.json"), raw)))
 
 
 def _converted(value: np.ndarray, layout: str, pick: int, sizes: dict[str, int]) -> np.ndarray:
@@ -71,7 +71,7 @@ def params_of(model, head: str = "lm"):
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     sizes = {"V": c.vocab, "D": c.embed, "H": c.heads, "K": c.kv_heads, "h": c.head_dim, "F": c.mlp, "n": 3}
     params: dict = {}
-    for weight in found.stored_weights(c):
+    for weight in found.load("weights")(c):
         if "{layer}" in weight.stored:
             stored = [state[weight.stored.format(layer=i)] for i in range(c.layers)]
             value = np.stack([_converted(x, weight.layout, weight.pick, sizes) for x in stored])

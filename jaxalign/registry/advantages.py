@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Record, Registry
 from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
-class AdvantageEstimator:
+class AdvantageEstimator(Record):
     """An advantage estimator and its requirements.
 
     Attributes:
@@ -36,12 +36,7 @@ class AdvantageEstimator:
     needs_groups: bool = False
     values_suffice: bool = False
     reads: tuple[str, ...] = ()
-
-    def load(self) -> Callable:
-        """The function, imported if it is named."""
-        if isinstance(self.function, str):
-            return load_object(self.function, f"the function of advantage estimator {self.name!r}")
-        return self.function
+    _where = "the {part} of advantage estimator {name!r}"
 
 
 ADVANTAGES = Registry("advantage estimator", AdvantageEstimator,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import hashlib
@@ -11,7 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from jaxalign.errors import UserError
 
@@ -21,11 +22,28 @@ def names_in(selector: str) -> tuple[str, ...]:
     return tuple(selector.split("+"))
 
 
-class Record(Protocol):
-    """An entry of a registry: any frozen dataclass with a name."""
+class Record:
+    """The base of the entries of registries: frozen dataclasses with a name.
 
-    @property
-    def name(self) -> str: ...
+    A field with a function holds the function, or "module:attribute" of it, which is imported on first use.
+    """
+
+    name: str
+    _where = "the {part} of {name!r}"
+    """A field of the record in error messages."""
+
+    def load(self, part: str = "") -> Any:
+        """The value of a field, imported if it is a string; None stays None.
+
+        Args:
+          part: the field; by default the second one, after the name.
+
+        Raises:
+          UserError: the module cannot be imported or has no such attribute.
+        """
+        part = part or dataclasses.fields(self)[1].name
+        value = getattr(self, part)
+        return load_object(value, self._where.format(part=part, name=self.name)) if isinstance(value, str) else value
 
 
 R = TypeVar("R", bound=Record)
@@ -114,11 +132,11 @@ class Registry(Generic[R]):
           UserError: there is no record with this name, its module cannot be imported, or the object is not a record of this
             registry's type.
         """
-        found = self.builtin.get(name) or self._own.get(name)
-        if found is not None:
-            return found
+        record = self.builtin.get(name) or self._own.get(name)
+        if record is not None:
+            return record
         if name in self._entry_points():
-            return self._require(load_entry_point(self._entry_points()[name], where or self.kind), f"entry point {name!r}")
+            return self._require(load_object(self._entry_points()[name].value, where or self.kind), f"entry point {name!r}")
         if ":" in name:
             return self._require(load_object(name, where or self.kind), name, where)
         said = f"{where} is {name!r}" if where else f"{name!r} is not a known {self.kind}"
@@ -139,28 +157,29 @@ class Registry(Generic[R]):
 
     @functools.cache  # noqa: B019 (a registry lives as long as the process)
     def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
-        found: dict[str, importlib.metadata.EntryPoint] = {}
+        points: dict[str, importlib.metadata.EntryPoint] = {}
         for point in importlib.metadata.entry_points(group=self.group):
-            if point.name in self.builtin or point.name in found:
+            if point.name in self.builtin or point.name in points:
                 raise UserError(f"two packages register the {self.kind} {point.name!r} ({point.value}); uninstall one of them")
-            found[point.name] = point
-        return found
+            points[point.name] = point
+        return points
 
-    def _require(self, found: Any, name: str, where: str = "") -> R:
-        if not isinstance(found, self.record):
+    def _require(self, record: Any, name: str, where: str = "") -> R:
+        """The record itself. Raises UserError if it is of another type."""
+        if not isinstance(record, self.record):
             said = f"{where} is {name!r}, which" if where else name
-            raise UserError(f"{said} is of type {type(found).__name__}; a jaxalign {self.record.__name__} is expected")
-        return found
+            raise UserError(f"{said} is of type {type(record).__name__}; a jaxalign {self.record.__name__} is expected")
+        return record
 
 
-def maker_record(registry: Registry[R], name: str, where: str, suits: Callable[[type], bool], expected: str) -> R:
+def maker_record(registry: Registry[R], name: str, where: str, methods: tuple[str, ...], expected: str) -> R:
     """The registered record with this name, or a record for the class or function at "package.module:name" or "FILE.py:name".
 
     Args:
       registry: its records have a name and a maker, which `load` returns.
       name: the name or location.
       where: the config field or argument with the name, for error messages.
-      suits: whether a class has the required methods.
+      methods: the methods that a class must have.
       expected: completes the error message: "EXPECTED is expected".
 
     Raises:
@@ -168,17 +187,17 @@ def maker_record(registry: Registry[R], name: str, where: str, suits: Callable[[
     """
     if name in registry or ":" not in name:
         return registry.get(name, where)
-    found = load_object(name, where)
-    record = found if isinstance(found, registry.record) else registry.record(name, found)
+    value = load_object(name, where)
+    record = value if isinstance(value, registry.record) else registry.record(name, value)
     make = record.load()
-    if not callable(make) or (isinstance(make, type) and not suits(make)):
+    if not callable(make) or (isinstance(make, type) and not has_methods(make, methods)):
         raise UserError(f"{where} names {name!r}, which is not a {registry.kind}; {expected} is expected")
     return record
 
 
-def load_entry_point(point: importlib.metadata.EntryPoint, where: str) -> Any:
-    """The object of an entry point. Raises UserError if its module cannot be imported or has no such attribute."""
-    return load_object(point.value, where)
+def has_methods(value: Any, methods: tuple[str, ...]) -> bool:
+    """Whether an object or class has all of these methods."""
+    return all(callable(getattr(value, method, None)) for method in methods)
 
 
 def load_object(spec: str, where: str) -> Any:
@@ -201,23 +220,18 @@ def load_object(spec: str, where: str) -> Any:
     except UserError as error:
         raise UserError(f"{where} is {spec!r}: {error}") from error
     except (Exception, SystemExit) as error:  # The user's module may raise anything.
-        raise UserError(f"{where} is {spec!r}: {place} cannot be imported ({type(error).__name__}: {error})"
-                        + _missing_hint(place, error)) from error
-    found = module
+        # The module itself may be missing, or a module that it imports.
+        missing = isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}.")
+        hint = "; install it, put its folder on PYTHONPATH, or name a file that ends in .py" if missing else ""
+        raise UserError(f"{where} is {spec!r}: {place} cannot be imported ({type(error).__name__}: {error}){hint}") from error
+    value = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [name for name in dir(found) if not name.startswith("_")], n=1)
+        if not hasattr(value, part):
+            near = difflib.get_close_matches(part, [name for name in dir(value) if not name.startswith("_")], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(f"{where} is {spec!r}, but {place} has no {attribute}{hint}")
-        found = getattr(found, part)
-    return found
-
-
-def _missing_hint(place: str, error: BaseException) -> str:
-    """Advice if the module itself is missing, not a module that it imports."""
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
-        return "; install it, put its folder on PYTHONPATH, or name a file that ends in .py"
-    return ""
+        value = getattr(value, part)
+    return value
 
 
 _FILES: dict[Path, tuple[bytes, Any]] = {}

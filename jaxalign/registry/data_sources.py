@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Record, Registry
 
 KINDS = ("text", "prompts", "comparisons", "judgements")
 """The kinds of rows: documents to pretrain on, and `jaxalign.records` Prompt, Comparison and Judgement."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSourceRecord:
+class DataSourceRecord(Record):
     """A data source: the kinds of rows that it provides, the functions that build them, and its properties.
 
     `text`, `prompts`, `comparisons` and `judgements` each build rows of one kind: `function(inputs: SourceInputs)`, or
@@ -64,20 +64,26 @@ class DataSourceRecord:
     @property
     def provides(self) -> tuple[str, ...]:
         """The kinds of rows that stages can train on, including rows derived from others."""
-        found = {kind for kind in KINDS if getattr(self, kind) is not None}
-        if "comparisons" in found:
-            found.add("prompts")
+        kinds = {kind for kind in KINDS if getattr(self, kind) is not None}
+        if "comparisons" in kinds:
+            kinds.add("prompts")
         if self.feedback:
-            found.add("comparisons")
-        return tuple(kind for kind in KINDS if kind in found)
+            kinds.add("comparisons")
+        return tuple(kind for kind in KINDS if kind in kinds)
 
-    def load(self, kind: str) -> Callable[..., Any]:
-        """The function that builds rows of a kind. Raises UserError if the source has no such rows."""
-        function = getattr(self, kind)
+    _where = "the {part} of data source {name!r}"
+
+    def load(self, part: str = "prompts") -> Callable[..., Any]:
+        """The function that builds rows of a kind, which is its field.
+
+        Raises:
+          UserError: the source has no such rows, or the function cannot be imported.
+        """
+        function = super().load(part)
         if function is None:
             raise UserError(f"config.data.source is {self.name!r}, which provides {', '.join(self.provides) or 'nothing'}; "
-                            f"a source of {kind} is needed")
-        return load_object(function, f"the {kind} of data source {self.name!r}") if isinstance(function, str) else function
+                            f"a source of {part} is needed")
+        return function
 
 
 _FILES, _GENERATED = "jaxalign.data.sources.files", "jaxalign.data.sources.generated"

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Record, Registry
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class Family(Record):
     """A family of models.
 
     Attributes:
@@ -29,6 +29,8 @@ class Family:
     weights: Callable[[Any], tuple] | str
     lm_head: str = "lm_head.weight"
 
+    _where = "a function of model family {name!r}"
+
     @property
     def name(self) -> str:
         """The name in the registry: `model_type`."""
@@ -39,42 +41,21 @@ class Family:
         """The name in config.json of the architecture with a scalar head."""
         return self.architecture.replace("ForCausalLM", "ForSequenceClassification")
 
-    def decoder_arguments(self, fields: Any) -> dict[str, Any]:
-        """Calls `decoder`."""
-        return self._load(self.decoder)(fields)
 
-    def stored_weights(self, config: Any) -> tuple:
-        """Calls `weights`."""
-        return self._load(self.weights)(config)
-
-    def _load(self, function: Callable | str) -> Callable:
-        if isinstance(function, str):
-            return load_object(function, f"a function of model family {self.model_type!r}")
-        return function
-
-
-_HERE = "jaxalign.models.families"
-
-
-def _builtin(
-    model_type: str, architecture: str, module: str = "", own_weights: bool = False, lm_head: str = "lm_head.weight"
-) -> Family:
-    module = f"{_HERE}.{module or model_type}"
-    weights = f"{module}:weights" if own_weights else f"{_HERE}.base:llama_weights"
-    return Family(model_type, architecture, f"{module}:decoder", weights, lm_head)
-
+_MODULES = "jaxalign.models.families"
+_LLAMA_WEIGHTS = f"{_MODULES}.base:llama_weights"
 
 FAMILIES = Registry("model family", Family, (
-    _builtin("llama", "LlamaForCausalLM"),
-    _builtin("mistral", "MistralForCausalLM"),
-    _builtin("mixtral", "MixtralForCausalLM", own_weights=True),
-    _builtin("qwen2", "Qwen2ForCausalLM"),
-    _builtin("qwen3", "Qwen3ForCausalLM"),
-    _builtin("qwen3_moe", "Qwen3MoeForCausalLM", own_weights=True),
-    _builtin("gemma", "GemmaForCausalLM"),
-    _builtin("gemma2", "Gemma2ForCausalLM"),
-    _builtin("gemma3_text", "Gemma3ForCausalLM", "gemma3"),
-    _builtin("gpt_neox", "GPTNeoXForCausalLM", "neox", own_weights=True, lm_head="embed_out.weight"),
+    Family("llama", "LlamaForCausalLM", f"{_MODULES}.llama:decoder", _LLAMA_WEIGHTS),
+    Family("mistral", "MistralForCausalLM", f"{_MODULES}.mistral:decoder", _LLAMA_WEIGHTS),
+    Family("mixtral", "MixtralForCausalLM", f"{_MODULES}.mixtral:decoder", f"{_MODULES}.mixtral:weights"),
+    Family("qwen2", "Qwen2ForCausalLM", f"{_MODULES}.qwen2:decoder", _LLAMA_WEIGHTS),
+    Family("qwen3", "Qwen3ForCausalLM", f"{_MODULES}.qwen3:decoder", _LLAMA_WEIGHTS),
+    Family("qwen3_moe", "Qwen3MoeForCausalLM", f"{_MODULES}.qwen3_moe:decoder", f"{_MODULES}.qwen3_moe:weights"),
+    Family("gemma", "GemmaForCausalLM", f"{_MODULES}.gemma:decoder", _LLAMA_WEIGHTS),
+    Family("gemma2", "Gemma2ForCausalLM", f"{_MODULES}.gemma2:decoder", _LLAMA_WEIGHTS),
+    Family("gemma3_text", "Gemma3ForCausalLM", f"{_MODULES}.gemma3:decoder", _LLAMA_WEIGHTS),
+    Family("gpt_neox", "GPTNeoXForCausalLM", f"{_MODULES}.neox:decoder", f"{_MODULES}.neox:weights", "embed_out.weight"),
 ))
 
 

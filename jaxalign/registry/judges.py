@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Record, Registry, load_object
 from jaxalign.registry.custom import new_instance
 from jaxalign.registry.declarations import declared
 
@@ -20,7 +20,7 @@ STAGE_FIELDS = ("revise", "compare", "evaluate")
 
 
 @dataclasses.dataclass(frozen=True)
-class JudgeRecord:
+class JudgeRecord(Record):
     """A source of AI feedback.
 
     Attributes:
@@ -40,14 +40,12 @@ class JudgeRecord:
     methods: tuple[str, ...] | None = None
     on_devices: bool = False
 
+    _where = "{part} of judge {name!r}"
+
     @property
     def on_all_processes(self) -> bool:
         """Whether every process calls the judge."""
         return self.runs_base or self.on_devices
-
-    def load(self) -> Callable[[Any], Any]:
-        """The function `make`, imported if it is named."""
-        return load_object(self.make, f"make of judge {self.name!r}") if isinstance(self.make, str) else self.make
 
 
 JUDGES = Registry("judge", JudgeRecord, lambda: declared(JudgeRecord, (

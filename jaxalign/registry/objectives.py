@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry, load_object, names_in
+from jaxalign.registry.core import Record, Registry, names_in
 from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(Record):
     """A direct preference objective and its requirements.
 
     Attributes:
@@ -48,20 +48,19 @@ class Objective:
     reads: tuple[str, ...] = ("label_smoothing",)
     dpo_kind: bool = False
 
-    def load(self) -> Callable:
-        """The function, imported if it is named."""
-        return self._load(self.function, "function")
+    _where = "the {part} of objective {name!r}"
 
-    def load_anchor(self) -> Callable | None:
-        """The function of the anchor, or None."""
-        return None if self.anchor is None else self._load(self.anchor, "anchor")
+    def load(self, part: str = "function") -> Callable | None:
+        """The function in the field "function" or "anchor", imported if it is named; None stays None.
 
-    def _load(self, found: Callable | str, part: str) -> Callable:
-        if isinstance(found, str):
-            found = load_object(found, f"the {part} of objective {self.name!r}")
-        if not callable(found):
-            raise UserError(f"the {part} of objective {self.name!r} is of type {type(found).__name__}; a function is expected")
-        return found
+        Raises:
+          UserError: it cannot be imported, or is not a function.
+        """
+        function = super().load(part)
+        if function is not None and not callable(function):
+            raise UserError(f"the {part} of objective {self.name!r} is of type {type(function).__name__}; a function is "
+                            "expected")
+        return function
 
 
 OBJECTIVES = Registry("objective", Objective, lambda: declared(Objective, (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Record, Registry
 from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyLoss:
+class PolicyLoss(Record):
     """A policy loss and the fields that it reads.
 
     Attributes:
@@ -28,11 +28,7 @@ class PolicyLoss:
     default_clip: tuple[float, float] = (0.2, 0.2)
     reads: tuple[str, ...] = ("clip", "clip_high")
 
-    def load(self) -> Callable:
-        """The function, imported if it is named."""
-        if isinstance(self.function, str):
-            return load_object(self.function, f"the function of policy loss {self.name!r}")
-        return self.function
+    _where = "the {part} of policy loss {name!r}"
 
     def clip_range(self, clip: float | None, clip_high: float | None) -> tuple[float, float]:
         """(low, high) of the clip. `clip` sets both bounds, `clip_high` only the upper one; None leaves the loss's default."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
-from jaxalign.registry.core import Registry, load_object, names_in
+from jaxalign.registry.core import Record, Registry, names_in
 from jaxalign.registry.declarations import declared
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardSource:
+class RewardSource(Record):
     """A source of scores and its requirements.
 
     Attributes:
@@ -48,10 +47,7 @@ class RewardSource:
     files: Callable | str | None = None
     programs: Callable | str | None = None
 
-    def load(self, field: str) -> Any:
-        """The function in the field "make", "files" or "programs", imported if it is named; None stays None."""
-        found = getattr(self, field)
-        return load_object(found, f"{field} of reward source {self.name!r}") if isinstance(found, str) else found
+    _where = "{part} of reward source {name!r}"
 
 
 REWARDS = Registry("reward source", RewardSource, lambda: declared(RewardSource, ("jaxalign.stages.shared.rewards",)))

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxalign.registry.core import Registry, load_object, maker_record
+from jaxalign.registry.core import Record, Registry, maker_record
 
-_METHODS = ("submit", "collect", "update")
+METHODS = ("submit", "collect", "update")
+"""The methods of a sampler."""
 
 
 @dataclasses.dataclass(frozen=True)
-class SamplerRecord:
+class SamplerRecord(Record):
     """A kind of sampler.
 
     Attributes:
@@ -24,12 +25,7 @@ class SamplerRecord:
 
     name: str
     make: Callable[[Any], Any] | str
-
-    def load(self) -> Callable[[Any], Any]:
-        """The function or class, imported if it is named."""
-        if isinstance(self.make, str):
-            return load_object(self.make, f"make of sampler {self.name!r}")
-        return self.make
+    _where = "{part} of sampler {name!r}"
 
 
 SAMPLERS = Registry("sampler", SamplerRecord, (SamplerRecord("local", "jaxalign.rollout.sampler:LocalSampler"),))
@@ -45,10 +41,5 @@ def sampler_record(name: str, where: str = "config.sampler") -> SamplerRecord:
     Raises:
       UserError: there is no such record or object, its module cannot be imported, or it cannot create a sampler.
     """
-    return maker_record(SAMPLERS, name, where, is_sampler, "a class with the methods submit, collect and update, or a function "
+    return maker_record(SAMPLERS, name, where, METHODS, "a class with the methods submit, collect and update, or a function "
                         "that takes an engine and returns such an object,")
-
-
-def is_sampler(found: Any) -> bool:
-    """Whether an object or class has the methods of a sampler."""
-    return all(callable(getattr(found, name, None)) for name in _METHODS)

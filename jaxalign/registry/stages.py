@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Record, Registry
 from jaxalign.registry.declarations import declared
 
 
@@ -26,7 +26,7 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class StageRecord:
+class StageRecord(Record):
     """A stage of the pipeline and the properties that the rest of the package reads.
 
     Functions are callables or "module:attribute", imported on first use.
@@ -72,16 +72,16 @@ class StageRecord:
     report: Callable | str | None = None
     preview: Callable | str | None = None
 
-    def load(self, part: str) -> Any:
-        """The attribute `part` ("stage", "section", "programs" ...), imported if it is a string; None stays None. A stage is an
-        instance.
+    _where = "the {part} of stage {name!r}"
+
+    def load(self, part: str = "stage") -> Any:
+        """The field `part`, imported if it is a string; None stays None. A stage is returned as an instance.
 
         Raises:
           UserError: the module cannot be imported or has no such attribute.
         """
-        found = getattr(self, part)
-        found = load_object(found, f"the {part} of stage {self.name!r}") if isinstance(found, str) else found
-        return found() if part == "stage" and isinstance(found, type) else found
+        value = super().load(part)
+        return value() if part == "stage" and isinstance(value, type) else value
 
 
 _BUILTIN = (
@@ -111,15 +111,15 @@ def stages_in_order(names: Iterable[str], where: str = "config.stages") -> tuple
       UserError: a name is unknown, a custom record has the name of another stage, or the stages depend on each other in a
         cycle.
     """
-    found: dict[str, StageRecord] = {}
+    records: dict[str, StageRecord] = {}
     for given in names:
         record = STAGES.get(given, where)
-        clash = found.get(record.name) or (STAGES.get(record.name) if record.name in STAGES else record)
+        clash = records.get(record.name) or (STAGES.get(record.name) if record.name in STAGES else record)
         if clash != record:
             raise UserError(f"{where} has {given!r}, a stage called {record.name!r}, and there is another stage with that "
                             "name; rename it")
-        found[record.name] = record
-    return ordered(found.values(), where)
+        records[record.name] = record
+    return ordered(records.values(), where)
 
 
 def ordered(records: Iterable[StageRecord], where: str = "config.stages") -> tuple[StageRecord, ...]:

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxalign.registry.core import Registry, load_object, maker_record
+from jaxalign.registry.core import Record, Registry, maker_record
 
 _METHODS = ("start", "log", "finish")
 
 
 @dataclasses.dataclass(frozen=True)
-class TrackerRecord:
+class TrackerRecord(Record):
     """A kind of tracker.
 
     Attributes:
@@ -23,12 +23,7 @@ class TrackerRecord:
 
     name: str
     make: Callable[[], Any] | str
-
-    def load(self) -> Callable[[], Any]:
-        """The class or function, imported if it is named."""
-        if isinstance(self.make, str):
-            return load_object(self.make, f"make of tracker {self.name!r}")
-        return self.make
+    _where = "{part} of tracker {name!r}"
 
 
 TRACKERS = Registry("tracker", TrackerRecord)
@@ -45,10 +40,5 @@ def tracker_record(name: str, where: str) -> TrackerRecord:
     Raises:
       UserError: there is no such record or object, its module cannot be imported, or it cannot create a tracker.
     """
-    return maker_record(TRACKERS, name, where, is_tracker, "a class with the methods start(config), log(step, metrics) and "
+    return maker_record(TRACKERS, name, where, _METHODS, "a class with the methods start(config), log(step, metrics) and "
                         "finish(status), or a function that returns such an object,")
-
-
-def is_tracker(found: Any) -> bool:
-    """Whether an object or class has the methods of a tracker."""
-    return all(callable(getattr(found, method, None)) for method in _METHODS)

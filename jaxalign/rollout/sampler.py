@@ -11,7 +11,8 @@ import jax
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
-from jaxalign.registry.samplers import is_sampler, sampler_record
+from jaxalign.registry.core import has_methods
+from jaxalign.registry.samplers import METHODS, sampler_record
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.padding import Padding
@@ -134,11 +135,11 @@ def make_sampler(
     """
     if isinstance(sampler, str):
         made = sampler_record(sampler, where).load()(engine)
-    elif is_sampler(sampler) and not isinstance(sampler, type):
+    elif has_methods(sampler, METHODS) and not isinstance(sampler, type):
         made = sampler
     else:
         made = sampler(engine) if callable(sampler) else sampler
-    if isinstance(made, type) or not is_sampler(made):
+    if isinstance(made, type) or not has_methods(made, METHODS):
         raise UserError(f"{where} is {sampler!r}, which creates an object of type {type(made).__name__}; one with the "
                         "methods submit, collect and update is expected")
     return made

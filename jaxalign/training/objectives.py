@@ -121,18 +121,18 @@ def simpo(inputs: DirectInputs) -> Loss:
 
 def anchors(inputs: DirectInputs) -> tuple[jax.Array, ...]:
     """The anchor of each objective named in the settings, over the whole batch; 0 for an objective without one."""
-    inputs, found = _masked(inputs), []
+    inputs, values = _masked(inputs), []
     for objective in objectives_of(inputs.settings.objective):
-        function = objective.load_anchor()
+        function = objective.load("anchor")
         if function is None:
-            found.append(jnp.float32(0.0))
+            values.append(jnp.float32(0.0))
             continue
         anchor = jnp.asarray(function(inputs))
         if anchor.shape != () or not jnp.issubdtype(anchor.dtype, jnp.floating):
             raise UserError(f"the anchor of objective {objective.name!r} is {anchor.dtype} {list(anchor.shape)}; a float32 "
                             "scalar is expected")
-        found.append(jax.lax.stop_gradient(anchor))
-    return tuple(found)
+        values.append(jax.lax.stop_gradient(anchor))
+    return tuple(values)
 
 
 def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -87,7 +87,7 @@ def linear_modules(family: Family, model: Model) -> dict[str, tuple[Linear, ...]
     """Every module of a block that can have adapters, in the order of the family's weights."""
     blocks = model.base.abstract()["blocks"]
     found: dict[str, list] = collections.defaultdict(list)
-    for weight in family.stored_weights(model.config):
+    for weight in family.load("weights")(model.config):
         key = weight.path[1:]
         if weight.path[0] == "blocks" and key in LINEAR and "{expert}" not in weight.stored:
             found[weight.stored.removesuffix(".weight")].append((key, weight))

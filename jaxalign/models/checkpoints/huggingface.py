@@ -115,7 +115,7 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     head = _head(fields, family)
     try:
         decoder = DecoderConfig(
-            **family.decoder_arguments(fields), compute_dtype=compute_dtype, vocab_multiple=vocab_multiple
+            **family.load("decoder")(fields), compute_dtype=compute_dtype, vocab_multiple=vocab_multiple
         )
     except UserError as error:
         raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from error

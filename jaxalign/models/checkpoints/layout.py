@@ -125,7 +125,7 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
       ValueError: the head is neither "lm" nor "scalar"; the Hugging Face layout has no model with both heads.
     """
     c = model.config
-    weights = list(family.stored_weights(c))
+    weights = list(family.load("weights")(c))
     if model.head == "scalar":
         weights.append(Weight("score.weight", ("score",), "1 D -> D"))
     elif model.head != "lm":
