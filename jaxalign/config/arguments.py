@@ -27,7 +27,11 @@ def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
     name = next((name for name, kind in schema.field_types(Config).items() if kind is type(default)), None)
     if name is None:
         return section
-    config = _around(name, section)
+    # The caller provides the model and the data, so the config must not restrict them.
+    config = Config()
+    model = dataclasses.replace(config.model, max_length=2**31 - 1)
+    data = dataclasses.replace(config.data, source="preferences_jsonl")
+    config = dataclasses.replace(config, stages=(), model=model, data=data, **{name: section})
     try:
         _refuse_unread(section, default, name, config)
         section.check(config, name)
@@ -36,16 +40,8 @@ def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
     return section
 
 
-def _around(name: str, section: Any) -> Config:
-    """A config for the section's check. The caller provides the model and the data, so the config must not restrict them."""
-    config = Config()
-    model = dataclasses.replace(config.model, max_length=2**31 - 1)
-    data = dataclasses.replace(config.data, source="preferences_jsonl")
-    return dataclasses.replace(config, stages=(), model=model, data=data, **{name: section})
-
-
 def _refuse_unread(section: Any, usual: Any, name: str, config: Config) -> None:
     refuse_unread(section, usual, name, lambda dotted: schema.get(config, dotted))
     for inner, kind in schema.field_types(type(section)).items():
-        if schema.is_section(kind):
+        if dataclasses.is_dataclass(kind):
             _refuse_unread(getattr(section, inner), getattr(usual, inner), f"{name}.{inner}", config)

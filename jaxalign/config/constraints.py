@@ -2,68 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.core import Registry
 
 
-class Check:
-    """A constraint on a value.
-
-    Args:
-        text: completes the sentence "it must be ...".
-        holds: whether a value satisfies the constraint.
-        choices: the allowed values, if they can be listed. The error for a wrong value suggests the nearest one.
-    """
-
-    def __init__(self, text: str, holds: Callable[[Any], bool], choices: tuple[Any, ...] = ()):
-        self._text, self._holds, self._choices = text, holds, choices
+class Constraint(Protocol):
+    """A constraint on the value of a field."""
 
     @property
     def text(self) -> str:
-        return self._text
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        return self._choices
+        """Completes the sentence "it must be ..."."""
 
     def require(self, value: Any, path: str) -> None:
         """Raises UserError if `value`, the value of the field at `path`, does not satisfy the constraint."""
-        if not self._holds(value):
-            raise UserError(f"{path} is {value!r}; it must be {self.text}{self._suggestion(value)}")
 
-    def _suggestion(self, value: Any) -> str:
-        """`; did you mean ...?` for the first entry that is not a choice; empty if no choice is similar."""
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A constraint on a value that does not depend on registries.
+
+    Attributes:
+        text: completes the sentence "it must be ...".
+        holds: whether a value satisfies the constraint.
+        choices: the allowed values, if they can be listed.
+    """
+
+    text: str
+    holds: Callable[[Any], bool]
+    choices: tuple[Any, ...] = ()
+
+    def require(self, value: Any, path: str) -> None:
+        """See `Constraint`. The error suggests a choice that is similar to the first entry that is not a choice."""
+        if self.holds(value):
+            return
         items = value if isinstance(value, tuple) else (value,)
         wrong = next((item for item in items if item not in self.choices), "")
         names = [choice for choice in self.choices if isinstance(choice, str)]
         near = difflib.get_close_matches(wrong, names, n=1) if isinstance(wrong, str) else []
-        return f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{path} is {value!r}; it must be {self.text}{hint}")
 
 
-class _Registered(Check):
+@dataclasses.dataclass(frozen=True)
+class _Registered:
     """A registered name, or "package.module:name". Reads the registry's names at each use, not once at import."""
 
-    def __init__(self, registry: Registry, find: Callable[[str, str], Any] | None, sums: bool):
-        self._registry, self._find, self._sums = registry, find or registry.get, sums
+    registry: Registry
+    find: Callable[[str, str], Any]
+    sums: bool
 
     @property
     def text(self) -> str:
-        own = f"one of {', '.join(self.choices)}, or 'package.module:name' for your own"
-        return f"{own}, or several of these joined by +" if self._sums else own
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        return self._registry.names()
+        """See `Constraint`."""
+        own = f"one of {', '.join(self.registry.names())}, or 'package.module:name' for your own"
+        return f"{own}, or several of these joined by +" if self.sums else own
 
     def require(self, value: str, path: str) -> None:
-        parts = names_in(value) if self._sums else (value,)
+        """See `Constraint`."""
+        parts = names_in(value) if self.sums else (value,)
         for part in parts:
-            self._find(part, path)
+            self.find(part, path)
         repeated = next((part for part in parts if parts.count(part) > 1), None)
         if repeated is not None:
             raise UserError(f"{path} is {value!r}, which contains {repeated!r} twice; name each part once")
@@ -97,16 +101,12 @@ def none_or_some_of(*choices: str) -> Check:
                  lambda value: value == tuple(choice for choice in choices if choice in value), choices)
 
 
-def registered(registry: Registry, find: Callable[[str, str], Any] | None = None) -> Check:
+def registered(registry: Registry, find: Callable[[str, str], Any] | None = None, sums: bool = False) -> Constraint:
     """For a string: a registered name, "package.module:name" or "FILE.py:name".
 
     Args:
         registry: the records.
         find: `find(name, where) -> record`, used instead of `registry.get`; raises UserError if there is no record.
+        sums: allow several distinct names joined by "+".
     """
-    return _Registered(registry, find, sums=False)
-
-
-def sum_of_registered(registry: Registry, find: Callable[[str, str], Any] | None = None) -> Check:
-    """For a string: one or more distinct names, as in `registered`, joined by "+"."""
-    return _Registered(registry, find, sums=True)
+    return _Registered(registry, find or registry.get, sums)

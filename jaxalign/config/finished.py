@@ -44,7 +44,7 @@ def finished_stage(source: Path) -> FinishedStage:
       UserError: the folder is not that of a stage, or the stage has not finished.
     """
     folder = source.absolute()
-    stage = _stage_folder(folder)
+    stage = folder.parent if folder.name.startswith("member-") else folder
     manifest = read_json(stage / "manifest.json")
     if not manifest:
         raise UserError(f"{source} contains params, but neither a model's config.json nor a stage's manifest.json; give a "
@@ -91,7 +91,8 @@ def tokenizer_path(config: Config, workdir: Path) -> Path:
 
 def is_stage(folder: Path) -> bool:
     """Whether the folder, or its parent for a member of an ensemble, has a stage's manifest, and is not that of a model."""
-    return (_stage_folder(folder) / "manifest.json").exists() and not is_model(folder)
+    stage = folder.parent if folder.name.startswith("member-") else folder
+    return (stage / "manifest.json").exists() and not is_model(folder)
 
 
 def is_model(folder: Path) -> bool:
@@ -106,16 +107,12 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: the file is not JSON.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); restore the file") from None
-    return found if isinstance(found, dict) else {}
-
-
-def _stage_folder(folder: Path) -> Path:
-    return folder.parent if folder.name.startswith("member-") else folder
+    return content if isinstance(content, dict) else {}
 
 
 def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import typing
@@ -51,12 +52,12 @@ def normalise(arguments: Sequence[str], default: Any) -> list[str]:
 
 def stages_given(arguments: Sequence[str]) -> tuple[str, ...]:
     """The stages that the command line sets, in any spelling; empty if it sets none."""
-    found = ""
+    stages = ""
     for argument, following in itertools.pairwise([*arguments, ""]):
         match = _OVERRIDE.fullmatch(argument)
         if match is not None and match["name"] == "stages":
-            found = following if match["value"] is None else match["value"]
-    return tuple(part.strip(" '\"()[]") for part in found.split(",") if part.strip(" '\"()[]"))
+            stages = following if match["value"] is None else match["value"]
+    return tuple(part.strip(" '\"()[]") for part in stages.split(",") if part.strip(" '\"()[]"))
 
 
 def _literal_of(value: str, kind: Any) -> str:
@@ -80,11 +81,11 @@ def _number_or_string(part: str) -> str:
 def _field_type(name: str, default: Any) -> Any:
     """The schema's type of a field. Raises UserError if the field does not exist or is a section."""
     try:
-        found = schema.get(default, name)
+        value = schema.get(default, name)
     except KeyError:
         raise UserError(unknown_name(default, f"config.{name}")) from None
-    if schema.is_section(type(found)):
-        some = next(iter(schema.field_types(type(found))))
+    if dataclasses.is_dataclass(value):
+        some = next(iter(schema.field_types(type(value))))
         raise UserError(f"config.{name} is a section; set its fields individually, such as --config.{name}.{some}=VALUE")
     owner = schema.get(default, name.rpartition(".")[0]) if "." in name else default
     return schema.field_types(type(owner))[name.rpartition(".")[2]]

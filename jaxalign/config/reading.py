@@ -43,7 +43,7 @@ def when(selector: str, *values: Any) -> ReadBy:
 
 def unless(selector: str, value: Any, otherwise: str) -> ReadBy:
     """Read unless the selector has `value`. `otherwise` completes "or set SELECTOR ...", for example "above 0"."""
-    return ReadBy(selector, lambda found, name: found != value, lambda name: otherwise)
+    return ReadBy(selector, lambda selected, name: selected != value, lambda name: otherwise)
 
 
 def either(*conditions: ReadBy) -> tuple[ReadBy, ...]:
@@ -61,8 +61,8 @@ def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadB
     """
 
     def record_reads(record: Any, name: str) -> bool:
-        found = getattr(record, attribute)
-        return name in found if isinstance(found, tuple) else found is None or bool(found)
+        fields = getattr(record, attribute)
+        return name in fields if isinstance(fields, tuple) else fields is None or bool(fields)
 
     def reads(value: str, name: str) -> bool:
         return any(record_reads(registry.get(part, f"config.{selector}"), name) for part in names_in(value))

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from jaxalign.config.schema import field_types, is_section, type_name
+from jaxalign.config.schema import field_types, type_name
 
 _HEAD = """# Config reference
 
@@ -30,17 +30,12 @@ def _section(instance: Any, path: str, doc: str = "") -> list[str]:
     inner = []
     for name, kind in kinds.items():
         value, meta = getattr(instance, name), docs[name]
-        if is_section(kind):
+        if dataclasses.is_dataclass(kind):
             inner.append((value, f"{path}.{name}", meta["doc"]))
             continue
         check = f" Must be {meta['check'].text}." if meta["check"] else ""
-        lines.append(f"| `{name}` | {type_name(kind)} | {_default(value)} | {meta['doc']}{check} |")
+        shown = (", ".join(f"`{item}`" for item in value) or "`()`") if isinstance(value, tuple) else f"`{value!r}`"
+        lines.append(f"| `{name}` | {type_name(kind)} | {shown} | {meta['doc']}{check} |")
     for value, inner_path, doc in inner:
         lines += ["", *_section(value, inner_path, doc)]
     return lines
-
-
-def _default(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(f"`{item}`" for item in value) or "`()`"
-    return f"`{value!r}`"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import config_dict
@@ -115,13 +116,10 @@ def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
 def reset_unread(values: config_dict.ConfigDict, selector: str) -> None:
     """Resets to their defaults the options that have no effect with the value of `selector`, for example "model.source"."""
 
-    def value_of(dotted: str) -> Any:
-        owner, last = dotted.split(".")
-        return values[owner][last]
-
     for name, kind in schema.field_types(Config).items():
-        for entry in dataclasses.fields(kind) if schema.is_section(kind) else ():
-            if any(selector in conditions for conditions in unmet(entry, name, value_of)):
+        for entry in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+            conditions = unmet(entry, name, lambda dotted: operator.attrgetter(dotted)(values))
+            if any(selector in alternatives for alternatives in conditions):
                 values[name][entry.name] = getattr(getattr(Config(), name), entry.name)
 
 
@@ -136,12 +134,18 @@ def check(config: Config) -> None:
     Sections of stages that are not in `config.stages` are not checked: the mesh need not divide a batch that never runs.
     """
     records = {record.name: record for record in stages_in_order(config.stages)}
-    _check_profile(config, records)
-    _check_sampler(config, records)
+    trained = [name for name, record in records.items() if record.trains]
+    if config.profile and traced_steps(config.profile)[0] not in trained:
+        raise UserError(f"config.profile is {config.profile!r}, but only stages that train can be profiled; in this run: "
+                        f"{', '.join(trained) or 'none'}")
+    if config.sampler != Config.sampler and not any(record.uses_sampler for record in records.values()):
+        readers = ", ".join(record.name for record in STAGES if record.uses_sampler)
+        raise UserError(f"config.sampler is {config.sampler!r}, but no stage of this run uses it: leave it at "
+                        f"{Config.sampler!r}, or run one of {readers}")
     usual = default_for(config.stages)
     for name, kind in schema.field_types(type(config)).items():
         is_stage = name in STAGES or name not in schema.field_types(Config)
-        if schema.is_section(kind) and (name in records or not is_stage):
+        if dataclasses.is_dataclass(kind) and (name in records or not is_stage):
             _check_section(getattr(config, name), getattr(usual, name), config, name)
     for record in records.values():
         if record.samples and hasattr(getattr(config, record.name), "max_new_tokens"):
@@ -157,25 +161,8 @@ def _check_section(part: Any, usual: Any, config: Config, name: str) -> None:
     if hasattr(part, "check"):
         part.check(config, name)
     for inner, kind in schema.field_types(type(part)).items():
-        if schema.is_section(kind):
+        if dataclasses.is_dataclass(kind):
             _check_section(getattr(part, inner), getattr(usual, inner), config, f"{name}.{inner}")
-
-
-def _check_profile(config: Config, records: Mapping[str, StageRecord]) -> None:
-    if not config.profile:
-        return
-    stage = traced_steps(config.profile)[0]
-    able = [name for name, record in records.items() if record.trains]
-    if stage not in able:
-        raise UserError(f"config.profile is {config.profile!r}, but only stages that train can be profiled; in this run: "
-                        f"{', '.join(able) or 'none'}")
-
-
-def _check_sampler(config: Config, records: Mapping[str, StageRecord]) -> None:
-    if config.sampler != Config.sampler and not any(record.uses_sampler for record in records.values()):
-        readers = ", ".join(record.name for record in STAGES if record.uses_sampler)
-        raise UserError(f"config.sampler is {config.sampler!r}, but no stage of this run uses it: leave it at "
-                        f"{Config.sampler!r}, or run one of {readers}")
 
 
 def _check_batch(config: Config, record: StageRecord, batch: Batch) -> None:

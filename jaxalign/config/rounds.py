@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxalign.config.base import WholeConfig
 from jaxalign.errors import UserError
 from jaxalign.registry.rewards import reward_records
-from jaxalign.registry.stages import StageRecord, policies_before, policy_makers, stages_in_order
+from jaxalign.registry.stages import policies_before, policy_makers, stages_in_order
 
 _FOLDER = re.compile(r"round-(?P<round>[1-9]\d*)")
 
@@ -26,8 +26,8 @@ def folder(stage: str, number: int) -> str:
 def parse(place: str) -> tuple[str, int]:
     """(stage, round) of a folder."""
     first, slash, stage = place.rpartition("/")
-    found = _FOLDER.fullmatch(first) if slash else None
-    return (place, 1) if found is None else (stage, int(found["round"]))
+    match = _FOLDER.fullmatch(first) if slash else None
+    return (place, 1) if match is None else (stage, int(match["round"]))
 
 
 def label(place: str) -> str:
@@ -53,14 +53,12 @@ def repeated(stages: Iterable[str], reward_source: str) -> tuple[str, ...]:
       stages: names as in `config.stages`.
       reward_source: `config.reward.source`.
     """
-
-    def learns_from_judge(record: StageRecord) -> bool:
-        rated = record.name == "ppo" and any(source.asks_judge for source in reward_records(reward_source))
-        return record.makes_policy and bool(record.asks_judge or rated)
-
     records = stages_in_order(stages)
     first = [i for i, record in enumerate(records) if "comparisons" in record.makes]
-    first = first or [i for i, record in enumerate(records) if learns_from_judge(record)]
+    if not first:
+        rated = any(record.name == "ppo" for record in records) and any(x.asks_judge for x in reward_records(reward_source))
+        judged = [record.asks_judge or (rated and record.name == "ppo") for record in records]
+        first = [i for i, record in enumerate(records) if record.makes_policy and judged[i]]
     policies = [i for i, record in enumerate(records) if record.makes_policy]
     if not first or not policies:
         return ()

@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from jaxalign.config.constraints import Check
+from jaxalign.config.constraints import Constraint
 from jaxalign.config.reading import ReadBy
 from jaxalign.config.suggestions import unknown_name
 from jaxalign.errors import UserError
@@ -24,7 +24,7 @@ from jaxalign.errors import UserError
 FLOAT32_MAX = 3.4028234663852886e38
 
 
-def field(default: Any, doc: str, check: Check | None = None, *read_by: ReadBy | tuple[ReadBy, ...]) -> Any:
+def field(default: Any, doc: str, check: Constraint | None = None, *read_by: ReadBy | tuple[ReadBy, ...]) -> Any:
     """A field of a section.
 
     Args:
@@ -59,10 +59,6 @@ def field_types(cls: type) -> dict[str, Any]:
     return {name: hints[name] for name in declared if name in names}
 
 
-def is_section(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind)
-
-
 def type_name(kind: Any) -> str:
     """The name of a type in messages: `int`, `float or None`, `tuple of str`."""
     if isinstance(kind, types.UnionType):
@@ -81,7 +77,7 @@ def to_config_dict(instance: Any) -> config_dict.ConfigDict:
     result = config_dict.ConfigDict(type_safe=False)
     for name, kind in field_types(type(instance)).items():
         value = getattr(instance, name)
-        if is_section(kind):
+        if dataclasses.is_dataclass(kind):
             result[name] = to_config_dict(value)
         elif kind is str or typing.get_origin(kind) is tuple:
             result[name] = value
@@ -93,13 +89,13 @@ def to_config_dict(instance: Any) -> config_dict.ConfigDict:
 def add_sections(values: config_dict.ConfigDict, default: Any) -> None:
     """Adds the sections of `default` that are missing from `values`, so that flags can set their fields."""
     for name, kind in field_types(type(default)).items():
-        if is_section(kind) and name not in values:
+        if dataclasses.is_dataclass(kind) and name not in values:
             values[name] = to_config_dict(getattr(default, name))
 
 
 def to_plain(value: Any) -> Any:
     """A section or a value as JSON values: dictionaries, lists and scalars."""
-    if is_section(value):
+    if dataclasses.is_dataclass(value):
         return {name: to_plain(getattr(value, name)) for name in field_types(type(value))}
     return [to_plain(item) for item in value] if isinstance(value, tuple) else value
 
@@ -107,7 +103,7 @@ def to_plain(value: Any) -> Any:
 def get(instance: Any, dotted: str) -> Any:
     """The value or section at a dotted name, such as `ppo.optimizer.b1`. Raises KeyError if it does not exist."""
     for part in dotted.split("."):
-        if not is_section(instance) or part not in field_types(type(instance)):
+        if not dataclasses.is_dataclass(instance) or part not in field_types(type(instance)):
             raise KeyError(dotted)
         instance = getattr(instance, part)
     return instance
@@ -118,7 +114,7 @@ def flatten(instance: Any, prefix: str = "") -> dict[str, Any]:
     result = {}
     for name, kind in field_types(type(instance)).items():
         value = getattr(instance, name)
-        result.update(flatten(value, f"{prefix}{name}.") if is_section(kind) else {f"{prefix}{name}": value})
+        result.update(flatten(value, f"{prefix}{name}.") if dataclasses.is_dataclass(kind) else {f"{prefix}{name}": value})
     return result
 
 
@@ -142,7 +138,7 @@ def from_mapping(default: Any, values: Mapping[str, Any], path: str = "config", 
         if name not in kinds:
             raise UserError(unknown_name(root, f"{path}.{name}"))
         value, full = values[name], f"{path}.{name}"
-        if not is_section(kinds[name]):
+        if not dataclasses.is_dataclass(kinds[name]):
             changes[name] = convert(value, kinds[name], full)
             check = entries[name].metadata["check"]
             if check is not None and changes[name] is not None:

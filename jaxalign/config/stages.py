@@ -6,28 +6,22 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from jaxalign.config.constraints import Check
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES, StageRecord, stages_in_order
 
 DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 
 
-class InGraphOrder(Check):
-    """At least one stage, without repetition, each after the stages that it must follow."""
-
-    def __init__(self) -> None:
-        pass
+class InGraphOrder:
+    """The constraint that there is at least one stage, without repetition, each after the stages that it must follow."""
 
     @property
     def text(self) -> str:
+        """See `jaxalign.config.constraints.Constraint`."""
         return f"some of {', '.join(STAGES.names())}, or 'package.module:name' for your own, in this order"
 
-    @property
-    def choices(self) -> tuple[str, ...]:
-        return STAGES.names()
-
     def require(self, value: tuple[str, ...], path: str) -> None:
+        """See `jaxalign.config.constraints.Constraint`."""
         given = tuple(STAGES.get(name, path).name for name in value)
         ordered = tuple(record.name for record in stages_in_order(value, path))
         if not given or given != ordered:
@@ -57,8 +51,8 @@ def own_sections(stages: Iterable[str], taken: Iterable[str]) -> dict[str, Any]:
 
 
 def _section_of(record: StageRecord, taken: set[str]) -> Any:
-    found = record.load("section")
-    kind = found if isinstance(found, type) else type(found)
+    section = record.load("section")
+    kind = section if isinstance(section, type) else type(section)
     said = f"the section of stage {record.name!r}"
     if record.name in taken:
         raise UserError(f"{said} has the name of an existing section of the config; give the stage another name")
@@ -67,4 +61,4 @@ def _section_of(record: StageRecord, taken: set[str]) -> Any:
     wrong = [entry.name for entry in dataclasses.fields(kind) if "doc" not in entry.metadata]
     if wrong:
         raise UserError(f"{said} has the field {wrong[0]}, which has no documentation; define it with jaxalign.config.field")
-    return found() if isinstance(found, type) else found
+    return section() if isinstance(section, type) else section

@@ -19,7 +19,7 @@ def unknown_name(root: Any, path: str) -> str:
     top, *parts = path.split(".")
     here = root
     for depth, part in enumerate(parts):
-        names = _names(here)
+        names = [entry.name for entry in dataclasses.fields(here)]
         if part not in names:
             break
         here = getattr(here, part)
@@ -44,16 +44,12 @@ def unknown_name(root: Any, path: str) -> str:
     return f"{sentence}; its fields are {', '.join(names)}"
 
 
-def _names(section: Any) -> tuple[str, ...]:
-    return tuple(entry.name for entry in dataclasses.fields(section))
-
-
 def _flat_names(section: Any, prefix: str = "") -> list[str]:
     """The dotted names of all values inside a section."""
     names = []
-    for name in _names(section):
-        value = getattr(section, name)
-        names += _flat_names(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else [f"{prefix}{name}"]
+    for entry in dataclasses.fields(section):
+        value, name = getattr(section, entry.name), f"{prefix}{entry.name}"
+        names += _flat_names(value, f"{name}.") if dataclasses.is_dataclass(value) else [name]
     return names
 
 

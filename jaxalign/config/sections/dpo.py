@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import WholeConfig, check_dialogue_length
-from jaxalign.config.constraints import above, at_least, between, one_of, sum_of_registered
+from jaxalign.config.constraints import above, at_least, between, one_of, registered
 from jaxalign.config.reading import chosen, refuse_unread
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
@@ -24,7 +24,7 @@ class Dpo(PackedPairs):
     """Direct preference optimisation: the policy is trained on labelled pairs, without a preference model."""
 
     objective: str = field("sigmoid", "The loss, or a sum of pairwise losses such as sigmoid+bco_pair; docs/algorithms has the "
-                           "formula and source of each.", sum_of_registered(OBJECTIVES))
+                           "formula and source of each.", registered(OBJECTIVES, sums=True))
     weights: tuple[float, ...] = field((), "Weights of the objectives in a sum, in the same order; empty: 1 each.")
     beta: float = field(0.1, "Strength of the implicit KL penalty; scales the implicit reward.", above(0))
     label_smoothing: float = field(0.0, "Assumed fraction of wrong labels; conservative, robust and exo_pair need it above 0.",

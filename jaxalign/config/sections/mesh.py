@@ -42,12 +42,6 @@ class Mesh(Section):
                                      none_or_some_of("optimizer", "frozen"))
 
     def check(self, config: WholeConfig, name: str) -> None:
-        self._check_axes()
-        self._check_offload(config)
-        self._check_sizes(config)
-
-    def _check_axes(self) -> None:
-        """Checks that slices divide the data axis and that interleaving has enough micro-batches."""
         if self.data % self.slices:
             raise UserError(f"config.mesh.slices is {self.slices}; it must divide config.mesh.data ({self.data}), which is "
                             f"split over slices: set it to {nearest_divisors((self.data,), self.slices)}")
@@ -55,6 +49,8 @@ class Mesh(Section):
         if self.pipeline_repeats > 1 and parts < self.pipeline:
             raise UserError(f"config.mesh.pipeline_repeats is {self.pipeline_repeats} and config.mesh.pipeline_micro_batches "
                             f"{parts}; interleaving needs at least as many micro-batches as stages ({self.pipeline})")
+        self._check_offload(config)
+        self._check_sizes(config)
 
     def _check_offload(self, config: WholeConfig) -> None:
         """Checks that a stage of the run can offload, and that some phase does not need the frozen arrays."""

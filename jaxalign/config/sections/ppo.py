@@ -14,7 +14,7 @@ from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import Sampling, Trained
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
-from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
+from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.policy_losses import POLICY_LOSSES
 from jaxalign.registry.rewards import REWARDS
@@ -132,11 +132,19 @@ class Ppo(Sampling, Trained):
         check_helpful_share(config, name, self.helpful_share)
         self._check_alarms(config)
         self._check_losses()
-        self._check_groups()
+        estimator = ADVANTAGES.get(self.advantages, "config.ppo.advantages")
+        if self.batch % self.group_size:
+            raise UserError(f"config.ppo.batch is {self.batch} responses; it must be a multiple of config.ppo.group_size "
+                            f"({self.group_size})")
+        if estimator.needs_groups and self.group_size < 2:
+            raise UserError(f"config.ppo.group_size is {self.group_size}; advantages {self.advantages!r} compare the responses "
+                            "to one prompt, so at least 2 are needed")
+        if self.skip_equal_groups and self.group_size < 2:
+            raise UserError("config.ppo.skip_equal_groups is set but config.ppo.group_size is 1: every group would be equal")
         if self.critic_warmup >= self.iterations:
             raise UserError(f"config.ppo.critic_warmup is {self.critic_warmup}; it must be below config.ppo.iterations "
                             f"({self.iterations}), or the policy is never trained")
-        if self.sampler_correction != "none" and self._estimator.needs_trainer_logprobs:
+        if self.sampler_correction != "none" and estimator.needs_trainer_logprobs:
             raise UserError(f"config.ppo.sampler_correction is {self.sampler_correction!r}; advantages {self.advantages!r} "
                             "already correct for the sampler: leave it at 'none'")
         if 0 < self.micro_batch_tokens <= self.max_new_tokens:
@@ -159,10 +167,6 @@ class Ppo(Sampling, Trained):
             raise UserError(f"{where} that the reward can score, but config.reward.source has 'verifier', which reads expected "
                             "answers: choose another reward, or set alarms.every to 0")
 
-    @property
-    def _estimator(self) -> AdvantageEstimator:
-        return ADVANTAGES.get(self.advantages, "config.ppo.advantages")
-
     def _check_losses(self) -> None:
         # A step of the adaptive controller reduces the coefficient by at most the fraction batch / (5 horizon).
         if self.kl_controller == "adaptive" and self.batch >= 5 * self.kl_horizon:
@@ -176,13 +180,3 @@ class Ppo(Sampling, Trained):
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1'; its gradient is 0 on average, so "
                             "it would not constrain the policy: choose k2, k3, abs or full")
-
-    def _check_groups(self) -> None:
-        if self.batch % self.group_size:
-            raise UserError(f"config.ppo.batch is {self.batch} responses; it must be a multiple of config.ppo.group_size "
-                            f"({self.group_size})")
-        if self._estimator.needs_groups and self.group_size < 2:
-            raise UserError(f"config.ppo.group_size is {self.group_size}; advantages {self.advantages!r} compare the responses "
-                            "to one prompt, so at least 2 are needed")
-        if self.skip_equal_groups and self.group_size < 2:
-            raise UserError("config.ppo.skip_equal_groups is set but config.ppo.group_size is 1: every group would be equal")

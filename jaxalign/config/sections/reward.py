@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.constraints import above, at_least, between, one_of, sum_of_registered
+from jaxalign.config.constraints import above, at_least, between, one_of, registered
 from jaxalign.config.reading import chosen, unless
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
@@ -29,7 +29,7 @@ class Reward(Section):
     source: str = field("preference", "The reward: preference (the preference model), distilled (its student), model (an "
                         "external reward model), callable (your own function), verifier (comparison with the expected "
                         "answer), ai_feedback (the base model's rating), or a sum such as preference+callable; "
-                        "see docs/rewards.md.", sum_of_registered(REWARDS))
+                        "see docs/rewards.md.", registered(REWARDS, sums=True))
     weights: tuple[float, ...] = field((), "Weights of the parts of a sum, in the same order; empty: 1 each.")
     length_coef: float = field(0.0, "Penalty per token after the first length_free tokens.", at_least(0))
     length_free: int = field(0, "Number of tokens without penalty.", at_least(0), unless("length_coef", 0.0, "above 0"))
