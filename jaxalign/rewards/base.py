@@ -1,14 +1,15 @@
 """The interface through which RL scores a batch of responses.
 
-`Reward` is the protocol. `BaseReward` returns None from the optional methods, so a subclass needs only a name and `score`.
+A subclass of `Reward` needs only a name and `score`. A user's reward need not be a subclass: `checked.as_reward` converts it.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
@@ -86,45 +87,28 @@ class FusedReward(NamedTuple):
     role: FrozenRole
 
 
-class Reward(Protocol):
-    """Scores responses. `name` is used in metrics and error messages."""
+class Reward(abc.ABC):
+    """Scores responses.
+
+    Attributes:
+      name: its name in metrics and error messages.
+      is_checked: whether `score` returns finite scores of the right shape by construction. `checked.as_reward` wraps other
+        rewards in a `CheckedReward`.
+    """
 
     name: str
+    is_checked = False
 
+    @abc.abstractmethod
     def score(self, batch: RewardBatch) -> Scored:
         """The scores of the batch. All processes call this, in the same order."""
 
     def fused(self) -> FusedReward | None:
         """The reward as part of the jitted scoring program, which is then used instead of `score`; None if not supported."""
-
-    def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
-        """Called before responses to `prompts` are sampled. Returns a listener that receives them as they end, or None."""
-
-
-class BaseReward:
-    """A reward that is not fused and does not listen. Subclasses define `score`.
-
-    Attributes:
-      name: see `Reward`.
-      is_checked: whether `score` returns finite scores of the right shape by construction. `checked.as_reward` wraps other
-        rewards in a `CheckedReward`.
-    """
-
-    is_checked = False
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def score(self, batch: RewardBatch) -> Scored:
-        """See `Reward.score`."""
-        raise NotImplementedError(f"reward {self.name!r} does not define score")
-
-    def fused(self) -> FusedReward | None:
-        """None."""
         return None
 
     def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
-        """None."""
+        """Called before responses to `prompts` are sampled. Returns a listener that receives them as they end, or None."""
         return None
 
 

@@ -14,19 +14,19 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt
 from jaxalign.registry.core import load_object
 from jaxalign.registry.custom import custom_code, new_instance, wrong_result
-from jaxalign.rewards.base import BaseReward, FusedReward, Listener, Reward, RewardBatch, Scored
+from jaxalign.rewards.base import FusedReward, Listener, Reward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.functions import FunctionReward
 from jaxalign.rewards.verifiers import VERIFIERS
 
 
 def as_reward(
-    found: Any, tokenizer: Tokenizer, settings: RewardSettings | None = None, name: str | None = None
+    reward: Any, tokenizer: Tokenizer, settings: RewardSettings | None = None, name: str | None = None
 ) -> Reward:
     """A `Reward` from any form that a user may give.
 
     Args:
-      found: a `Reward`; an object with a method `as_reward()`, such as a trained `RewardModel`; any object or class with a
+      reward: a `Reward`; an object with a method `as_reward()`, such as a trained `RewardModel`; any object or class with a
         method `score(batch)`; a function `(prompts, responses, **columns) -> scores`; the name of a verifier; or
         "package.module:name" or "FILE.py:name" for one of these.
       tokenizer: the policy's tokenizer.
@@ -34,26 +34,26 @@ def as_reward(
       name: the reward's name in metrics; None for its own name.
 
     Raises:
-      UserError: `found` has none of these forms, or cannot be imported.
+      UserError: `reward` has none of these forms, or cannot be imported.
     """
-    settings, given = settings or RewardSettings(), found
-    if isinstance(found, str):
-        found = VERIFIERS.get(found) or load_object(found, "reward")
-    if isinstance(found, type):
-        found = new_instance(found, f"the reward {found.__name__}", "give an instance")
-    if hasattr(found, "as_reward"):
-        found = found.as_reward()
-    if hasattr(found, "score"):
-        name = name or getattr(found, "name", type(found).__name__)
-        return found if getattr(found, "is_checked", False) else CheckedReward(found, name, settings.max_dropped_share)
-    if not callable(found):
+    settings, given = settings or RewardSettings(), reward
+    if isinstance(reward, str):
+        reward = VERIFIERS.get(reward) or load_object(reward, "reward")
+    if isinstance(reward, type):
+        reward = new_instance(reward, f"the reward {reward.__name__}", "give an instance")
+    if hasattr(reward, "as_reward"):
+        reward = reward.as_reward()
+    if hasattr(reward, "score"):
+        name = name or getattr(reward, "name", type(reward).__name__)
+        return reward if getattr(reward, "is_checked", False) else CheckedReward(reward, name, settings.max_dropped_share)
+    if not callable(reward):
         raise UserError(f"the reward is {given!r} of type {type(given).__name__}; a function (prompts, responses, **columns) "
                         "-> scores, an object with a method score(batch), or 'module:name' of one is expected")
-    name = name or getattr(found, "__name__", type(found).__name__)
-    return FunctionReward(name, found, settings, tokenizer)
+    name = name or getattr(reward, "__name__", type(reward).__name__)
+    return FunctionReward(name, reward, settings, tokenizer)
 
 
-class CheckedReward(BaseReward):
+class CheckedReward(Reward):
     """A user's reward object. Rows with non-finite scores are dropped; any other fault raises UserError.
 
     Args:
@@ -66,8 +66,7 @@ class CheckedReward(BaseReward):
     is_checked = True
 
     def __init__(self, reward: Any, name: str, max_dropped_share: float):
-        super().__init__(name)
-        self.reward, self._dropped = reward, DroppedRows(f"reward {name!r}", max_dropped_share)
+        self.name, self.reward, self._dropped = name, reward, DroppedRows(f"reward {name!r}", max_dropped_share)
 
     def fused(self) -> FusedReward | None:
         """The reward's own, if it has one."""
@@ -83,30 +82,27 @@ class CheckedReward(BaseReward):
             result = self.reward.score(batch)
         scored = result if isinstance(result, Scored) else Scored(result)
         rows, tokens = len(batch.prompts), batch.rollout.logprobs.shape[1]
-        scores = self._numbers(scored.scores, rows, tokens)
+        scores, kept = self._arrays(scored, rows, tokens)
         if scores.ndim == 2:  # Entries past the end of a response are meaningless.
             length = np.asarray(fetch(batch.rollout.response_length))[:rows, None]
             scores = np.where(np.arange(tokens)[None, :] < length, scores, 0)
         finite = np.isfinite(scores).reshape(rows, -1).all(axis=1)
-        kept = finite & self._kept(scored.kept, rows)
+        kept = finite & kept
         self._dropped.check(rows - int(kept.sum()), rows, "a score that is not finite, or a row it does not keep")
         return Scored(np.where(kept.reshape(-1, *(1,) * (scores.ndim - 1)), scores, 0), kept, scored.parts)
 
-    def _numbers(self, scores: Any, rows: int, tokens: int) -> np.ndarray:
+    def _arrays(self, scored: Scored, rows: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """(scores float32 [B] or [B, N], kept bool [B]) as numpy arrays of the right shape."""
+        name = f"reward {self.name!r}"
         try:
-            array = np.asarray(fetch(scores)).astype(np.float32)
+            scores = np.asarray(fetch(scored.scores)).astype(np.float32)
         except (TypeError, ValueError) as error:
-            raise wrong_result(f"reward {self.name!r}", f"{type(scores).__name__} with entries that are not numbers",
+            raise wrong_result(name, f"{type(scored.scores).__name__} with entries that are not numbers",
                                f"a list of {rows} scores") from error
-        if array.shape not in ((rows,), (rows, tokens)):
-            raise wrong_result(f"reward {self.name!r}", f"scores of shape {array.shape} for {rows} responses",
+        if scores.shape not in ((rows,), (rows, tokens)):
+            raise wrong_result(name, f"scores of shape {scores.shape} for {rows} responses",
                                f"({rows},), one for each response, or ({rows}, {tokens}), one for each token,")
-        return array
-
-    def _kept(self, kept: Any, rows: int) -> np.ndarray:
-        if kept is None:
-            return np.ones(rows, bool)
-        array = np.asarray(fetch(kept))
-        if array.shape != (rows,):
-            raise wrong_result(f"reward {self.name!r}", f"kept of shape {array.shape}", f"({rows},)")
-        return array.astype(bool)
+        kept = np.ones(rows, bool) if scored.kept is None else np.asarray(fetch(scored.kept))
+        if kept.shape != (rows,):
+            raise wrong_result(name, f"kept of shape {kept.shape}", f"({rows},)")
+        return scores, kept.astype(bool)

@@ -10,13 +10,13 @@ from jaxalign.config import Reward as RewardSettings
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.parallel import hosts
 from jaxalign.records import Prompt
-from jaxalign.rewards.base import BaseReward, Listener, RewardBatch, Scored, columns_of
+from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored, columns_of
 from jaxalign.rewards.callables import call_reward
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.early import Answered, EarlyScores
 
 
-class FunctionReward(BaseReward):
+class FunctionReward(Reward):
     """The reward from a function `(prompts, responses, **columns) -> scores`, called through `call_reward`.
 
     prompts are dialogues as lists of {"role", "content"}; columns are those of `columns_of`. With several processes, the first
@@ -35,8 +35,7 @@ class FunctionReward(BaseReward):
     def __init__(
         self, name: str, fn: Callable, settings: RewardSettings, tokenizer: Tokenizer, label: str | None = None
     ):
-        super().__init__(name)
-        self.fn, self.settings, self.tokenizer = fn, settings, tokenizer
+        self.name, self.fn, self.settings, self.tokenizer = name, fn, settings, tokenizer
         self._dropped = DroppedRows(label or name, settings.max_dropped_share)
         self._early: EarlyScores | None = None  # For the next rollout; only in the first process.
         self._listens = False  # In every process: whether the first process has early scores.
@@ -61,7 +60,7 @@ class FunctionReward(BaseReward):
         responses = None if self._listens else batch.responses  # This fetches, so either all processes do it or none.
         self._listens = False
 
-        def found() -> list:
+        def score_on_first() -> list:
             if responses is None:
                 scores, kept, why = early.result(len(batch.prompts))
             else:
@@ -69,7 +68,7 @@ class FunctionReward(BaseReward):
                 why = report.first_error
             return [scores.tolist(), kept.tolist(), why]
 
-        scores, kept, why = hosts.once(found)
+        scores, kept, why = hosts.once(score_on_first)
         self._dropped.check(len(kept) - sum(kept), len(kept), why)
         return Scored(np.asarray(scores, np.float32), np.asarray(kept, bool))
 

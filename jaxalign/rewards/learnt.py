@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jaxalign.rewards.base import BaseReward, FusedReward, RewardBatch, Scored
+from jaxalign.rewards.base import FusedReward, Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import Scorer, rollout_scores
 from jaxalign.training.offload import FrozenRole
 
 
-class LearntReward(BaseReward):
+class LearntReward(Reward):
     """Normalised scores of a reward model with the policy's tokenizer.
 
     Args:
@@ -19,8 +19,7 @@ class LearntReward(BaseReward):
     is_checked = True
 
     def __init__(self, scorer: Scorer, role: FrozenRole, name: str = "preference"):
-        super().__init__(name)
-        self.scorer, self.role = scorer, role
+        self.scorer, self.role, self.name = scorer, role, name
 
     def score(self, batch: RewardBatch) -> Scored:
         """Scores [B], computed on the devices."""

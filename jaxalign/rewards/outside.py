@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxalign.algorithms.rewards import normalise_scores
-from jaxalign.config import Config, Reward
+from jaxalign.config import Config
+from jaxalign.config import Reward as RewardSettings
 from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.dialogues import cut_front
@@ -25,7 +26,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Message
-from jaxalign.rewards.base import BaseReward, RewardBatch, Scored
+from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
 from jaxalign.training.offload import FrozenRole
@@ -39,8 +40,8 @@ def model_files(config: Config) -> dict[Path, str]:
         return {}
     folder = Path(config.reward.model).expanduser()
     names = ("config.json", *tokenizer_files.NAMES, *weight_files(folder))
-    found = {folder / name: "reward.model" for name in names if (folder / name).exists()}
-    return found or {folder / "config.json": "reward.model"}
+    files = {folder / name: "reward.model" for name in names if (folder / name).exists()}
+    return files or {folder / "config.json": "reward.model"}
 
 
 class RewardModel(NamedTuple):
@@ -60,10 +61,10 @@ class RewardModel(NamedTuple):
         None if even the last question with the answer is too long, or if the chat template rejects the dialogue.
         """
         try:
-            found = cut_front(tuple(messages), lambda part: len(self._written(part, response)) <= self.max_length)
+            kept = cut_front(tuple(messages), lambda part: len(self._written(part, response)) <= self.max_length)
         except DialogueRefused:
             return None
-        return None if found is None else self._written(found, response)
+        return None if kept is None else self._written(kept, response)
 
     def _written(self, messages: Sequence[Message], response: str) -> list[int]:
         """The ids of a dialogue: in style "chat", those of the whole dialogue in the template; else prompt, answer and eos."""
@@ -89,7 +90,7 @@ class RewardModel(NamedTuple):
         return scores
 
 
-class OutsideReward(BaseReward):
+class OutsideReward(Reward):
     """Normalised scores of a `RewardModel`: responses are decoded and encoded again with the model's own tokenizer.
 
     Args:
@@ -101,7 +102,7 @@ class OutsideReward(BaseReward):
     is_checked = True
 
     def __init__(self, model: RewardModel, offload: bool, max_dropped_share: float):
-        super().__init__("model")
+        self.name = "model"
         self.model, self.role = model._replace(params=None), FrozenRole(model.params, offload)
         self._dropped = DroppedRows("reward.model", max_dropped_share)
 
@@ -116,7 +117,7 @@ class OutsideReward(BaseReward):
         return Scored(normalise_scores(np.where(scored, raw, 0), scorer.shift, scorer.scale, scorer.clip), scored)
 
 
-def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float | None = None) -> RewardModel:
+def load_reward_model(settings: RewardSettings, sharding: Sharding | None, clip: float | None = None) -> RewardModel:
     """The reward model of `config.reward.model`, on the mesh.
 
     Raises:
@@ -128,22 +129,22 @@ def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float |
         raise UserError(f"config.reward.model is {settings.model}, which has no config.json; give the folder of a "
                         "...ForSequenceClassification in Hugging Face format")
     tensor = 1 if sharding is None else sharding.mesh.shape["tensor"]
-    found = huggingface.read_config(folder, settings.model_dtype, tensor)
-    if found.head != "scalar":
-        raise UserError(f"config.reward.model is {settings.model}, a {found.family.architecture}; a {found.family.classifier} "
-                        "with one label is expected")
+    checkpoint = huggingface.read_config(folder, settings.model_dtype, tensor)
+    if checkpoint.head != "scalar":
+        raise UserError(f"config.reward.model is {settings.model}, a {checkpoint.family.architecture}; a "
+                        f"{checkpoint.family.classifier} with one label is expected")
     tokenizer = load_tokenizer(folder)
-    huggingface.check_vocabulary(folder, found, tokenizer)
-    model = Model(found.decoder, "scalar", sharding)
+    huggingface.check_vocabulary(folder, checkpoint, tokenizer)
+    model = Model(checkpoint.decoder, "scalar", sharding)
     params = huggingface.load_params(folder, model, settings.model_dtype)
     parts = 1 if sharding is None else sharding.batch_size
     return RewardModel(
         Scorer(model, settings.model_shift, settings.model_scale, clip), params, tokenizer, _style(settings, tokenizer),
-        _max_length(settings, found.max_positions), -(-settings.model_batch // parts) * parts,
+        _max_length(settings, checkpoint.max_positions), -(-settings.model_batch // parts) * parts,
     )
 
 
-def _style(settings: Reward, tokenizer: Tokenizer) -> str:
+def _style(settings: RewardSettings, tokenizer: Tokenizer) -> str:
     template = tokenizer.files.chat_template
     style = settings.model_style
     if style == "auto":
@@ -160,7 +161,7 @@ def _style(settings: Reward, tokenizer: Tokenizer) -> str:
     return style
 
 
-def _max_length(settings: Reward, positions: int | None) -> int:
+def _max_length(settings: RewardSettings, positions: int | None) -> int:
     asked = settings.model_max_length
     if positions is None and not asked:
         raise UserError(f"{settings.model} does not state its number of positions; set config.reward.model_max_length")

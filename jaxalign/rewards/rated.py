@@ -8,11 +8,11 @@ import numpy as np
 from jaxalign.algorithms.labels import direct_reward
 from jaxalign.data.chat.styles import finish_answer
 from jaxalign.feedback.rater import Rater
-from jaxalign.rewards.base import BaseReward, RewardBatch, Scored
+from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
 
 
-class RatedReward(BaseReward):
+class RatedReward(Reward):
     """The expected rating of each response, mapped from 1..10 to -1..1.
 
     Args:
@@ -25,7 +25,7 @@ class RatedReward(BaseReward):
     is_checked = True
 
     def __init__(self, rater: Rater, key: jax.Array, max_dropped_share: float, style: str = "plain"):
-        super().__init__("ai_feedback")
+        self.name = "ai_feedback"
         self.rater, self.key, self.style = rater, key, style
         self._dropped = DroppedRows(self.name, max_dropped_share)
 

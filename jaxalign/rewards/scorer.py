@@ -40,10 +40,6 @@ class Ensemble:
         shift, scale = (jnp.asarray(x, jnp.float32)[:, None] for x in (self.shift, self.scale))
         return (scores_KxB - shift) / scale
 
-    def combined(self, scores_KxB):
-        """float32 [B]: the members' scores, combined."""
-        return combine(self.normalised(scores_KxB), self.how, self.std_weight)
-
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
@@ -86,32 +82,22 @@ class LearntScore(NamedTuple):
     params: Any
 
 
-def member_scores(model: Model, stacked, tokens, length):
-    """float32 [K, B]: the raw scores of every member, in one batched forward pass. Each leaf of stacked is [K, ...], except the
-    base that members with adapters share."""
-    return _by_member(model, stacked, lambda params: sequence_scores(model, params, tokens, length))
-
-
-def _by_member(model: Model, stacked, score: Callable):
-    axes = {name: 0 if model.lora is None or name in TRAINED else None for name in stacked}
-    return jax.vmap(score, in_axes=(axes,))(stacked)
-
-
 def _raw(scorer: Scorer, params, score: Callable):
-    """The scores [B] from `score(params)`, combined over the members if the scorer is an ensemble."""
-    if scorer.ensemble is None:
+    """The scores [B] from `score(params)`, combined over the members if the scorer is an ensemble.
+
+    The members' scores are computed in one batched forward pass. Each leaf of `params` is then [K, ...], except the base that
+    members with adapters share.
+    """
+    ensemble = scorer.ensemble
+    if ensemble is None:
         return score(params)
-    return scorer.ensemble.combined(_by_member(scorer.model, params, score))
-
-
-def raw_scores(scorer: Scorer, params, tokens, length):
-    """float32 [B]: scores of whole sequences before normalisation. tokens int32 [B, T], length int32 [B]."""
-    length = jnp.maximum(length, 1)
-    return _raw(scorer, params, lambda own: sequence_scores(scorer.model, own, tokens, length))
+    axes = {name: 0 if scorer.model.lora is None or name in TRAINED else None for name in params}
+    scores_KxB = jax.vmap(score, in_axes=(axes,))(params)
+    return combine(ensemble.normalised(scores_KxB), ensemble.how, ensemble.std_weight)
 
 
 def raw_row_scores(scorer: Scorer, params, rollout: Rollout, rows: AnswerRows):
-    """float32 [B]: `raw_scores` of prompt and response in packed rows. Entries of sequences in other parts are meaningless."""
+    """float32 [B]: raw scores of prompt and response in packed rows. Entries of sequences in other parts are meaningless."""
     length = jnp.maximum(rollout.prompt_length + rollout.response_length, 1)
     return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
 
@@ -129,8 +115,9 @@ def stack_members(members):
 
 @functools.partial(jax.jit, static_argnames=("scorer",))
 def raw_sequence_scores(scorer: Scorer, params, tokens, length):
-    """`raw_scores`, jitted."""
-    return raw_scores(scorer, params, tokens, length)
+    """float32 [B]: scores of whole sequences before normalisation. tokens int32 [B, T], length int32 [B]."""
+    length = jnp.maximum(length, 1)
+    return _raw(scorer, params, lambda own: sequence_scores(scorer.model, own, tokens, length))
 
 
 @jax.tree_util.register_dataclass

@@ -14,7 +14,7 @@ from jaxalign.config import Reward as RewardSettings
 from jaxalign.config.selectors import names_in
 from jaxalign.records import Prompt
 from jaxalign.registry.rewards import reward_records
-from jaxalign.rewards.base import BaseReward, Listener, Reward, RewardBatch, Scored
+from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored
 
 
 def sum_of_rewards(
@@ -29,8 +29,7 @@ def sum_of_rewards(
 
 def is_single(settings: RewardSettings) -> bool:
     """Whether `sum_of_rewards` will return the only part of `config.reward` itself. No part needs to be constructed."""
-    parts = {name: BaseReward(name) for name in names_in(settings.source)}
-    return sum_of_rewards(parts, settings.weights, settings.length_coef) in parts.values()
+    return len(names_in(settings.source)) == 1 and tuple(settings.weights) in ((), (1.0,)) and not settings.length_coef
 
 
 def fused_source(settings: RewardSettings, offloaded: Sequence[str]) -> str | None:
@@ -44,7 +43,7 @@ def fused_source(settings: RewardSettings, offloaded: Sequence[str]) -> str | No
     return record.name if is_single(settings) and record.learnt and "frozen" not in offloaded else None
 
 
-class SummedReward(BaseReward):
+class SummedReward(Reward):
     """The sum of weight * score over the parts, minus `length_coef` for each response token past the first `length_free`.
 
     A row has a score only if every part has one. If any part scores tokens, the sum scores tokens, and a score of a whole
@@ -54,16 +53,13 @@ class SummedReward(BaseReward):
     is_checked = True
 
     def __init__(self, parts: Mapping[str, Reward], weights: Sequence[float], length_coef: float, length_free: int):
-        super().__init__("+".join(parts))
+        self.name = "+".join(parts)
         self.parts, self.weights, self.length = dict(parts), np.asarray(weights, np.float32), (length_coef, length_free)
 
     def score(self, batch: RewardBatch) -> Scored:
         """The summed scores, with the scores of each part and the length penalty, if any, for the metrics."""
         scored = {name: part.score(batch) for name, part in self.parts.items()}
-        scores = _alike([jnp.asarray(s.scores, jnp.float32) for s in scored.values()], batch)
-        everything = jnp.ones(scores.shape[1], bool)
-        present = jnp.stack([everything if s.kept is None else jnp.asarray(s.kept) for s in scored.values()])
-        total, kept = _weighted_sum(scores, self.weights, present)
+        total, kept = _weighted_sum(list(scored.values()), self.weights, batch)
         shown = {name: part.scores for name, part in scored.items()} if len(scored) > 1 else {}
         if self.length[0]:
             cost = length_penalty(batch.rollout.response_length, *self.length)
@@ -73,15 +69,15 @@ class SummedReward(BaseReward):
 
     def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
         """A listener that calls the listeners of all parts; None if no part has one."""
-        listeners = [found for part in self.parts.values() if (found := part.listen(prompts)) is not None]
+        listeners = [listener for part in self.parts.values() if (listener := part.listen(prompts)) is not None]
         if not listeners:
             return None
 
-        def listener(ended) -> None:
-            for each in listeners:
-                each(ended)
+        def call_all(ended) -> None:
+            for listener in listeners:
+                listener(ended)
 
-        return listener
+        return call_all
 
 
 def at_last_token(scores_B, batch: RewardBatch, N: int):
@@ -91,18 +87,15 @@ def at_last_token(scores_B, batch: RewardBatch, N: int):
     return jnp.where(jnp.arange(N)[None, :] == last, scores_B[:, None], 0.0)
 
 
-def _alike(scores, batch: RewardBatch):
-    """All scores stacked: [K, B], or [K, B, N] if any part scores tokens."""
+def _weighted_sum(parts: Sequence[Scored], weights: np.ndarray, batch: RewardBatch):
+    """(sum, kept bool [B]) of the parts. The sum is float32 [B], or [B, N] if any part scores tokens."""
+    scores = [jnp.asarray(part.scores, jnp.float32) for part in parts]
     N = max((s.shape[1] for s in scores if s.ndim == 2), default=0)
-    if N:
-        scores = [s if s.ndim == 2 else at_last_token(s, batch, N) for s in scores]
-    return jnp.stack(scores)
-
-
-def _weighted_sum(scores, weights, present):
-    """(sum [B] or [B, N], kept [B]) for scores [K, B] or [K, B, N] with present bool [K, B]."""
-    if scores.ndim == 2:
-        return combine_scores(scores, weights, present)
-    total, kept = jax.vmap(combine_scores, in_axes=(2, None, None), out_axes=1)(scores, weights, present)
+    everything = jnp.ones(scores[0].shape[0], bool)
+    present = jnp.stack([everything if part.kept is None else jnp.asarray(part.kept) for part in parts])
+    if not N:
+        return combine_scores(jnp.stack(scores), weights, present)
+    scores_KxBxN = jnp.stack([s if s.ndim == 2 else at_last_token(s, batch, N) for s in scores])
+    total, kept = jax.vmap(combine_scores, in_axes=(2, None, None), out_axes=1)(scores_KxBxN, weights, present)
     kept = kept.all(axis=1)
     return jnp.where(kept[:, None], total, 0), kept
