@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.groups import grpo
-from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import (
+    as_float,
+    is_set,
+    require_positive_scalar,
+    require_range,
+    require_same_shape,
+    require_scalar,
+    require_shape,
+)
 from jaxalign.algorithms.masked import masked_sum, whiten
 
 
@@ -40,7 +48,8 @@ def gae(
       ValueError: a shape differs, or gamma or lam is outside [0, 1].
     """
     selected, discounts, last, rewards, values = _prepare(mask, gamma, bootstrap_value, rewards=rewards, values=values)
-    lam = _require_lam(lam, last.dtype)
+    require_scalar("lam", lam, 0, 1)
+    lam = jnp.asarray(lam, last.dtype)
 
     def step(following: tuple[jax.Array, jax.Array], reward: jax.Array, value: jax.Array, discount: jax.Array):
         next_value, next_advantage = following
@@ -97,7 +106,8 @@ def lambda_returns(rewards: Any, next_values: Any, mask: Any, gamma: Any = 1.0, 
       ValueError: a shape differs, or gamma or lam is outside [0, 1].
     """
     selected, discounts, last, rewards, next_values = _prepare(mask, gamma, None, rewards=rewards, next_values=next_values)
-    lam = _require_lam(lam, last.dtype)
+    require_scalar("lam", lam, 0, 1)
+    lam = jnp.asarray(lam, last.dtype)
 
     def step(following: tuple[jax.Array, jax.Array], reward: jax.Array, next_value: jax.Array, discount: jax.Array):
         next_return, is_last = following
@@ -164,10 +174,10 @@ def vtrace(
     selected, discounts, last, rewards, values, log_ratios = _prepare(
         mask, gamma, bootstrap_value, rewards=rewards, values=values, log_ratios=log_ratios
     )
-    lam = _require_lam(lam, last.dtype)
+    require_scalar("lam", lam, 0, 1)
+    lam = jnp.asarray(lam, last.dtype)
     for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip), ("pg_rho_clip", pg_rho_clip)):
-        require_shape(name, clip, "scalar", ())
-        require_positive(name, clip)
+        require_positive_scalar(name, clip)
     ratios = jnp.exp(jax.lax.stop_gradient(log_ratios))
     rho, trace, pg_rho = (jnp.minimum(ratios, jnp.asarray(x, ratios.dtype)) for x in (rho_clip, c_clip, pg_rho_clip))
 
@@ -262,12 +272,6 @@ def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tupl
     clean = (jnp.where(selected, x.astype(dtype), 0) for x in (discounts, *floats))
     discounts, *floats = clean
     return selected, discounts, jnp.asarray(bootstrap_value, dtype), *floats
-
-
-def _require_lam(lam: Any, dtype: Any) -> jax.Array:
-    require_shape("lam", lam, "scalar", ())
-    require_range("lam", lam, 0, 1)
-    return jnp.asarray(lam, dtype)
 
 
 def _scan_back(step: Callable[..., Any], last: Any, selected: jax.Array, *arrays: jax.Array) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxalign.algorithms.groups import grouped
 from jaxalign.algorithms.guards import as_float, is_set, require_range, require_same_shape, require_shape
 
 
@@ -139,13 +140,6 @@ def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) 
 
 def _grouped(scores: Any, n: int, mask: Any) -> tuple[jax.Array, jax.Array]:
     """-> (scores, allowed), each [B / n, n]; scores are 0 where not allowed."""
-    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
-    require_same_shape(scores=scores, mask=mask)
-    require_shape("scores", scores, "[B]", (None,))
-    require_range("n", n, 1)
-    rows = jnp.shape(scores)[0]
-    if rows % n:
-        raise ValueError(f"scores has {rows} rows; a multiple of n = {n} is expected")
-    scores = as_float("scores", scores)
-    allowed = is_set(mask) & jnp.isfinite(scores)
-    return jnp.where(allowed, scores, 0).reshape(rows // n, n), allowed.reshape(rows // n, n)
+    scores, selected = grouped(scores, n, mask, 1, "n")
+    allowed = selected & jnp.isfinite(scores)
+    return jnp.where(allowed, scores, 0), allowed

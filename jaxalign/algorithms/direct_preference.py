@@ -51,13 +51,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.answer_inputs import PreferenceStats, logistic, pair_inputs, reward_stats, token_counts, weigh
-from jaxalign.algorithms.guards import (
-    require_choice,
-    require_positive,
-    require_positive_scalar,
-    require_range,
-    require_shape,
-)
+from jaxalign.algorithms.guards import require_choice, require_positive, require_positive_scalar, require_scalar, require_shape
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.algorithms.optimal_transport import transport
 from jaxalign.registry.objectives import OBJECTIVES
@@ -209,8 +203,7 @@ def _require_weights(weights: Mapping[str, float]) -> None:
         raise ValueError(f"weights is empty; at least one of {', '.join((*DPO_KINDS, SFT))} is expected, with its weight")
     for name, weight in weights.items():
         require_choice("a name in weights", name, (*DPO_KINDS, SFT))
-        require_shape(f"weights[{name!r}]", weight, "scalar", ())
-        require_range(f"weights[{name!r}]", weight, 0)
+        require_scalar(f"weights[{name!r}]", weight, 0)
 
 
 def bco_baseline(
@@ -340,8 +333,7 @@ def _discopop(a: jax.Array, b: jax.Array, beta: Any, tau: Any) -> jax.Array:
 
 
 def _flips(label_smoothing: Any, needed_by: str | None) -> Any:
-    require_shape("label_smoothing", label_smoothing, "scalar", ())
-    require_range("label_smoothing", label_smoothing, 0)
+    require_scalar("label_smoothing", label_smoothing, 0)
     require_positive("0.5 - label_smoothing", 0.5 - label_smoothing)
     if needed_by is not None:
         require_positive(f"label_smoothing, which {needed_by!r} needs,", label_smoothing)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, is_set, require_choice, require_range, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_choice, require_range, require_scalar, require_shape
 
 COMBINATIONS = ("mean", "min", "mean_minus_std")
 
@@ -50,8 +50,7 @@ def combine(scores_KxB: Any, how: str = "mean", k: Any = 1.0, mask: Any = None) 
     mean = jnp.mean(scores, axis=0)
     if how == "mean":
         return mean
-    require_shape("k", k, "scalar", ())
-    require_range("k", k, 0)
+    require_scalar("k", k, 0)
     variance = jnp.mean((scores - mean[None, :]) ** 2, axis=0)
     # The inner `where` keeps the gradient of the square root finite where the members agree; a NaN variance propagates.
     return mean - k * jnp.where(variance == 0, 0, jnp.sqrt(jnp.where(variance == 0, 1, variance)))

@@ -11,7 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, is_set, require_choice, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import (
+    as_float,
+    is_set,
+    require_choice,
+    require_range,
+    require_same_shape,
+    require_scalar,
+    require_shape,
+)
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 
 SCALES = ("std", "none")
@@ -31,7 +39,7 @@ def rloo(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
     Raises:
       ValueError: a shape differs, the rows do not divide into groups of `group_size`, or `group_size` is below 2.
     """
-    scores, selected = _grouped(scores, group_size, mask, 2)
+    scores, selected = grouped(scores, group_size, mask, 2)
     centred, count = _centre(scores, selected)
     # s_i - (sum - s_i) / (n - 1) is n / (n - 1) times (s_i - mean). A single row equals its mean, so the result is 0.
     return (centred * count / jnp.maximum(count - 1, 1)).reshape(-1)
@@ -63,9 +71,8 @@ def grpo(
         unknown, or eps is negative.
     """
     require_choice("scale", scale, SCALES)
-    require_shape("eps", eps, "scalar", ())
-    require_range("eps", eps, 0)
-    scores, selected = _grouped(scores, group_size, mask, 2)
+    require_scalar("eps", eps, 0)
+    scores, selected = grouped(scores, group_size, mask, 2)
     centred, count = _centre(scores, selected)
     if scale == "none":
         return centred.reshape(-1)
@@ -117,7 +124,7 @@ def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Ar
     Raises:
       ValueError: a shape differs, or the rows do not divide into groups of `group_size`.
     """
-    scores, selected = _grouped(scores, group_size, mask, 1)
+    scores, selected = grouped(scores, group_size, mask, 1)
     highest, lowest = _extremes(scores, selected)
     return (selected & (highest > lowest)).reshape(-1)
 
@@ -140,16 +147,27 @@ def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:
     return jnp.where(is_set(mask), as_float("advantages", advantages)[:, None], 0)
 
 
-def _grouped(scores: Any, group_size: int, mask: Any, least: int) -> tuple[jax.Array, jax.Array]:
-    """-> (scores, selected), each [groups, group_size]; scores are 0 where not selected."""
+def grouped(scores: Any, size: int, mask: Any, least: int, name: str = "group_size") -> tuple[jax.Array, jax.Array]:
+    """Checks scores and splits them into groups of contiguous rows.
+
+    Args:
+      scores: real [B].
+      size: the rows of a group.
+      mask: bool, int or float [B]; None counts all.
+      least: the lowest valid size.
+      name: the argument with the size, for error messages.
+
+    Returns:
+      (scores, selected), each [B / size, size]; scores are 0 where not selected.
+    """
     mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
-    require_range("group_size", group_size, least)
+    require_range(name, size, least)
     rows = jnp.shape(scores)[0]
-    if rows % group_size:
-        raise ValueError(f"scores has {rows} rows; a multiple of group_size = {group_size} is expected")
-    selected = jnp.reshape(is_set(mask), (rows // group_size, group_size))
+    if rows % size:
+        raise ValueError(f"scores has {rows} rows; a multiple of {name} = {size} is expected")
+    selected = jnp.reshape(is_set(mask), (rows // size, size))
     return jnp.where(selected, as_float("scores", scores).reshape(selected.shape), 0), selected
 
 

@@ -84,6 +84,12 @@ def require_positive(name: str, x: Any) -> None:
         raise ValueError(f"{name} is {np.extract(~(values > 0), values)[0]}; a number above 0 is expected")
 
 
+def require_scalar(name: str, x: Any, low: float, high: float = np.inf) -> None:
+    """Raises ValueError unless `x` is a scalar in [low, high]. For a traced `x` only the shape and the dtype are checked."""
+    require_shape(name, x, "scalar", ())
+    require_range(name, x, low, high)
+
+
 def require_positive_scalar(name: str, x: Any) -> None:
     """Raises ValueError unless `x` is a scalar above 0. For a traced `x` only the shape and the dtype are checked."""
     require_shape(name, x, "scalar", ())

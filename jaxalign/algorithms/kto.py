@@ -11,12 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.answer_inputs import single_inputs
-from jaxalign.algorithms.guards import (
-    as_float,
-    require_positive_scalar,
-    require_range,
-    require_shape,
-)
+from jaxalign.algorithms.guards import as_float, require_positive_scalar, require_scalar, require_shape
 from jaxalign.algorithms.masked import masked_mean
 
 
@@ -56,8 +51,7 @@ def kto(
     """
     require_positive_scalar("beta", beta)
     for name, x in (("desirable_weight", desirable_weight), ("undesirable_weight", undesirable_weight)):
-        require_shape(name, x, "scalar", ())
-        require_range(name, x, 0)
+        require_scalar(name, x, 0)
     require_shape("kl", kl, "scalar", ())
     selected, desirable, log_ratios = single_inputs(policy_logprobs, ref_logprobs, mask, desirable)
     gain = beta * (log_ratios - jax.lax.stop_gradient(as_float("kl", kl)))

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jaxalign.algorithms.guards import (
     as_float,
     require_choice,
-    require_positive,
-    require_range,
+    require_positive_scalar,
     require_same_shape,
+    require_scalar,
     require_shape,
 )
 
@@ -122,8 +122,7 @@ def aggregate_total(mask: Any, mode: str = "token_mean", max_length: Any = None)
     if mode != "token_sum_constant":
         return sequences
     max_length = jnp.shape(mask)[1] if max_length is None else max_length
-    require_shape("max_length", max_length, "scalar", ())
-    require_positive("max_length", max_length)
+    require_positive_scalar("max_length", max_length)
     return sequences * max_length
 
 
@@ -154,8 +153,7 @@ def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None,
         total = aggregate_total(mask, mode, max_length)
     require_choice("mode", mode, AGGREGATIONS)
     require_shape("mask", mask, "[B, T]", (None, None))
-    require_shape("total", total, "scalar", ())
-    require_range("total", total, 0)
+    require_scalar("total", total, 0)
     if mode == "sequence_mean_token_mean":
         summed = jnp.sum(masked_mean(loss, mask, axis=1))
     else:

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import (
+    as_float,
+    is_set,
+    require_positive,
+    require_positive_scalar,
+    require_same_shape,
+    require_scalar,
+    require_shape,
+)
 from jaxalign.algorithms.importance import LOG_RATIO_LIMIT, importance_weights
 from jaxalign.algorithms.masked import masked_mean
 
@@ -227,8 +235,7 @@ def decoupled_surrogate(
     if weight_cap is None:
         weight_cap = jnp.inf
     else:
-        require_shape("weight_cap", weight_cap, "scalar", ())
-        require_positive("weight_cap", weight_cap)
+        require_positive_scalar("weight_cap", weight_cap)
     surrogate, stats = clipped_surrogate(logprobs, proximal_logprobs, advantages, clip_low, clip_high, mask)
     weights, weight_stats = importance_weights(proximal_logprobs, behaviour_logprobs, mask, high=weight_cap)
     return weights * surrogate, DecoupledStats(stats, weight_stats.ratio, weight_stats.outside)
@@ -241,8 +248,7 @@ def _prepare(
     mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else is_set(mask)
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     for name, clip, high in (("clip_low", clip_low, 1), ("clip_high", clip_high, jnp.inf)):
-        require_shape(name, clip, "scalar", ())
-        require_range(name, clip, 0, high)
+        require_scalar(name, clip, 0, high)
     old_logprobs = jax.lax.stop_gradient(as_float("old_logprobs", old_logprobs))
     advantages = jax.lax.stop_gradient(as_float("advantages", advantages))
     # Masked and limited before `exp`: a 0 cotangent times an infinite derivative is NaN.

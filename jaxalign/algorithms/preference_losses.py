@@ -7,7 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import (
+    as_float,
+    is_set,
+    require_positive_scalar,
+    require_range,
+    require_same_shape,
+    require_scalar,
+)
 
 
 def bradley_terry(
@@ -37,8 +44,7 @@ def bradley_terry(
       ValueError: the shapes differ, a label is outside [0, 1], or the coefficient or a margin is negative.
     """
     require_same_shape(score_a=score_a, score_b=score_b, label=label)
-    require_shape("centering_coef", centering_coef, "scalar", ())
-    require_range("centering_coef", centering_coef, 0)
+    require_scalar("centering_coef", centering_coef, 0)
     # Checked before any computation: under `jit` a guard cannot read computed values.
     require_range("label", label if mask is None else _select("label", label, mask), 0, 1)
     score_a, score_b = _select("score_a", score_a, mask), _select("score_b", score_b, mask)
@@ -83,8 +89,7 @@ def score_regression(scores: Any, targets: Any, mask: Any = None, huber_delta: A
     error = _select("scores", scores, mask) - targets
     if huber_delta is None:
         return error**2
-    require_shape("huber_delta", huber_delta, "scalar", ())
-    require_positive("huber_delta", huber_delta)
+    require_positive_scalar("huber_delta", huber_delta)
     inner = jnp.minimum(jnp.abs(error), huber_delta)
     return inner * (jnp.abs(error) - 0.5 * inner)
 

@@ -18,7 +18,7 @@ from jaxalign.algorithms.guards import (
     require_positive_scalar,
     require_range,
     require_same_shape,
-    require_shape,
+    require_scalar,
 )
 
 
@@ -126,8 +126,7 @@ def simpo(
       ValueError: a shape differs, or a label or a setting is outside its range.
     """
     require_positive_scalar("beta", beta)
-    require_shape("gamma", gamma, "scalar", ())
-    require_range("gamma", gamma, 0)
+    require_scalar("gamma", gamma, 0)
     selected, label, pair, _ = pair_inputs(chosen_avg_logprobs, rejected_avg_logprobs, None, None, label, mask, "avg_")
     first, second = (beta * x for x in pair)
     loss = weigh(label, logistic(first - gamma, second, 1)) + weigh(1 - label, logistic(second - gamma, first, 1))
@@ -147,8 +146,7 @@ def _log_odds(logprobs: jax.Array) -> jax.Array:
 
 
 def _add_nll(loss: jax.Array, nll: Any, coef: Any, mask: Any) -> jax.Array:
-    require_shape("nll_coef", coef, "scalar", ())
-    require_range("nll_coef", coef, 0)
+    require_scalar("nll_coef", coef, 0)
     if nll is None:
         return loss
     require_same_shape(loss=loss, nll=nll)

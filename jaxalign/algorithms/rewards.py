@@ -11,9 +11,10 @@ from jaxalign.algorithms.guards import (
     as_float,
     is_set,
     require_choice,
-    require_positive,
+    require_positive_scalar,
     require_range,
     require_same_shape,
+    require_scalar,
     require_shape,
 )
 from jaxalign.algorithms.masked import masked_mean, masked_variance
@@ -58,13 +59,11 @@ def normalise_scores(scores: Any, shift: Any, scale: Any, clip: Any = None) -> j
       ValueError: `scale` is not above 0, `clip` is negative, or a setting is not a scalar.
     """
     require_shape("shift", shift, "scalar", ())
-    require_shape("scale", scale, "scalar", ())
-    require_positive("scale", scale)
+    require_positive_scalar("scale", scale)
     normalised = (as_float("scores", scores) - shift) / scale
     if clip is None:
         return normalised
-    require_shape("clip", clip, "scalar", ())
-    require_range("clip", clip, 0)
+    require_scalar("clip", clip, 0)
     return jnp.clip(normalised, -clip, clip)
 
 
@@ -114,8 +113,7 @@ def length_penalty(length: Any, coef: Any, free: Any = 0) -> jax.Array:
       ValueError: an argument is negative, or a setting is not a scalar.
     """
     for name, value in (("coef", coef), ("free", free)):
-        require_shape(name, value, "scalar", ())
-        require_range(name, value, 0)
+        require_scalar(name, value, 0)
     require_range("length", length, 0)
     return -coef * jnp.maximum(as_float("length", length) - free, 0)
 
@@ -137,8 +135,7 @@ def overlong_penalty(length: Any, max_length: Any, buffer: Any) -> jax.Array:
       ValueError: a length is negative, `buffer` is not above 0 or exceeds `max_length`, or a setting is not a scalar.
     """
     for name, value in (("max_length", max_length), ("buffer", buffer)):
-        require_shape(name, value, "scalar", ())
-        require_positive(name, value)
+        require_positive_scalar(name, value)
     require_range("max_length - buffer", max_length - buffer, 0)
     require_range("length", length, 0)
     return jnp.clip((max_length - buffer - as_float("length", length)) / buffer, -1, 0)
@@ -183,8 +180,7 @@ def shape_rewards(
     require_shape("scores", scores, *(("[B, N]", (batch, length)) if per_token else ("[B]", (batch,))))
     require_shape("response_length", response_length, "[B]", (batch,))
     require_same_shape(response_length=response_length, ended=ended)
-    require_shape("kl_coef", kl_coef, "scalar", ())
-    require_range("kl_coef", kl_coef, 0)
+    require_scalar("kl_coef", kl_coef, 0)
     require_range("response_length", response_length, 0, length)
 
     scores, ended = as_float("scores", scores), jnp.asarray(ended) != 0

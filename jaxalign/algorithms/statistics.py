@@ -62,12 +62,11 @@ def pearson(x: Any, y: Any) -> float | None:
 
 def spearman(x: Any, y: Any) -> float | None:
     """Spearman's rank correlation: `pearson` of the ranks, where equal numbers share their mean rank."""
-    return pearson(_ranks(np.asarray(x)), _ranks(np.asarray(y)))
-
-
-def _ranks(x: np.ndarray) -> np.ndarray:
-    _, place, count = np.unique(x, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
+    ranks = []
+    for values in (x, y):
+        _, place, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
+    return pearson(*ranks)
 
 
 def bootstrap_interval(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_positive_scalar, require_same_shape, require_scalar
 from jaxalign.algorithms.masked import masked_variance
 
 
@@ -63,8 +63,7 @@ def huber_value_loss(
     Raises:
       ValueError: the shapes differ, delta is not above 0, clip is negative, or clip is given without `old_values`.
     """
-    require_shape("delta", delta, "scalar", ())
-    require_positive("delta", delta)
+    require_positive_scalar("delta", delta)
     if clip is not None and old_values is None:
         raise ValueError(f"clip is {clip}, which needs old_values")
 
@@ -111,8 +110,7 @@ def _clipped(
     plain = cost(values - returns)
     if clip is None:
         return plain, jnp.zeros_like(mask)
-    require_shape("clip", clip, "scalar", ())
-    require_range("clip", clip, 0)
+    require_scalar("clip", clip, 0)
     # Not V_old + clip(V - V_old, -c, c): that can differ from V by an ulp where nothing is clipped, and would count as clipped.
     bounded = cost(jnp.clip(values, old_values - clip, old_values + clip) - returns)
     larger = jnp.maximum(plain, bounded)
