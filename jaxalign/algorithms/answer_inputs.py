@@ -93,9 +93,5 @@ def weigh(weight: jax.Array, loss: jax.Array) -> jax.Array:
     return jnp.where(weight == 0, 0, weight * loss)
 
 
-def logistic(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
-    return jax.nn.softplus(-beta * (a - b))
-
-
 def reward_stats(first: jax.Array, second: jax.Array) -> PreferenceStats:
     return jax.lax.stop_gradient(PreferenceStats(first, second, first - second))

@@ -50,7 +50,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.answer_inputs import PreferenceStats, logistic, pair_inputs, reward_stats, token_counts, weigh
+from jaxalign.algorithms.answer_inputs import PreferenceStats, pair_inputs, reward_stats, token_counts, weigh
 from jaxalign.algorithms.guards import require_choice, require_positive, require_positive_scalar, require_scalar, require_shape
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.algorithms.optimal_transport import transport
@@ -263,8 +263,9 @@ def sft_loss(chosen_avg_logprobs: Any, rejected_avg_logprobs: Any, label: Any = 
 @OBJECTIVES.declare("sigmoid", dpo_kind=True)
 @OBJECTIVES.declare("conservative", dpo_kind=True, smoothing_required=True)
 @OBJECTIVES.declare("robust", dpo_kind=True, smoothing_required=True)
-def _logistic(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
-    return logistic(a, b, beta)
+def logistic(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
+    """-log sigmoid(beta (a - b))."""
+    return jax.nn.softplus(-beta * (a - b))
 
 
 @OBJECTIVES.declare("hinge", dpo_kind=True)

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.answer_inputs import PreferenceStats, counted, logistic, pair_inputs, reward_stats, weigh
-from jaxalign.algorithms.direct_preference import dpo
+from jaxalign.algorithms.answer_inputs import PreferenceStats, counted, pair_inputs, reward_stats, weigh
+from jaxalign.algorithms.direct_preference import dpo, logistic
 from jaxalign.algorithms.guards import (
     as_float,
     is_set,

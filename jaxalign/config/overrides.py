@@ -64,18 +64,15 @@ def _literal_of(value: str, kind: Any) -> str:
     """A tuple's entries as a Python literal; any other value unchanged."""
     if typing.get_origin(kind) is not tuple or value.startswith(("(", "[")):
         return value
-    parts = [part.strip() for part in value.split(",") if part.strip()]
-    quoted = map(repr if typing.get_args(kind)[0] is str else _number_or_string, parts)
-    return f"({', '.join(quoted)},)" if parts else "()"
-
-
-def _number_or_string(part: str) -> str:
-    """A number unchanged; anything else as a string literal."""
-    try:
-        float(part)
-        return part
-    except ValueError:
-        return repr(part)
+    literals = []
+    for entry in filter(None, (part.strip() for part in value.split(","))):
+        try:
+            float(entry)
+            is_number = typing.get_args(kind)[0] is not str
+        except ValueError:
+            is_number = False
+        literals.append(entry if is_number else repr(entry))
+    return f"({', '.join(literals)},)" if literals else "()"
 
 
 def _field_type(name: str, default: Any) -> Any:

@@ -102,8 +102,8 @@ class CheckedJudge:
         if not requests:
             return []
         if not self.on_all_processes:
-            found = [kind(*fields) for fields in hosts.once(lambda: self._answers(method, kind, requests, draw))]
-            return [record._replace(notes=tuple(record.notes)) for record in found]  # JSON has lists.
+            records = [kind(*fields) for fields in hosts.once(lambda: self._answers(method, kind, requests, draw))]
+            return [record._replace(notes=tuple(record.notes)) for record in records]  # JSON has lists.
         try:
             return self._call(method, kind, requests, draw)
         except _Failure as error:

@@ -22,12 +22,12 @@ class DroppedRows:
         """Checks the counts of one batch. Raises UserError if more than the allowed share was dropped."""
         if not dropped:
             return
-        found = f"{self.name} gave no score for {dropped} of {rows} responses ({why})"
+        sentence = f"{self.name} gave no score for {dropped} of {rows} responses ({why})"
         if dropped > self.max_share * rows:
-            raise UserError(f"{found}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause and "
-                            "run again: training resumes from the last checkpoint")
+            raise UserError(f"{sentence}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause "
+                            "and run again: training resumes from the last checkpoint")
         if not self._warned:
             logging.getLogger("jaxalign").warning(
-                "%s; these rows are left out, and the metric 'kept' counts the others", found
+                "%s; these rows are left out, and the metric 'kept' counts the others", sentence
             )
             self._warned = True

@@ -42,8 +42,8 @@ class EarlyScores:
         for call in self._calls:
             done = call.result()
             if done is not None:
-                index, (found, present, report) = done
-                scores[index], kept[index] = found, present
+                index, (new_scores, has_score, report) = done
+                scores[index], kept[index] = new_scores, has_score
                 why = why or report.first_error
         self.close()
         return scores, kept, why

@@ -41,7 +41,7 @@ def last_number(text: str) -> Fraction | None:
     """
     text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\,", "")
     # A digit right before the fraction makes a mixed number, which `_parse` recognises by the space.
-    text = _LATEX_FRACTION.sub(lambda found: (found[1] and f"{found[1]} ") + f"{found[2]}/{found[3]}", text)
+    text = _LATEX_FRACTION.sub(lambda match: (match[1] and f"{match[1]} ") + f"{match[2]}/{match[3]}", text)
     last = None
     for match in _RUN.finditer(text):
         start = match.start("body")
@@ -73,11 +73,11 @@ def number_match(
     allowed = _as_number(tolerance)
     scores = []
     for response, expected in zip(responses, _column("number_match", "answer", answer, responses), strict=True):
-        truth, found = _as_number(expected), last_number(response)
+        truth, number = _as_number(expected), last_number(response)
         if truth is None:
             scores.append(math.nan)
         else:
-            scores.append(float(found is not None and abs(found - truth) <= allowed))
+            scores.append(float(number is not None and abs(number - truth) <= allowed))
     return scores
 
 

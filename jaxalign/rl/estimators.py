@@ -105,8 +105,8 @@ def reinforce(inputs: AdvantageInputs):
 def vtrace(inputs: AdvantageInputs):
     """V-trace, with importance weights of the trainer's over the sampler's probabilities."""
     section = inputs.section
-    found = advantages.vtrace(inputs.rewards, inputs.values, inputs.log_ratios, inputs.mask, section.gamma, section.lam)
-    return found.advantages, found.targets
+    result = advantages.vtrace(inputs.rewards, inputs.values, inputs.log_ratios, inputs.mask, section.gamma, section.lam)
+    return result.advantages, result.targets
 
 
 @ADVANTAGES.declare("rloo", needs_groups=True)
@@ -127,8 +127,8 @@ def reinforce_pp(inputs: AdvantageInputs):
     """REINFORCE++, with the group's mean reward subtracted if `config.ppo.group_size` is above 1."""
     section = inputs.section
     size = section.group_size if section.group_size > 1 else None
-    found = advantages.reinforce_plus_plus(inputs.rewards, inputs.mask, section.gamma, size)
-    return found, jnp.zeros_like(inputs.rewards)
+    whitened = advantages.reinforce_plus_plus(inputs.rewards, inputs.mask, section.gamma, size)
+    return whitened, jnp.zeros_like(inputs.rewards)
 
 
 @ADVANTAGES.declare("remax", needs_greedy=True)

@@ -133,10 +133,11 @@ def _decide(config: Config, shards: Shards, queues: Sequence[Queue]) -> Calibrat
     Verdicts stay in the rows, so an interrupted stage repeats this step with the same result.
     """
     rows = list(shards.read())
-    found = [row_comparison(row) for row in rows]
-    calibration = calibrate([label for pair in found for label in pair.labels], config.feedback)
+    comparisons = [row_comparison(row) for row in rows]
+    calibration = calibrate([label for pair in comparisons for label in pair.labels], config.feedback)
     settings = (calibration, config.feedback, config.feedback.invert)
-    decided = [comparison_row(decide(pair, *settings)) if pair.labels else row for pair, row in zip(found, rows, strict=True)]
+    decided = [comparison_row(decide(pair, *settings)) if pair.labels else row
+               for pair, row in zip(comparisons, rows, strict=True)]
     for chunk, own in (item for queue in queues for item in queue.chunks.items()):
         if json.dumps(decided[own.start : own.stop]) != json.dumps(rows[own.start : own.stop]):
             shards.write(chunk, decided[own.start : own.stop])

@@ -68,13 +68,13 @@ class Evaluate(Stage):
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        made = ("preference",) if "preference" in config.stages else ()
+        reward_stages = ("preference",) if "preference" in config.stages else ()
         labels = ("compare",) if has_gold_labels(config) else ()
-        return (*reads.base_stages(config), *evaluated(config)[1:], *made, *labels)
+        return (*reads.base_stages(config), *evaluated(config)[1:], *reward_stages, *labels)
 
     def files(self, config: Config):
-        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
-        return found | engines.sampler_files(config)
+        files = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
+        return files | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate

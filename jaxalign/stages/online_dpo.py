@@ -52,8 +52,8 @@ class OnlineDPOStage(Stage):
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name), *judge)))
 
     def files(self, config: Config):
-        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
-        return found | engines.sampler_files(config)
+        files = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
+        return files | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.online_dpo

@@ -44,10 +44,10 @@ class PPOStage(Stage):
         return tuple(dict.fromkeys((*base, *reads.policy_stages(config, self.name), *read, *judge)))
 
     def files(self, config: Config):
-        found = reads.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
+        files = reads.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
         if config.ppo.asks_to_compare:
-            found |= judges.feedback_files(config, self.name)
-        return found | engines.sampler_files(config)
+            files |= judges.feedback_files(config, self.name)
+        return files | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.ppo

@@ -105,13 +105,13 @@ class PreferenceStage(Stage):
 
 def _parts(pairs: PreferencePairs, scores: np.ndarray, held_out: PairBatch, weight: float) -> dict[str, Any]:
     """The numbers of pairs of stage compare ("ai") and of human files ("human"), and the accuracy on each part."""
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for name, human in (("ai", False), ("human", True)):
         index = _index(pairs.held_out, human)
         counts = {"train_pairs": len(_index(pairs.train, human)), "held_out_pairs": len(index)}
-        found[name] = counts | {"held_out": accuracy(scores[index], held_out.label[index])}
-    found["human"] |= {"weight": weight, "files": [report.to_dict() for report in pairs.human]}
-    return found
+        measured[name] = counts | {"held_out": accuracy(scores[index], held_out.label[index])}
+    measured["human"] |= {"weight": weight, "files": [report.to_dict() for report in pairs.human]}
+    return measured
 
 
 def _index(pairs: Sequence[Comparison], human: bool) -> np.ndarray:

@@ -75,13 +75,13 @@ class Revise(Stage):
                         revisions = [_helpful(*pair) for pair in zip(own, said, strict=True)]
                 _write(shards, queue, revisions)
                 progress.update(len(rows))
-        made = list(shards.read())
-        usable = revision_report(config, made)
+        rows = list(shards.read())
+        usable = revision_report(config, rows)
         print_report(self.name, usable)
         warn_about_few(self.name, config.sft, usable.total, usable.usable)
         write_json(
             context.directory / "summary.json",
-            _summary(made, section.rounds) | {"usable": usable.to_dict()} | shares | sources.data_summary(sets),
+            _summary(rows, section.rounds) | {"usable": usable.to_dict()} | shares | sources.data_summary(sets),
         )
 
 

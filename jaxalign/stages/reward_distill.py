@@ -96,13 +96,13 @@ class RewardDistillStage(Stage):
         train = ScoredPairs(arrays[0].tokens, arrays[0].length, (raw[0] - teacher[0].shift) / teacher[0].scale)
         params, steps = self._train(context, model, teacher, train)
         student = Scorer(model)
-        found = [all_scores(student, params, pairs, section.batch_pairs) for pairs in arrays]
-        shift, scale = (float(x) for x in score_statistics(found[0][: len(fresh)].reshape(-1)))
+        student_scores = [all_scores(student, params, pairs, section.batch_pairs) for pairs in arrays]
+        shift, scale = (float(x) for x in score_statistics(student_scores[0][: len(fresh)].reshape(-1)))
         normalised = {"shift": shift, "scale": scale} if config.preference.normalise else {"shift": 0.0, "scale": 1.0}
         summary = {"steps": steps, "train_pairs": len(train.target), "fresh_pairs": len(fresh)} | normalised
-        summary["agreement"] = agreement(raw[1], found[1])
+        summary["agreement"] = agreement(raw[1], student_scores[1])
         label = arrays[2].label
-        summary["labelled"] = {"teacher": accuracy(raw[2], label), "student": accuracy(found[2], label)}
+        summary["labelled"] = {"teacher": accuracy(raw[2], label), "student": accuracy(student_scores[2], label)}
         summary["parameters"] = {"teacher": count(teacher[1]), "student": count(params)}
         write_json(context.directory / SPEED, speed([teacher, (student, params)], arrays[0], section.batch))
         write_json(context.directory / "summary.json", summary)
@@ -132,8 +132,8 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     key = stage_key(context, "reward_distill", "samples")
     for queue, prompts, rollout in sampled_answers(context, "reward_distill", policy, tokenizer, shards, n, key, timing):
         texts = styles.response_texts(tokenizer, rollout)
-        made = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]
-        shards.write_all(queue, made)
+        rows = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]
+        shards.write_all(queue, rows)
 
 
 def fresh_pairs(rows) -> list[Comparison]:
@@ -158,9 +158,9 @@ def agreement(teacher: np.ndarray, student: np.ndarray) -> dict | None:
         return None
     alike = int(np.sum((np.sign(teacher[:, 0] - teacher[:, 1]) == np.sign(student[:, 0] - student[:, 1]))[differ]))
     low, high = wilson_interval(alike, total)
-    found = {"pairs": total, "rate": alike / total, "low": low, "high": high}
+    agreed = {"pairs": total, "rate": alike / total, "low": low, "high": high}
     x, y = teacher.reshape(-1), student.reshape(-1)
-    return found | {"pearson": pearson(x, y), "spearman": spearman(x, y)}
+    return agreed | {"pearson": pearson(x, y), "spearman": spearman(x, y)}
 
 
 def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int) -> dict:
@@ -177,8 +177,8 @@ def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int)
             if repeat >= _WARM_UP:
                 seconds.append(time.perf_counter() - began)
     teacher, student = map(statistics.median, taken)
-    found = {"rows": rows, "width": width, "repeats": _REPEATS, "device": jax.devices()[0].device_kind}
-    return found | {"teacher_seconds": teacher, "student_seconds": student, "speedup": teacher / student}
+    measured = {"rows": rows, "width": width, "repeats": _REPEATS, "device": jax.devices()[0].device_kind}
+    return measured | {"teacher_seconds": teacher, "student_seconds": student, "speedup": teacher / student}
 
 
 def count(params: Params) -> int:

@@ -60,14 +60,14 @@ class Preference(PackedPairs):
         if self.margin_weight and "compare" in config.stages:
             raise UserError(f"config.preference.margin_weight is {self.margin_weight}, but the pairs of stage compare have no "
                             "margins; leave it at 0, or remove compare from config.stages")
-        made = "compare" in config.stages or data_source(config).feedback
-        if self.human and not made:
+        labels_pairs = "compare" in config.stages or data_source(config).feedback
+        if self.human and not labels_pairs:
             raise UserError(f"config.preference.human is {self.human!r}, but the pairs of config.data.source "
                             f"{config.data.source!r} are not made by stage compare; list the files in config.data.extra_train "
                             "instead, or add compare to config.stages")
         if self.human and config.data.weights:
             raise UserError(f"config.preference.human is {self.human!r}, but config.data.weights already sets the shares of "
                             "files; set human_weight instead, and leave config.data.weights empty")
-        if self.early_stopping and made and not self.held_out_share:
+        if self.early_stopping and labels_pairs and not self.held_out_share:
             raise UserError("config.preference.early_stopping is True, but config.preference.held_out_share is 0, so no pair "
                             "measures the loss; set held_out_share above 0, or early_stopping to False")

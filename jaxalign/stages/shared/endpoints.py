@@ -30,11 +30,12 @@ def templates(config: Config) -> TemplateSet:
     Raises:
       UserError: the set is not written for chat models.
     """
-    found = load_set(config.feedback.templates or "chat")
-    if found.layout != "chat":
-        raise UserError(f"config.feedback.templates is {config.feedback.templates!r}, a set of the layout {found.layout!r}, "
-                        "but the judge 'endpoint' sends messages; set it to 'chat', or to a set of your own with this layout")
-    return found
+    template_set = load_set(config.feedback.templates or "chat")
+    if template_set.layout != "chat":
+        raise UserError(f"config.feedback.templates is {config.feedback.templates!r}, a set of the layout "
+                        f"{template_set.layout!r}, but the judge 'endpoint' sends messages; set it to 'chat', or to a set of "
+                        "your own with this layout")
+    return template_set
 
 
 @JUDGES.declare("endpoint", methods=METHODS)

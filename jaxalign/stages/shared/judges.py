@@ -70,15 +70,15 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     name, templates, judge = config.feedback.constitution, config.feedback.templates, judge_file(config, stage)
     load_constitution(name)
     load_exemplars(name)
-    found = {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
+    paths = {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
     if templates:
         read_contract(load_set(templates).form, f"the template set {templates}")
-        found |= dict.fromkeys(set_files(templates), "feedback.templates")
+        paths |= dict.fromkeys(set_files(templates), "feedback.templates")
     if judge_name(config, stage) == "model":
         for folder in config.judge.path:
             length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
             _check_requests(config, stage, judge_models.folder_tokenizer(config, folder), length)
-        found |= judge_models.folder_files(config)
+        paths |= judge_models.folder_files(config)
     elif judge_name(config, stage) == "endpoint":
         endpoints.templates(config)
     elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
@@ -87,7 +87,7 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
         place = tokenizer_path(config, Path())
         if place.exists():  # Otherwise the files of the model are reported.
             _check_requests(config, stage, load_tokenizer(place), config.judge.local_length(config))
-    return found if judge is None else found | {judge: judge_field(config, stage)}
+    return paths if judge is None else paths | {judge: judge_field(config, stage)}
 
 
 REQUEST_KINDS = {"critique": "critique", "revise": "revision", "compare": "comparison", "rate": "rating"}
@@ -105,8 +105,8 @@ def _check_requests(config: Config, stage: str, tokenizer: Tokenizer, max_length
 
 def judge_stages(config: Config, stage: str) -> tuple[str, ...]:
     """The stage whose model judges in a stage; empty if it is the base or another judge."""
-    found = config.feedback.judging_stage(config, stage)
-    return (found,) if found and stage_judge(config, stage).runs_base else ()
+    judging_stage = config.feedback.judging_stage(config, stage)
+    return (judging_stage,) if judging_stage and stage_judge(config, stage).runs_base else ()
 
 
 def make_judge(
@@ -121,9 +121,9 @@ def make_judge(
     inputs = JudgeInputs(config, context, model, batch, writing, counted, trains, base)
     if record.on_all_processes:
         return CheckedJudge(record.load()(inputs), record.name, config.judge, on_all_processes=True)
-    made: list[Any] = []
-    hosts.once(lambda: made.append(record.load()(inputs)))
-    return CheckedJudge(made[0] if made else None, record.name, config.judge)
+    judges: list[Any] = []
+    hosts.once(lambda: judges.append(record.load()(inputs)))
+    return CheckedJudge(judges[0] if judges else None, record.name, config.judge)
 
 
 @JUDGES.declare("local", runs_base=True, methods=METHODS)
@@ -137,8 +137,8 @@ def make_local(inputs: JudgeInputs) -> LocalJudge:
         params = run_models.base_params(context, inputs.model) if inputs.base is None else inputs.base
     role = run_models.frozen_role(context, inputs.model, params) if inputs.trains else None
     length = config.judge.local_length(config)
-    found = judge_models.JudgeModel(inputs.model, params, run_models.load_tokenizer(context), length)
-    return _local_judge(inputs, found, inputs.counted, role)
+    judge_model = judge_models.JudgeModel(inputs.model, params, run_models.load_tokenizer(context), length)
+    return _local_judge(inputs, judge_model, inputs.counted, role)
 
 
 @JUDGES.declare("model", methods=METHODS, on_devices=True)
@@ -146,20 +146,20 @@ def make_model_judge(inputs: JudgeInputs) -> LocalJudge | Jury:
     """The model of `config.judge.path` as the judge, or several as a jury."""
     config, members = inputs.config, []
     for folder in config.judge.path:
-        found = judge_models.load_folder(config, folder)
-        role = FrozenRole(found.params, "frozen" in config.mesh.offload) if inputs.trains else None
-        counted = inputs.counted.of(found.model) if isinstance(inputs.counted, Meter) else inputs.counted
-        members.append(_local_judge(inputs, found, counted, role))
+        judge_model = judge_models.load_folder(config, folder)
+        role = FrozenRole(judge_model.params, "frozen" in config.mesh.offload) if inputs.trains else None
+        counted = inputs.counted.of(judge_model.model) if isinstance(inputs.counted, Meter) else inputs.counted
+        members.append(_local_judge(inputs, judge_model, counted, role))
     return members[0] if len(members) == 1 else Jury(tuple(members))
 
 
 def _local_judge(
-    inputs: JudgeInputs, found: judge_models.JudgeModel, counted: Counted | None, role: FrozenRole | None
+    inputs: JudgeInputs, judge_model: judge_models.JudgeModel, counted: Counted | None, role: FrozenRole | None
 ) -> LocalJudge:
     settings = inputs.config.feedback
     return make_local_judge(
-        found.model, None if role else found.params, found.tokenizer, settings, found.max_length, inputs.batch,
-        load_exemplars(settings.constitution), inputs.writing, counted, role,
+        judge_model.model, None if role else judge_model.params, judge_model.tokenizer, settings, judge_model.max_length,
+        inputs.batch, load_exemplars(settings.constitution), inputs.writing, counted, role,
     )
 
 

@@ -47,20 +47,20 @@ def scores_of(context: StageContext, policy: Model) -> Scores:
 def reward_stages(config: Config) -> tuple[str, ...]:
     """The stages that the reward reads."""
     records = reward_records(config.reward.source)
-    found = [reads.base_stages(config) if record.reads_base else () for record in records]
-    found += [judges.judge_stages(config, "ppo") for record in records if record.asks_judge]
-    found += [record.stages for record in records]
-    return tuple(dict.fromkeys(stage for stages in found for stage in stages))
+    stages_by_record = [reads.base_stages(config) if record.reads_base else () for record in records]
+    stages_by_record += [judges.judge_stages(config, "ppo") for record in records if record.asks_judge]
+    stages_by_record += [record.stages for record in records]
+    return tuple(dict.fromkeys(stage for stages in stages_by_record for stage in stages))
 
 
 def reward_files(config: Config) -> dict[Path, str]:
     """The user's files that the reward reads, with the config fields that name them."""
     records = reward_records(config.reward.source)
-    found = judges.feedback_files(config, "ppo") if any(record.asks_judge for record in records) else {}
+    paths = judges.feedback_files(config, "ppo") if any(record.asks_judge for record in records) else {}
     for record in records:
         files = record.load("files")
-        found = found | (files(config) if files is not None else {})
-    return found
+        paths = paths | (files(config) if files is not None else {})
+    return paths
 
 
 def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer) -> Reward:
