@@ -7,9 +7,8 @@ import difflib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry
+from jaxalign.registry.core import Registry, names_in
 
 
 class Constraint(Protocol):

@@ -12,9 +12,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry
+from jaxalign.registry.core import Registry, names_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +43,6 @@ def when(selector: str, *values: Any) -> ReadBy:
 def unless(selector: str, value: Any, otherwise: str) -> ReadBy:
     """Read unless the selector has `value`. `otherwise` completes "or set SELECTOR ...", for example "above 0"."""
     return ReadBy(selector, lambda selected, name: selected != value, lambda name: otherwise)
-
-
-def either(*conditions: ReadBy) -> tuple[ReadBy, ...]:
-    """Read when at least one of the conditions holds."""
-    return conditions
 
 
 def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadBy:

@@ -115,7 +115,6 @@ def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
 
 def reset_unread(values: config_dict.ConfigDict, selector: str) -> None:
     """Resets to their defaults the options that have no effect with the value of `selector`, for example "model.source"."""
-
     for name, kind in schema.field_types(Config).items():
         for entry in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
             conditions = unmet(entry, name, lambda dotted: operator.attrgetter(dotted)(values))

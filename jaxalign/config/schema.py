@@ -32,7 +32,7 @@ def field(default: Any, doc: str, check: Constraint | None = None, *read_by: Rea
         doc: one line of documentation.
         check: the constraint, or None. A value of None satisfies any constraint.
         read_by: the conditions under which the field is read. Unless all hold, only the default is accepted. A tuple of
-            conditions (`either`) holds if at least one of them does.
+            conditions holds if at least one of them does.
     """
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check, "read_by": read_by})
 

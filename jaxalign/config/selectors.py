@@ -1,13 +1,10 @@
-"""Parses values with a grammar: sums of names, and the steps to profile."""
+"""Parses `config.profile`, the steps to profile."""
 
 from __future__ import annotations
 
 import re
 
 from jaxalign.errors import UserError
-from jaxalign.registry.core import names_in
-
-__all__ = ["names_in", "traced_steps"]
 
 _TRACED = re.compile(r"(?P<stage>\w+):(?P<first>\d+)(:(?P<count>[1-9]\d*))?")
 

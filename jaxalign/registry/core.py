@@ -145,10 +145,6 @@ class Registry(Generic[R]):
         near = difflib.get_close_matches(name, self.names(), n=1)
         raise UserError(f"{said}; {wanted} is expected" + (f"; did you mean {near[0]}?" if near else ""))
 
-    def is_builtin(self, name: str) -> bool:
-        """Whether this is the name of a built-in record."""
-        return name in self.builtin
-
     def __contains__(self, name: str) -> bool:
         return name in self.names()
 

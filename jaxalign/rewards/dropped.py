@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 from jaxalign.errors import UserError
 
 
+@dataclasses.dataclass
 class DroppedRows:
     """Warns once about responses without a score, and stops the run if too many in a batch have none.
 
-    Args:
+    Attributes:
       name: the reward's name in messages.
       max_share: the largest share of a batch that may lack a score (`config.reward.max_dropped_share`).
     """
 
-    def __init__(self, name: str, max_share: float):
-        self.name, self.max_share, self._warned = name, max_share, False
+    name: str
+    max_share: float
+    _warned: bool = dataclasses.field(default=False, init=False)
 
     def check(self, dropped: int, rows: int, why: str | None) -> None:
         """Checks the counts of one batch. Raises UserError if more than the allowed share was dropped."""

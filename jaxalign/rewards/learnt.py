@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from jaxalign.rewards.base import FusedReward, Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import Scorer, rollout_scores
 from jaxalign.training.offload import FrozenRole
 
 
+@dataclasses.dataclass(eq=False)
 class LearntReward(Reward):
     """Normalised scores of a reward model with the policy's tokenizer.
 
-    Args:
+    Attributes:
       scorer: the model with its normalisation.
       role: the model's weights.
       name: the reward's name, which is "preference" or "distilled" in a pipeline run.
     """
 
+    scorer: Scorer
+    role: FrozenRole
+    name: str = "preference"
     is_checked = True
-
-    def __init__(self, scorer: Scorer, role: FrozenRole, name: str = "preference"):
-        self.scorer, self.role, self.name = scorer, role, name
 
     def score(self, batch: RewardBatch) -> Scored:
         """Scores [B], computed on the devices."""

@@ -11,7 +11,6 @@ import numpy as np
 from jaxalign.algorithms.rewards import normalise_scores
 from jaxalign.config import Config
 from jaxalign.config import Reward as RewardSettings
-from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.dialogues import cut_front
 from jaxalign.data.chat.formats import USER
@@ -26,6 +25,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Message
+from jaxalign.registry.core import names_in
 from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxalign.algorithms.rewards import combine_scores, length_penalty
 from jaxalign.config import Reward as RewardSettings
-from jaxalign.config.selectors import names_in
 from jaxalign.records import Prompt
+from jaxalign.registry.core import names_in
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored
 

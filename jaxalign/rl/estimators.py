@@ -65,7 +65,7 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
     chex.assert_equal_shape(arrays)
     chex.assert_shape(inputs.kept, inputs.mask.shape[:1])
     record = estimator_of(inputs.section)
-    if ADVANTAGES.is_builtin(inputs.section.advantages):
+    if inputs.section.advantages in ADVANTAGES.builtin:
         return record.load()(inputs)
     name = f"advantage estimator {record.name!r}"
     estimates = run_custom(name, record.load(), inputs, "(advantages, returns)", 2)
@@ -80,7 +80,7 @@ def check_estimates(section: Ppo, rewards, values, advantages, returns) -> None:
 
     Built-in estimators are not checked: the update skips non-finite gradients, and the check `finite_gradients` reports them.
     """
-    if ADVANTAGES.is_builtin(section.advantages) or not bool(jnp.all(jnp.isfinite(rewards)) & jnp.all(jnp.isfinite(values))):
+    if section.advantages in ADVANTAGES.builtin or not bool(jnp.all(jnp.isfinite(rewards)) & jnp.all(jnp.isfinite(values))):
         return
     for part, array in {"advantages": advantages, "returns": returns}.items():
         if not bool(jnp.all(jnp.isfinite(array))):

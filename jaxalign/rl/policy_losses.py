@@ -44,7 +44,7 @@ def surrogate(section: Ppo, logprobs, old_logprobs, advantages, mask) -> tuple[j
     record = POLICY_LOSSES.get(section.policy_loss, "config.ppo.policy_loss")
     bounds = record.clip_range(section.clip, section.clip_high)
     inputs = PolicyLossInputs(logprobs, old_logprobs, advantages, mask, bounds, section)
-    if POLICY_LOSSES.is_builtin(section.policy_loss):
+    if section.policy_loss in POLICY_LOSSES.builtin:
         return record.load()(inputs)
     name = f"policy loss {record.name!r}"
     loss, stats = run_custom(name, record.load(), inputs, "(loss, SurrogateStats)", 2)

@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config, rounds
-from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -29,6 +28,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.reasons import gold_labels_sentence
 from jaxalign.records import Prompt, Rollout
+from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import STAGES, Batch, policy_makers
 from jaxalign.rewards.base import columns_of

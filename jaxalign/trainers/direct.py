@@ -22,7 +22,8 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs
-from jaxalign.registry.objectives import objectives_of
+from jaxalign.registry.core import names_in
+from jaxalign.registry.objectives import OBJECTIVES, objectives_of
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
@@ -32,7 +33,6 @@ from jaxalign.training import work
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.loop import Step
-from jaxalign.training.objectives import is_builtin
 
 
 class DPO(PolicyTrainer):
@@ -130,7 +130,8 @@ class DPO(PolicyTrainer):
             )
 
         steps = self._train(direct_step, arguments, train, loader, shown=("loss", "accuracy"), prepare=prepare)
-        return steps if is_builtin(section) else _finite_first(steps, section.objective)
+        is_builtin = all(name in OBJECTIVES.builtin for name in names_in(section.objective))
+        return steps if is_builtin else _finite_first(steps, section.objective)
 
     def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
         """The pairs with the log-probabilities of their answers under the reference.

@@ -18,7 +18,6 @@ from jaxalign.algorithms.answer_inputs import PreferenceStats, reward_stats
 from jaxalign.algorithms.direct_preference import sft_loss
 from jaxalign.config import Dpo
 from jaxalign.errors import UserError
-from jaxalign.registry.core import names_in
 from jaxalign.registry.custom import require_array, wrong_result
 from jaxalign.registry.objectives import OBJECTIVES, Objective, objectives_of
 
@@ -172,11 +171,6 @@ def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tup
         "nll": nll,
     }
     return loss + sft_weight * nll, reported
-
-
-def is_builtin(settings: Dpo) -> bool:
-    """Whether every objective that the settings name comes with the package."""
-    return all(OBJECTIVES.is_builtin(name) for name in names_in(settings.objective))
 
 
 def _masked(inputs: DirectInputs) -> DirectInputs:

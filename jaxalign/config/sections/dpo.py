@@ -10,8 +10,8 @@ from jaxalign.config.reading import chosen, refuse_unread
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import PackedPairs
-from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.objectives import OBJECTIVES, Objective
 from jaxalign.registry.stages import made_before

@@ -8,8 +8,8 @@ from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field
-from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import judge_field, judge_name, judge_record, stage_judge
 from jaxalign.registry.stages import policies_before, stages_in_order

@@ -9,8 +9,8 @@ from jaxalign.config.constraints import at_least, none_or_some_of, one_of
 from jaxalign.config.division import check_divides, nearest_divisors
 from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
-from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 
 _PIPELINE = unless("pipeline", 1, "above 1")

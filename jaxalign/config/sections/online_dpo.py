@@ -9,8 +9,8 @@ from jaxalign.config.constraints import above, at_least, one_of
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import Sampling, Trained
-from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.core import names_in
 from jaxalign.registry.objectives import OBJECTIVES
 
 

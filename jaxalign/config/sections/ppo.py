@@ -12,9 +12,9 @@ from jaxalign.config.sections.alarms import Alarms
 from jaxalign.config.sections.compare import Compare, check_helpful_share
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import Sampling, Trained
-from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES
+from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.policy_losses import POLICY_LOSSES
 from jaxalign.registry.rewards import REWARDS

@@ -6,14 +6,14 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between
-from jaxalign.config.reading import chosen, either, when
+from jaxalign.config.reading import chosen, when
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES, data_source
 
 _SOURCE = chosen("data.source", DATA_SOURCES, "world")
 _SCRATCH = when("model.source", "scratch")
-_TOPICS = either(_SCRATCH, chosen("data.source", DATA_SOURCES, "world_rows"))
+_TOPICS = (_SCRATCH, chosen("data.source", DATA_SOURCES, "world_rows"))  # At least one of the conditions holds.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from jaxalign.config.selectors import names_in
 from jaxalign.endpoint.redaction import shown_url
+from jaxalign.registry.core import names_in
 from jaxalign.tracking.formatting import capitalized
 from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.requests import FIELD
