@@ -172,37 +172,29 @@ class Answering:
                 phase.flops += scoring_work(self.scorer[0], rollout)[1]
             placed = place_rows(self.model.sharding, rollout)
             kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
-            score = self._scores(placed)
+            scores = [None] * self.batch if self.scorer is None else fetch(raw_rollout_scores(*self.scorer, placed)).tolist()
         answers, out = styles.answers_of(self.tokenizer, rollout, self.context.config.data.style), []
         judged = self._judged(prompts, [text for text, _ in answers[: len(prompts)]])
         for i, prompt in enumerate(prompts):
             (text, ended), count = answers[i], int(rollout.response_length[i])
             out.append(
                 {"model": self.name} | prompt_row(prompt) | judged[i]
-                | {"response": text, "complete": ended, "tokens": count, "kl": float(kl[i]), "score": score[i]}
+                | {"response": text, "complete": ended, "tokens": count, "kl": float(kl[i]), "score": scores[i]}
             )
         return out
 
-    def _scores(self, rollout: Rollout) -> list[float | None]:
-        if self.scorer is None:
-            return [None] * self.batch
-        return [float(x) for x in fetch(raw_rollout_scores(*self.scorer, rollout))]
-
     def _judged(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict]:
-        """The rule-based verdict on each answer: the gold judge's in the world, "correct" for data with reference answers."""
+        """The rule-based verdict on each answer: the gold judge's in the world; "correct" for data with reference answers, if
+        the verifier rewards them."""
         if self.world is not None:
             verdicts = [dataclasses.asdict(gold.judge(self.world, p, text)) for p, text in zip(prompts, texts, strict=True)]
             return [{"kind": v.pop("kind"), "gold": {name: v[name] for name in gold.MEASURES}} for v in verdicts]
-        if not is_verified(self.context.config):
+        config = self.context.config
+        if not data_source(config).answers or "verifier" not in names_in(config.reward.source):
             return [{"kind": None, "gold": None}] * len(prompts)
-        verify = VERIFIERS[self.context.config.reward.verifier]
+        verify = VERIFIERS[config.reward.verifier]
         scores = verify([p.messages for p in prompts], texts, **columns_of(prompts))
         return [{"kind": None, "gold": {"correct": score == 1.0}} for score in scores]
-
-
-def is_verified(config: Config) -> bool:
-    """Whether evaluation measures answers with the verifier that rewards them."""
-    return data_source(config).answers and "verifier" in names_in(config.reward.source)
 
 
 def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
@@ -217,11 +209,11 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
         "win_rates": [],
     }
     for name in names:
-        if first[0]["gold"] is not None:
-            summary["rates"][name] = {
-                measure: rate([row["gold"][measure] for row in by_model[name] if is_asked(measure, row["kind"])])
-                for measure in first[0]["gold"]
-            }
+        for measure in first[0]["gold"] or ():
+            # A measure of the gold judge covers only prompts of some kinds.
+            kinds = gold.MEASURES[measure][0] if measure in gold.MEASURES else None
+            asked = [row for row in by_model[name] if kinds is None or row["kind"] in kinds]
+            summary["rates"].setdefault(name, {})[measure] = rate([row["gold"][measure] for row in asked])
 
     def mean(field: str) -> dict[str, float]:
         return {name: float(np.mean([row[field] for row in by_model[name]])) for name in names}
@@ -229,11 +221,6 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
     scored = first[0]["score"] is not None
     summary |= {"kl": mean("kl"), "length": mean("tokens"), "preference_score": mean("score") if scored else {}}
     return summary | {"complete": mean("complete")}
-
-
-def is_asked(measure: str, kind: str | None) -> bool:
-    """Whether a measure covers prompts of this kind."""
-    return measure not in gold.MEASURES or kind in gold.MEASURES[measure][0]
 
 
 def compare(

@@ -65,7 +65,7 @@ class PreferenceStage(Stage):
             sources.pair_loader(context, pairs.train, section.batch, first + number) for number in range(section.members)
         ]
         # The scores are normalised on answers of the policy, which did not write those of human files.
-        samples = _of(train, pairs.train, human=False) if section.human else train
+        samples = take(train, _index(pairs.train, human=False)) if section.human else train
         inputs = [self._inputs(context, policy, number) for number in range(section.members)]
         trainer = RewardModel.from_inputs(inputs, section)
         for _ in trainer.fit_arrays(train, loaders, choosing, samples, held_out):
@@ -116,11 +116,6 @@ def _parts(pairs: PreferencePairs, scores: np.ndarray, held_out: PairBatch, weig
 
 def _index(pairs: Sequence[Comparison], human: bool) -> np.ndarray:
     return np.asarray([i for i, pair in enumerate(pairs) if is_human(pair) == human], np.int64)
-
-
-def _of(arrays: PairBatch, pairs: Sequence[Comparison], human: bool) -> PairBatch:
-    """The arrays of the pairs of one part."""
-    return take(arrays, _index(pairs, human))
 
 
 def _report(title: str, summary: Mapping[str, Any], on_failure: str) -> None:

@@ -93,15 +93,18 @@ def _helpful(prompt: Prompt, said: Answer) -> Revision:
 
 def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:
     """Writes each chunk's revisions, round by round. `revisions` has those of the whole queue, in the same order."""
-    for number, rows in queue.chunks.items():
-        rounds = range(0, len(revisions), len(queue.rows))
-        shards.write(number, [_row(revisions[at + row - queue.rows.start]) for at in rounds for row in rows])
-
-
-def _row(revision: Revision) -> dict:
-    fields = ("round", "principle", "response", "critique", "revision", "complete")
-    more = {name: value for name in ("outcome", "notes", "reasoning") if (value := getattr(revision, name))}
-    return prompt_row(revision.prompt) | {name: getattr(revision, name) for name in fields} | more
+    rows = []
+    for revision in revisions:
+        row = prompt_row(revision.prompt)
+        for name in ("round", "principle", "response", "critique", "revision", "complete"):
+            row[name] = getattr(revision, name)
+        for name in ("outcome", "notes", "reasoning"):  # Written only where there is one.
+            if getattr(revision, name):
+                row[name] = getattr(revision, name)
+        rows.append(row)
+    rounds = range(0, len(rows), len(queue.rows))
+    for number, indices in queue.chunks.items():
+        shards.write(number, [rows[first + index - queue.rows.start] for first in rounds for index in indices])
 
 
 def _summary(rows: Sequence[dict], rounds: int) -> dict:

@@ -103,7 +103,10 @@ class RewardDistillStage(Stage):
         summary["agreement"] = agreement(raw[1], student_scores[1])
         label = arrays[2].label
         summary["labelled"] = {"teacher": accuracy(raw[2], label), "student": accuracy(student_scores[2], label)}
-        summary["parameters"] = {"teacher": count(teacher[1]), "student": count(params)}
+        summary["parameters"] = {
+            name: sum(leaf.size for leaf in jax.tree.leaves(weights))
+            for name, weights in (("teacher", teacher[1]), ("student", params))
+        }
         write_json(context.directory / SPEED, speed([teacher, (student, params)], arrays[0], section.batch))
         write_json(context.directory / "summary.json", summary)
 
@@ -179,8 +182,3 @@ def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int)
     teacher, student = map(statistics.median, taken)
     measured = {"rows": rows, "width": width, "repeats": _REPEATS, "device": jax.devices()[0].device_kind}
     return measured | {"teacher_seconds": teacher, "student_seconds": student, "speedup": teacher / student}
-
-
-def count(params: Params) -> int:
-    """The number of parameters in a model."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
