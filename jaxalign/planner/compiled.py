@@ -113,14 +113,14 @@ def compile_run(
       programs: compile only the programs with one of these strings in their name; empty compiles all.
       progress: called with the name of each program before it is compiled, such as "ppo update (policy)".
     """
-    found = []
+    results = []
     for program in run_programs(config, policy, prompt):
         if programs and not any(wanted in program.name for wanted in programs):
             continue
         if progress is not None:
             progress(program.name)
-        found.append(compile_program(program, usable))
-    return found
+        results.append(compile_program(program, usable))
+    return results
 
 
 def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[PlannedProgram]:
@@ -134,7 +134,8 @@ def compile_program(program: PlannedProgram, usable: int | None = None) -> Compi
     began = time.perf_counter()
     named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}
     try:
-        compiled, text = _compile(program.step, *_hashable(program.arguments))
+        leaves, structure = jax.tree.flatten(program.arguments)
+        compiled, text = _compile(program.step, structure, tuple(leaves))  # In a hashable form, for the cache.
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
@@ -171,12 +172,6 @@ def compile_program(program: PlannedProgram, usable: int | None = None) -> Compi
         products=None if module is None else flops(module, program.turns),
         resident={role: size for role, size in beside.items() if size}, warnings=unread + warnings,
     )
-
-
-def _hashable(arguments: tuple) -> tuple:
-    """The arguments in the hashable form that the cache of `_compile` needs: (tree structure, leaves)."""
-    leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple(leaves)
 
 
 @functools.lru_cache(maxsize=16)  # Stages that sample share the sampling programs.

@@ -14,26 +14,26 @@ GB = 1e9
 
 def sent(program: CompiledProgram) -> dict[str, float]:
     """Bytes that a device sends, by mesh axes: "fsdp", "data+fsdp", or "" for groups that do not follow mesh axes."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for one in program.collectives or ():
         axes = "+".join(one.axes)
-        found[axes] = found.get(axes, 0.0) + one.total
-    return found
+        sizes[axes] = sizes.get(axes, 0.0) + one.total
+    return sizes
 
 
 def text(programs: Sequence[CompiledProgram]) -> str:
     """A table with a row for each program, then the bytes sent, the warnings and the compiler's errors."""
     rows = [["compiled", "peak", "", "temporary", "resident", "collectives", "GB sent", "seconds to compile"]]
     for program in programs:
-        name = f"{program.stage} {program.phase}"
+        name, resident = f"{program.stage} {program.phase}", f"{sum(program.resident.values()) / GB:.2f}"
         if program.memory is None:
-            rows.append([name, "-", "rejected", "-", _gb(sum(program.resident.values())), "-", "-", f"{program.seconds:.0f}"])
+            rows.append([name, "-", "rejected", "-", resident, "-", "-", f"{program.seconds:.0f}"])
             continue
         known = program.collectives is not None
         rows.append([
-            name, _gb(program.total), "" if program.fits else "does not fit", _gb(program.memory.temporary),
-            _gb(sum(program.resident.values())), str(len(program.collectives)) if known else "?",
-            _gb(sum(sent(program).values())) if known else "?", f"{program.seconds:.0f}",
+            name, f"{program.total / GB:.2f}", "" if program.fits else "does not fit", f"{program.memory.temporary / GB:.2f}",
+            resident, str(len(program.collectives)) if known else "?",
+            f"{sum(sent(program).values()) / GB:.2f}" if known else "?", f"{program.seconds:.0f}",
         ])
     lines = ["Memory reported by the compiler, GB on each device", *ruled(rows)]
     for program in programs:
@@ -59,7 +59,3 @@ def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
         }
         for program in programs
     ]
-
-
-def _gb(size: float) -> str:
-    return f"{size / GB:.2f}"

@@ -108,7 +108,8 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
         axes, group = _axes(instruction.attributes, mesh)
     times, certain = module.times(computation, unknown)
     weight = argument(module, computation, instruction) if kind == "all-gather" else ""
-    op_name = instruction.op_name or _callers_op_name(module, computation)
+    callers = module.callers.get(computation.name, [])
+    op_name = instruction.op_name or (callers[0][1].op_name if callers else "")
     return Collective(
         kind, instruction.name, operand, result, axes, group, times, certain, len(module.loops(computation)), weight, op_name,
         ".remat" in instruction.name, between,
@@ -133,11 +134,6 @@ def _top_level(text: str) -> list[str]:
     return [*parts, text[begin:]]
 
 
-def _callers_op_name(module: Module, computation: Computation) -> str:
-    called = module.callers.get(computation.name, [])
-    return called[0][1].op_name if called else ""
-
-
 def argument_name(path: str) -> str:
     """The name of a program's argument in reports, without the name of the record of a step's arguments."""
     return path.removeprefix("arguments.")
@@ -158,15 +154,18 @@ def argument(module: Module, computation: Computation, instruction: Instruction)
             computation, call, _ = called[0]
             name = call.operands[int(here.inside)]
         elif here.opcode == "get-tuple-element":
-            found = _part(module, computation, here)
-            if found is None:
+            source = _part(module, computation, here)
+            if source is None:
                 return ""
-            computation, name = found
+            computation, name = source
         elif here.opcode == "fusion":
-            reached = _through(module.computations[here.calls("calls")])
-            if reached is None:
+            fused = module.computations[here.calls("calls")]
+            moved = fused.root
+            while moved.opcode in _MOVES:
+                moved = fused.instructions[moved.operands[0]]
+            if moved.opcode != "parameter":  # The fused computation does more than move or cast a parameter.
                 return ""
-            name = here.operands[reached]
+            name = here.operands[int(moved.inside)]
         elif here.opcode in _MOVES:
             name = here.operands[0]
         else:
@@ -188,14 +187,6 @@ def _part(module: Module, computation: Computation, element: Instruction) -> tup
         return None
     made = computation.instructions[source.operands[0]]
     return (computation, made.operands[place]) if made.opcode == "tuple" else None
-
-
-def _through(fused: Computation) -> int | None:
-    """The index of the parameter that a fused computation only moves or casts; None if it computes something."""
-    here = fused.root
-    while here.opcode in _MOVES:
-        here = fused.instructions[here.operands[0]]
-    return int(here.inside) if here.opcode == "parameter" else None
 
 
 def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:

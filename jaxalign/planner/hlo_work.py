@@ -27,17 +27,13 @@ def flops(module: Module, unknown_trips: int = 1) -> int:
         """Executions of a computation, summed over its callers."""
         if module.computations[name].entry:
             return 1
-        return sum(
-            runs(home.name) * (_turns(module, call, unknown_trips) if call.opcode == "while" else 1)
-            for home, call, _ in module.callers.get(name, ())
-        )
+        total = 0
+        for home, call, _ in module.callers.get(name, ()):
+            trips = module.trips(call) if call.opcode == "while" else 1
+            total += runs(home.name) * (unknown_trips if trips is None else trips)
+        return total
 
     return sum(runs(one.name) * _own(one) for one in module.computations.values())
-
-
-def _turns(module: Module, loop: Instruction, unknown: int) -> int:
-    trips = module.trips(loop)
-    return unknown if trips is None else trips
 
 
 def _own(computation: Computation) -> int:
@@ -45,16 +41,12 @@ def _own(computation: Computation) -> int:
     total = 0
     for instruction in computation.instructions.values():
         if instruction.opcode == "dot":
-            total += _dot(computation, instruction)
+            left = _integers(_SIZES, computation.instructions[instruction.operands[0]].type)
+            contracted = math.prod(left[axis] for axis in _integers(_CONTRACTED, instruction.attributes))
+            total += 2 * math.prod(_integers(_SIZES, instruction.type)) * contracted
         elif instruction.opcode == "convolution":
             total += _convolution(computation, instruction)
     return total
-
-
-def _dot(where: Computation, instruction: Instruction) -> int:
-    left = _shape(where.instructions[instruction.operands[0]])
-    contracted = _integers(_CONTRACTED.search(instruction.attributes)[1])
-    return 2 * math.prod(_shape(instruction)) * math.prod(left[axis] for axis in contracted)
 
 
 def _convolution(where: Computation, instruction: Instruction) -> int:
@@ -62,12 +54,15 @@ def _convolution(where: Computation, instruction: Instruction) -> int:
 
     XLA writes a batched matrix product as a convolution in which each window position meets a single input number.
     """
-    left, right = (_shape(where.instructions[name]) for name in instruction.operands[:2])
-    out = _shape(instruction)
+    left, right = (_integers(_SIZES, where.instructions[name].type) for name in instruction.operands[:2])
+    out = _integers(_SIZES, instruction.type)
     labels = _LABELS.search(instruction.attributes)
     axes = {letter: (labels[1].index(letter), labels[2].index(letter), labels[3].index(letter))
             for letter in labels[1] if letter.isdigit()}
-    window = {name: _window(instruction.attributes, name) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate")}
+    window = {}
+    for name in ("stride", "pad", "lhs_dilate", "rhs_dilate"):
+        match = re.search(r"window=\{[^}]*\b" + name + r"=([\-\dx_]+)", instruction.attributes)
+        window[name] = match[1].split("x") if match else []
     meets = 1
     for letter, (a, b, c) in axes.items():
         chosen = {name: values[int(letter)] for name, values in window.items() if values}
@@ -79,25 +74,17 @@ def _convolution(where: Computation, instruction: Instruction) -> int:
 def _pairs(size: int, kernel: int, out: int, stride="1", pad="0_0", lhs_dilate="1", rhs_dilate="1") -> int:
     """The number of pairs (output position, window position) that meet an input number rather than padding, along one axis."""
     step, before, holes, apart = int(stride), int(pad.split("_")[0]), int(lhs_dilate), int(rhs_dilate)
-    last, found = (size - 1) * holes, 0
+    last, pairs = (size - 1) * holes, 0
     for k in range(kernel):
         first = k * apart - before
         # Output positions i for which first + i * step is in [0, last] and a multiple of holes.
         low, high = max(0, -(first // step)), min(out - 1, (last - first) // step)
         period = holes // math.gcd(holes, step)
         hit = next((i for i in range(low, low + period) if (first + i * step) % holes == 0), None)
-        found += 0 if hit is None or hit > high else (high - hit) // period + 1
-    return found
+        pairs += 0 if hit is None or hit > high else (high - hit) // period + 1
+    return pairs
 
 
-def _window(attributes: str, name: str) -> list[str]:
-    found = re.search(r"window=\{[^}]*\b" + name + r"=([\-\dx_]+)", attributes)
-    return found[1].split("x") if found else []
-
-
-def _shape(instruction: Instruction) -> tuple[int, ...]:
-    return _integers(_SIZES.search(instruction.type)[1])
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(x) for x in text.split(",") if x)
+def _integers(pattern: re.Pattern, text: str) -> tuple[int, ...]:
+    """The comma-separated integers of the group of the pattern's first match."""
+    return tuple(int(x) for x in pattern.search(text)[1].split(",") if x)

@@ -216,10 +216,6 @@ class Run:
         """An array that is replicated on every device."""
         return self.shapes.whole(dtype, *shape)
 
-    def key(self) -> jax.ShapeDtypeStruct:
-        found = jax.eval_shape(lambda: jax.random.key(0))
-        return self.scalar(found.dtype)
-
 
 def run_tasks(run: Run) -> list[Task]:
     """The tasks of config.stages, in order, from the stages' registry records.
@@ -431,10 +427,9 @@ def offloaded(run: Run, task: Task) -> Task:
 
 def device_bytes(tree) -> int:
     """Bytes on one device of a pytree of ShapeDtypeStructs."""
-    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
-
-
-def _leaf_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-    bits = 4 if leaf.dtype in (jnp.uint4, jnp.int4) else np.dtype(leaf.dtype).itemsize * 8
-    return -(-int(np.prod(shape)) * bits // 8)
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        bits = 4 if leaf.dtype in (jnp.uint4, jnp.int4) else np.dtype(leaf.dtype).itemsize * 8
+        total += -(-int(np.prod(shape)) * bits // 8)
+    return total

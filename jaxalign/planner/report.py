@@ -45,13 +45,15 @@ def verdict(run: RunEstimate) -> str:
     return f"It fits: {where}." if run.fits else f"It does not fit: {where}."
 
 
-def advised(found: list[tuple[str, RunEstimate]]) -> list[str]:
+def advised(changes: list[tuple[str, RunEstimate]]) -> list[str]:
     """The lines that recommend changes."""
-    if not found:
+    if not changes:
         return ["None of the changes tried makes it fit; use many more devices or a smaller model."]
-    return ["It would fit with any one of:" if len(found) > 1 else "It would fit with:"] + [
-        f"  - {words}  (peak {run.peak / GB:.1f} GB{_hours_words(run)})" for words, run in found
-    ]
+    lines = ["It would fit with any one of:" if len(changes) > 1 else "It would fit with:"]
+    for words, run in changes:
+        hours = f", {run.seconds / 3600:.3g} hours" if run.seconds else ""
+        lines.append(f"  - {words}  (peak {run.peak / GB:.1f} GB{hours})")
+    return lines
 
 
 def request_lines(planned: Sequence[PlannedRequests], settings: Endpoint) -> list[str]:
@@ -59,10 +61,12 @@ def request_lines(planned: Sequence[PlannedRequests], settings: Endpoint) -> lis
     if not planned:
         return []
     rows = [["stage", "requests", "prompt tokens", "generated tokens", "price"]]
-    numbers = [(each.requests, each.prompt_tokens, each.completion_tokens, each.price) for each in planned]
-    rows += [[each.stage, *_request_cells(*own)] for each, own in zip(planned, numbers, strict=True)]
-    if len(planned) > 1:
-        rows.append(["all", *_request_cells(*map(_sum, zip(*numbers, strict=True)))])
+    stages = {each.stage: (each.requests, each.prompt_tokens, each.completion_tokens, each.price) for each in planned}
+    if len(planned) > 1:  # A sum is unknown if one of its values is.
+        stages["all"] = tuple(None if None in values else sum(values) for values in zip(*stages.values(), strict=True))
+    for stage, (*counts, price) in stages.items():
+        shown = ["?" if count is None else f"{count:,}" for count in counts]
+        rows.append([stage, *shown, "?" if price is None else f"{price:,.2f}"])
     lines = ["", "Requests to the server, at most, without repetitions after failures", *ruled(rows)]
     if any(each.prompt_tokens is None for each in planned):
         lines.append("Set --prompt=N to the length of the longest prompt for the tokens of the requests.")
@@ -70,20 +74,6 @@ def request_lines(planned: Sequence[PlannedRequests], settings: Endpoint) -> lis
         lines.append(f"If the server shows no log-probabilities, each verdict takes config.endpoint.votes={settings.votes} "
                      f"requests. A verdict that they do not show takes {settings.votes} requests more.")
     return lines
-
-
-def _request_cells(requests: int, prompt: int | None, completion: int, price: float | None) -> list[str]:
-    cost = "?" if price is None else f"{price:,.2f}"
-    return [f"{requests:,}", "?" if prompt is None else f"{prompt:,}", f"{completion:,}", cost]
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    """The sum; None if a value is unknown."""
-    return None if None in values else sum(values)
-
-
-def _hours_words(run: RunEstimate) -> str:
-    return f", {run.seconds / 3600:.3g} hours" if run.seconds else ""
 
 
 def _many(count: int, what: str) -> str:
@@ -100,17 +90,14 @@ def _weight_rows(run: RunEstimate, weights: dict[str, WeightBytes]) -> list[list
     sampled = {role for task in run.tasks if task.task.phase == "generate" for role in task.task.runs}
     for role, own in weights.items():
         learns = role in trained
+        # The most that the role's optimizer takes in any stage.
+        optimizer = max((task.resident.get(f"{role}'s optimizer", 0.0) for task in run.tasks), default=0.0)
         rows.append([
             role, _count(own.count), _count(own.trained) if learns else "-", _number(own.parameters / GB),
-            _number(own.gradients / GB * learns), _number(_optimizer(run, role) / GB), _number(own.frozen / GB),
+            _number(own.gradients / GB * learns), _number(optimizer / GB), _number(own.frozen / GB),
             _number(own.generation / GB * (role in sampled)),
         ])
     return rows
-
-
-def _optimizer(run: RunEstimate, role: str) -> float:
-    """The largest number of bytes that a role's optimizer takes in any stage."""
-    return max((task.resident.get(f"{role}'s optimizer", 0.0) for task in run.tasks), default=0.0)
 
 
 def _short(value: float) -> str:
@@ -121,15 +108,11 @@ def _count(number: float) -> str:
     return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
 
 
-def _parts(task: TaskEstimate) -> dict[str, float]:
-    return {"resident": sum(task.resident.values())} | task.temporary
-
-
 def _memory_rows(run: RunEstimate) -> list[list[str]]:
-    shown = [part for part in _PARTS if any(_parts(task).get(part) for task in run.tasks)]
+    sizes = [{"resident": sum(task.resident.values())} | task.temporary for task in run.tasks]
+    shown = [part for part in _PARTS if any(parts.get(part) for parts in sizes)]
     rows = [["task", "peak", "", *shown]]
-    for task in run.tasks:
-        parts = _parts(task)
+    for task, parts in zip(run.tasks, sizes, strict=True):
         fits = "" if task.peak <= run.cluster.usable else "does not fit"
         rows.append([task.task.name, _number(task.peak / GB), fits, *(_number(parts.get(part, 0.0) / GB) for part in shown)])
     return rows

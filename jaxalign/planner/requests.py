@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxalign.config import Config, rounds
@@ -64,13 +63,13 @@ def planned_requests(config: Config, prompt: int | None) -> list[PlannedRequests
     """
     names = [record.name for record in stages_in_order(config.stages)]
     repeated = rounds.repeated_stages(config) if config.rounds > 1 else ()
-    found = []
+    planned = []
     for name in names:
-        if name in _ASKED and judge_name(config, name) == "endpoint":
+        if judge_name(config, name) == "endpoint":
             times = config.rounds if name in repeated else 1
-            asked = [each._replace(number=each.number * times) for each in _ASKED[name](config)]
-            found += [_planned(config, name, asked, prompt)] if sum(each.number for each in asked) else []
-    return found
+            asked = [each._replace(number=each.number * times) for each in _asked(config, name)]
+            planned += [_planned(config, name, asked, prompt)] if sum(each.number for each in asked) else []
+    return planned
 
 
 def _planned(config: Config, stage: str, asked: list[RequestCount], prompt: int | None) -> PlannedRequests:
@@ -104,20 +103,19 @@ def _comparisons(config: Config, pairs: int) -> RequestCount:
     return RequestCount("comparison", 2 * pairs * principles * config.feedback.reasonings, ("first", "second"))
 
 
-def _revise(config: Config) -> list[RequestCount]:
-    number = config.revise.red_team_prompts * config.revise.rounds
-    return [RequestCount("critique", number, ("response",)), RequestCount("revision", number, ("response", "critique"))]
-
-
-def _compare(config: Config) -> list[RequestCount]:
-    return [_comparisons(config, config.compare.prompts)]
-
-
-def _online_dpo(config: Config) -> list[RequestCount]:
-    return [_comparisons(config, config.online_dpo.iterations * config.online_dpo.batch)]
-
-
-def _ppo(config: Config) -> list[RequestCount]:
+def _asked(config: Config, stage: str) -> list[RequestCount]:
+    """The requests of a built-in stage to its judge; empty for other stages."""
+    if stage == "revise":
+        number = config.revise.red_team_prompts * config.revise.rounds
+        return [RequestCount("critique", number, ("response",)), RequestCount("revision", number, ("response", "critique"))]
+    if stage == "compare":
+        return [_comparisons(config, config.compare.prompts)]
+    if stage == "online_dpo":
+        return [_comparisons(config, config.online_dpo.iterations * config.online_dpo.batch)]
+    if stage == "evaluate":
+        return [_comparisons(config, contests(config) * min(config.evaluate.win_rate_prompts, config.evaluate.prompts))]
+    if stage != "ppo":
+        return []
     section, methods, asked = config.ppo, ppo_methods(config), []
     if "rate" in methods:
         answers = 2 if ADVANTAGES.get(section.advantages, "config.ppo.advantages").needs_greedy else 1
@@ -127,13 +125,3 @@ def _ppo(config: Config) -> list[RequestCount]:
         measured = math.ceil(section.iterations / section.alarms.every)
         asked.append(_comparisons(config, measured * section.alarms.prompts))
     return asked
-
-
-def _evaluate(config: Config) -> list[RequestCount]:
-    section = config.evaluate
-    return [_comparisons(config, contests(config) * min(section.win_rate_prompts, section.prompts))]
-
-
-_ASKED: Mapping[str, Callable[[Config], list[RequestCount]]] = {
-    "revise": _revise, "compare": _compare, "online_dpo": _online_dpo, "ppo": _ppo, "evaluate": _evaluate,
-}

@@ -19,8 +19,8 @@ from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 def reward_programs(run: Run) -> tuple[list[PlannedProgram], bool]:
     """(the programs of all parts of the reward, whether some rows may have no score)."""
     records = reward_records(run.config.reward.source)
-    made = [record.load("programs") for record in records]
-    return [program for programs in made if programs for program in programs(run)], not all(r.learnt for r in records)
+    loaded = [record.load("programs") for record in records]
+    return [program for programs in loaded if programs for program in programs(run)], not all(r.learnt for r in records)
 
 
 def preference(run: Run) -> list[PlannedProgram]:
@@ -55,11 +55,7 @@ def outside(run: Run) -> list[PlannedProgram]:
         raise UserError(f"config.reward.model is {settings.model}, a {found.family.architecture}; expected a "
                         f"{found.family.classifier} with one label")
     model = Model(found.decoder, "scalar", sharding)
-
-    def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, settings.model_dtype, sharding=x.sharding)
-
-    weights = jax.tree.map(stored, model.abstract())
+    weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, settings.model_dtype, sharding=x.sharding), model.abstract())
     scorer = Scorer(model, settings.model_shift, settings.model_scale, run.config.ppo.score_clip)
     length = min(run.config.model.max_length, settings.model_max_length or found.max_positions or run.config.model.max_length)
     rows = -(-settings.model_batch // parts) * parts

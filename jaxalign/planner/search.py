@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -40,16 +41,11 @@ class Given:
 def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]:
     """Sizes of data, fsdp, context and tensor for every mesh that uses all devices. data is a multiple of `slices`."""
     inner = devices // pipeline
-    for tensor in _divisors(inner):
-        for context in _divisors(inner // tensor):
-            for fsdp in _divisors(inner // tensor // context):
-                data = inner // tensor // context // fsdp
-                if data % slices == 0:
-                    yield {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    divisors = [n for n in range(1, inner + 1) if inner % n == 0]
+    for tensor, context, fsdp in itertools.product(divisors, repeat=3):
+        data, rest = divmod(inner, tensor * context * fsdp)
+        if rest == 0 and data % slices == 0:
+            yield {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
 
 
 @functools.lru_cache(maxsize=32)
@@ -57,7 +53,7 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
     """Estimates for every mesh of the whole cluster that divides the model and the batches, with mesh.generation "tensor" and
     "training". Estimates that fit come first, sorted by time; the others follow, sorted by peak memory. pipeline, slices and
     zero keep their values."""
-    mesh, found = given.config.mesh, []
+    mesh, estimates = given.config.mesh, []
     if given.cluster.devices % mesh.pipeline:
         return ()
     for sizes in meshes(given.cluster.devices, mesh.pipeline, mesh.slices):
@@ -66,21 +62,18 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
                 continue
             changed = dataclasses.replace(mesh, **sizes, generation=generation)
             try:
-                found.append(_with(given, mesh=changed).estimate())
+                estimates.append(_with(given, mesh=changed).estimate())
             except UserError:
                 continue
-    # Ties go to the mesh that splits fewer axes.
-    return tuple(sorted(found, key=lambda run: (not run.fits, _speed(run) if run.fits else run.peak, _axes_split(run))))
 
+    def rank(run: RunEstimate) -> tuple[bool, float, int]:
+        """The position in the order. A task with an unknown number of calls counts as one call."""
+        seconds = run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None)
+        # Ties go to the mesh that splits fewer axes.
+        axes_split = sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))
+        return not run.fits, seconds if run.fits else run.peak, axes_split
 
-def _axes_split(run: RunEstimate) -> int:
-    """The number of mesh axes with more than one device."""
-    return sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))
-
-
-def _speed(run: RunEstimate) -> float:
-    """Seconds of a run; a task with an unknown number of calls counts as one call."""
-    return run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None)
+    return tuple(sorted(estimates, key=rank))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,20 +197,16 @@ def _larger(given: Given) -> list[Change]:
     return found
 
 
-def _adapters(given: Given) -> list[Change]:
-    adapted = given.policy.lora is not None and given.config.lora.base in ("bfloat16", "int8", "nf4")
-    return [] if adapted else [_adapters_on(given, "bfloat16", "adapters")]
-
-
-def _quantised(given: Given) -> list[Change]:
-    return [] if given.config.lora.base == "nf4" else [_adapters_on(given, "nf4", "adapters on a 4-bit base")]
-
-
-def _adapters_on(given: Given, base: str, words: str) -> Change:
+def _adapters(base: str, words: str, given: Given) -> list[Change]:
+    """Adapters on a base that is stored as `base`, unless the base is stored in as few bytes already."""
+    adapted = base == "nf4" or given.policy.lora is not None
+    as_small = ("nf4",) if base == "nf4" else ("bfloat16", "int8", "nf4")
+    if adapted and given.config.lora.base in as_small:
+        return []
     section = dataclasses.replace(given.config.lora, rank=given.config.lora.rank or 16, base=base)
     lora = given.policy.lora or Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
-    made = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
-    return Change(f"{words}: config.lora.rank={section.rank}, config.lora.base={base}", made)
+    changed = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
+    return [Change(f"{words}: config.lora.rank={section.rank}, config.lora.base={base}", changed)]
 
 
 def _smaller_batch(given: Given) -> list[Change]:
@@ -253,7 +242,8 @@ def _shorter(given: Given) -> list[Change]:
 
 
 _CHANGES: tuple[Callable[[Given], list[Change]], ...] = (
-    _other_mesh, _remat, _parts, _larger, _adapters, _quantised, _smaller_batch, _shorter,
+    _other_mesh, _remat, _parts, _larger, functools.partial(_adapters, "bfloat16", "adapters"),
+    functools.partial(_adapters, "nf4", "adapters on a 4-bit base"), _smaller_batch, _shorter,
 )
 """The changes that `advice` tries, in order."""
 
