@@ -9,8 +9,10 @@ from typing import Any
 _LEAST = 0.001  # The smallest number whose digits are shown.
 
 
-def percent(rate: float) -> str:
+def percent(rate: float | None) -> str:
     """A fraction as a percentage with one decimal: 0.78 is "78.0%". Only 0 is "0.0%" and only 1 is "100.0%"."""
+    if rate is None:
+        return "-"
     if 0 < rate < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= rate < 1 else f"{100 * rate:.1f}%"
