@@ -43,11 +43,6 @@ def decimal(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:z.{digits}f}"
 
 
-def decimal_interval(value: float, half_width: float, digits: int) -> str:
-    """The bounds of a symmetric interval: "2.64 to 3.26"."""
-    return f"{decimal(value - half_width, digits)} to {decimal(value + half_width, digits)}"
-
-
 def percent_interval(rate: Mapping[str, float]) -> str:
     """The bounds of a rate's interval in percent, without the sign: "54.3 to 70.8"."""
     return f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"

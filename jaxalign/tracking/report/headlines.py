@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from jaxalign.tracking.formatting import decimal, decimal_interval, percent, percent_interval, short_percent
+from jaxalign.tracking.formatting import decimal, percent, percent_interval, short_percent
 from jaxalign.tracking.measures import MEASURES, model_column, quantities
 from jaxalign.tracking.report.blocks import Table
 from jaxalign.tracking.workdir import RunFiles
@@ -87,7 +87,8 @@ def model_table(run: RunFiles) -> Table | None:
                 answers = values.get((model, quantity.column), ())
                 if len(answers) > 1:  # The interval by the normal approximation.
                     half_width = _Z * statistics.stdev(answers) / math.sqrt(len(answers))
-                    cells[model] += f"\n{decimal_interval(mean, half_width, quantity.digits)}"
+                    low, high = (decimal(mean + bound, quantity.digits) for bound in (-half_width, half_width))
+                    cells[model] += f"\n{low} to {high}"
         columns += [(quantity.title, cells)] if cells else []
     if not columns:
         return None
