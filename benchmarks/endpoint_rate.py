@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxalign.config.sections.endpoint import Endpoint  # noqa: E402
 from jaxalign.endpoint.client import Client  # noqa: E402
-from jaxalign.endpoint.records import CHAT, Request  # noqa: E402
+from jaxalign.endpoint.records import CHAT, EndpointRequest  # noqa: E402
 from jaxalign.endpoint.store import AnswerStore  # noqa: E402
 
 MODEL = "judge"
@@ -59,9 +59,10 @@ async def serve(delay: float) -> None:
     await asyncio.Event().wait()
 
 
-def make_requests(start: int, count: int) -> list[Request]:
+def make_requests(start: int, count: int) -> list[EndpointRequest]:
     rows = range(start, start + count)
-    return [Request(CHAT, {"model": MODEL, "messages": [{"role": "user", "content": f"row {row}"}]}) for row in rows]
+    bodies = ({"model": MODEL, "messages": [{"role": "user", "content": f"row {row}"}]} for row in rows)
+    return [EndpointRequest(CHAT, body) for body in bodies]
 
 
 def peak_bytes() -> int:

@@ -48,9 +48,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'jaxalign' has no attribute {name!r}")
     place, colon, attribute = _PUBLIC[name].partition(":")
     module = importlib.import_module(place)
-    found = module if colon and not attribute else getattr(module, attribute or name)
-    globals()[name] = found
-    return found
+    value = module if colon and not attribute else getattr(module, attribute or name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

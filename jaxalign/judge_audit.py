@@ -58,15 +58,15 @@ def _audit(own: dict[str, Any], argv: list[str]) -> None:
 
     config = resolve_auto(config)
     use_compile_cache(config.compile_cache)
-    found = audit_judge(StageContext(config, workdir, workdir / own["stage"], False), own["limit"])
+    content = audit_judge(StageContext(config, workdir, workdir / own["stage"], False), own["limit"])
     path = Path(own["out"]).expanduser() if own["out"] else workdir / FILE
     try:
-        write_json(path, found)
+        write_json(path, content)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another file as --out") from None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # For terminals that cannot show every character.
-    print(f"{render(found)}\n\nwritten to {path}", flush=True)
+    print(f"{render(content)}\n\nwritten to {path}", flush=True)
     if path == workdir / FILE and (workdir / "report.html").exists():
         print(f"added to {render_report(workdir)}", flush=True)
 

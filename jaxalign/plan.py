@@ -76,10 +76,15 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.planner import compiled_report, report, search, shapes
     from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_weights
+    from jaxalign.planner.hardware import gpu_cluster, tpu_cluster
     from jaxalign.planner.prices import read_prices
     from jaxalign.planner.requests import planned_requests
+    from jaxalign.planner.topology import parse_topology
 
-    cluster = _cluster(own, config.mesh.slices)
+    if bool(own["topology"]) == bool(own["gpus"]):
+        raise UserError("exactly one of --topology (TPUs, as in v5e:4x4) and --gpus (as in H100x8) is expected")
+    topology = parse_topology(own["topology"], config.mesh.slices) if own["topology"] else None
+    cluster = gpu_cluster(own["gpus"]) if topology is None else tpu_cluster(topology)
     prices = read_prices(own["prices"]) if own["prices"] else None
     assumptions = Assumptions(own["mfu"], own["hbm"], own["network"])
     policy = shapes.policy_model(config, None, own["shape"] or None)
@@ -95,16 +100,18 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     roles = dict.fromkeys(role for task in run.tasks for role in task.task.stays)
     weights = {role: role_weights(config, sharded, role) for role in roles}
     advice = [] if run.fits else search.advice(given)
-    faster = _faster(run, best)
+    # The fastest mesh that fits is worth a line if it saves at least 5% of the time.
+    saves = best and best[0].fits and not (run.fits and best[0].seconds > 0.95 * run.seconds)
+    faster = best[0] if saves else None
     compiled = _compiled(given.config, own) if own["compile"] else []
     requests = planned_requests(config, own["prompt"])
     if own["json"]:
-        found = report.to_json(run, weights, assumptions, prices)
-        found["advice"] = [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in advice]
-        found["faster_mesh"] = None if faster is None else search.mesh_words(faster.config.mesh)
-        found["requests"] = [dataclasses.asdict(each) for each in requests]
-        found["compiled"] = compiled_report.to_json(compiled)
-        print(json.dumps(found, indent=1))
+        content = report.to_json(run, weights, assumptions, prices)
+        content["advice"] = [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in advice]
+        content["faster_mesh"] = None if faster is None else search.mesh_words(faster.config.mesh)
+        content["requests"] = [dataclasses.asdict(each) for each in requests]
+        content["compiled"] = compiled_report.to_json(compiled)
+        print(json.dumps(content, indent=1))
     else:
         print(report.text(run, weights, own["shape"] or config.model.path or "The model", assumptions, prices))
         print(report.verdict(run))
@@ -132,27 +139,8 @@ def _compiled(config: Config, own: dict[str, Any]):
     mesh, topology = config.mesh, parse_topology(own["topology"], config.mesh.slices)
     devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
     policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)
-
-    def progress(name: str) -> None:
-        print(f"compiling {name}", file=sys.stderr, flush=True)
-
-    return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable, progress=progress)
-
-
-def _faster(run, best):
-    """The fastest plan that fits, if it saves at least 5% of the time of `run`; else None."""
-    if not best or not best[0].fits or (run.fits and best[0].seconds > 0.95 * run.seconds):
-        return None
-    return best[0]
-
-
-def _cluster(own: dict[str, Any], slices: int):
-    from jaxalign.planner.hardware import gpu_cluster, tpu_cluster
-    from jaxalign.planner.topology import parse_topology
-
-    if bool(own["topology"]) == bool(own["gpus"]):
-        raise UserError("exactly one of --topology (TPUs, as in v5e:4x4) and --gpus (as in H100x8) is expected")
-    return tpu_cluster(parse_topology(own["topology"], slices)) if own["topology"] else gpu_cluster(own["gpus"])
+    return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable,
+                       progress=lambda name: print(f"compiling {name}", file=sys.stderr, flush=True))
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -184,12 +172,12 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def _share(name: str, text: str) -> float:
     try:
-        found = float(text)
+        share = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
+        share = 0.0
+    if not 0 < share <= 1:
         raise UserError(f"--{name} is {text!r}; a share above 0 and at most 1 is expected")
-    return found
+    return share
 
 
 if __name__ == "__main__":

@@ -149,19 +149,19 @@ def few_decided(summary: Mapping[str, Any]) -> str | None:
 
 def self_agreement_sentence(summary: Mapping[str, Any]) -> str:
     """Says how often the judge agrees with itself, and which margin its labels have. summary: that of stage compare."""
-    agreement, found = summary["order_agreement"], summary["calibration"]
+    agreement, calibration = summary["order_agreement"], summary["calibration"]
     if agreement is None:
         return "no pair has a verdict in both orders"
     sentence = f"the labeller agrees with itself on {agreement:.0%} of the verdicts that it gave in both orders"
-    margin = f"a label is decided if it differs from 0.5 by more than {found['margin']:.2f}"
-    chance = found["chance_share"]
+    margin = f"a label is decided if it differs from 0.5 by more than {calibration['margin']:.2f}"
+    chance = calibration["chance_share"]
     return f"{sentence}; {margin}" + ("" if chance is None else f", where about {chance:.0%} of the labels are due to chance")
 
 
-def gold_labels_sentence(found: Mapping[str, Any]) -> str:
-    """Says how many labels are right by the gold judge. found: `data.world.label_scores.label_quality`."""
-    counts = found["any_axis"]
-    return (f"of {found['decided']:,} decided labels, {counts['right']:,} prefer the answer that is better by the gold judge "
+def gold_labels_sentence(quality: Mapping[str, Any]) -> str:
+    """Says how many labels are right by the gold judge. quality: `data.world.label_scores.label_quality`."""
+    counts = quality["any_axis"]
+    return (f"of {quality['decided']:,} decided labels, {counts['right']:,} prefer the answer that is better by the gold judge "
             f"on an axis of the pair's principles, {counts['wrong']:,} the worse one, and {counts['equal']:,} one of two equal "
             "answers")
 
@@ -209,27 +209,20 @@ MOST_FLIPS = 0.3
 
 def audit_warnings(audit: Mapping[str, Any]) -> list[str]:
     """Sentences if a judge is not better than chance on gold pairs, or inconsistent. audit: `feedback.audit.Audit.to_dict`."""
-    found, accuracy, flips = [], audit["accuracy"], audit["flips"]
+    warnings, accuracy, flips = [], audit["accuracy"], audit["flips"]
     remedy = "choose a better judge, or other templates (feedback.templates)"
     if not accuracy["total"]:
         count = audit["pairs"] - audit["ties"]
-        found.append(f"the judge decides none of the {count:,} gold pairs with a better answer; {remedy}")
+        warnings.append(f"the judge decides none of the {count:,} gold pairs with a better answer; {remedy}")
     elif accuracy["low"] <= 0.5:
         worse = "is worse than chance" if accuracy["high"] < 0.5 else "may be chance"
-        found.append(f"the judge prefers the better answer in {accuracy['rate']:.0%} of the {accuracy['total']:,} gold pairs "
-                     f"that it decides (95% interval {accuracy['low']:.0%} to {accuracy['high']:.0%}), which {worse}; {remedy}")
+        interval = f"95% interval {accuracy['low']:.0%} to {accuracy['high']:.0%}"
+        warnings.append(f"the judge prefers the better answer in {accuracy['rate']:.0%} of the {accuracy['total']:,} gold "
+                        f"pairs that it decides ({interval}), which {worse}; {remedy}")
     if flips["total"] and flips["rate"] > MOST_FLIPS:
-        found.append(f"for {flips['rate']:.0%} of the gold pairs that the judge decides in both orders, it prefers the other "
-                     f"answer when the answers are swapped, so it often decides by position; {remedy}")
-    return found
-
-
-def baseline_of(summary: Mapping[str, Any]) -> tuple[str, float]:
-    """(its description, its accuracy) for the best baseline in the summary of stage preference: chance, or the length rule."""
-    length = (summary.get("baselines") or {}).get("length")
-    if length and length["accuracy"] > 0.5:
-        return f"the rule that the {length['rule']} answer is better", length["accuracy"]
-    return "chance", 0.5
+        warnings.append(f"for {flips['rate']:.0%} of the gold pairs that the judge decides in both orders, it prefers the "
+                        f"other answer when the answers are swapped, so it often decides by position; {remedy}")
+    return warnings
 
 
 def accuracy_sentence(summary: Mapping[str, Any]) -> str | None:
@@ -265,7 +258,9 @@ def uninformative(summary: Mapping[str, Any]) -> str | None:
     if held_out is None:
         return ("the accuracy of the preference model is unknown, because no held-out pair has a label that prefers an answer; "
                 "give more pairs, or raise held_out_share")
-    name, best = baseline_of(summary)
+    name, best, length = "chance", 0.5, (summary.get("baselines") or {}).get("length")
+    if length and length["accuracy"] > best:
+        name, best = f"the rule that the {length['rule']} answer is better", length["accuracy"]
     if held_out["low"] > best:
         return None
     if held_out["accuracy"] > best:

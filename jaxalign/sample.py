@@ -150,15 +150,15 @@ def _answer_all(policy: LanguageModel, values: flags.FlagValues, asked: list) ->
             if response.error is not None:
                 error = errors.setdefault(number, f"{asked[number].place}: {response.error}")
                 if values.json:
-                    found = {"prompt": asked[number].prompt, "sample": sample, "error": error}
-                    print(json.dumps(asked[number].columns | found, ensure_ascii=False), flush=True)
+                    fields = {"prompt": asked[number].prompt, "sample": sample, "error": error}
+                    print(json.dumps(asked[number].columns | fields, ensure_ascii=False), flush=True)
                 continue
             text = policy.text(response.ids[:-1] if response.ended else response.ids, prompts[number])
             if values.json:
                 item = asked[number]
-                found = {"prompt": item.prompt, "sample": sample, "response": text, "ended": response.ended,
-                         "tokens": len(response.ids), "logprob": response.logprob}
-                print(json.dumps(item.columns | found, ensure_ascii=False), flush=True)
+                fields = {"prompt": item.prompt, "sample": sample, "response": text, "ended": response.ended,
+                          "tokens": len(response.ids), "logprob": response.logprob}
+                print(json.dumps(item.columns | fields, ensure_ascii=False), flush=True)
             else:
                 print(f"--- prompt {number + 1}, answer {sample + 1}\n{text}" if count > 1 else text, flush=True)
     if errors:

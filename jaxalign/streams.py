@@ -10,6 +10,7 @@ not depend on the order of stages. The numbers of a custom stage are derived fro
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -42,6 +43,7 @@ KEYS = {
     "compare": {"labels": 1},
     "ppo": {"critic": 1, "ratings": 2, "alarms": 4, "alarm labels": 5},
     "online_dpo": {"samples": 1, "labels": 2},
+    "evaluate": {"labels": 1},  # Of the first comparison; comparison i uses 1 + i.
     "reward_distill": {"samples": 0, "student": 1, "state": 2},
 }
 """Other uses, by stage and name."""
@@ -50,11 +52,6 @@ KEYS = {
 def member_head(number: int) -> int:
     """The key of the random head of ensemble member `number`, counted from 0: 1, 2, then 4, 5, ..., since ADAPTERS is 3."""
     return 1 + number if 1 + number < ADAPTERS else 2 + number
-
-
-def win_rate_labels(number: int) -> int:
-    """The key of the labels in evaluation's comparison `number`, counted from 0."""
-    return 1 + number
 
 
 LOADERS = {
@@ -85,16 +82,14 @@ def round_seed(seed: int, number: int) -> int:
     return seed if number == 1 else int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
 
 
-def stage_number(stage: str) -> int:
-    """The first number folded into the PRNG keys of a built-in or custom stage."""
-    return STAGES[stage] if stage in STAGES else own_number(stage)
+def number_of(stage: str, table: Mapping[str, int]) -> int:
+    """The number of a built-in or custom stage.
 
+    That of a custom stage is at least 2**31, above every built-in number, and the same in every process and version.
 
-def loader_stream(stage: str) -> int:
-    """The stream that shuffles the rows of a built-in or custom stage."""
-    return LOADERS[stage] if stage in LOADERS else own_number(stage)
-
-
-def own_number(name: str) -> int:
-    """The stream of a custom stage: at least 2**31, above every built-in stream, and the same in every process and version."""
-    return 2**31 | zlib.crc32(name.encode())
+    Args:
+      stage: the stage's name.
+      table: `STAGES`, for the first number folded into the stage's PRNG keys, or `LOADERS`, for the stream that shuffles its
+        rows.
+    """
+    return table[stage] if stage in table else 2**31 | zlib.crc32(stage.encode())

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import config_dict, config_flags
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
         print(_USAGE, end="")
         return 0
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # As SIGINT.
     try:
         group, rest = distributed.take_flags(argv[1:])
         config, workdir, overwrite = read_arguments([argv[0], *rest])
@@ -156,10 +155,6 @@ def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
             return folder / file, variant, rest
     raise UserError(f"--config={given}: the file does not exist; give the path of a Python file with get_config(), "
                     f"such as {_DEFAULT}")
-
-
-def _interrupt(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -39,7 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         values = _read_arguments(argv)
-        print(_score(values) if values.score else _export(values))
+        if values.score:
+            from jaxalign.data.world import scores
+            from jaxalign.data.world.chat_text import chat_world
+
+            print(scores.table(scores.score(chat_world(values.seed), scores.read_rows(values.score))))
+        else:
+            print(_export(values))
         return 0
     except UserError as error:
         return print_error(str(error), 2)
@@ -63,13 +69,6 @@ def _export(values: flags.FlagValues) -> str:
             f"    python -m jaxalign.train --config=configs/own_model.py:{folder} --workdir=runs/own_model\n"
             f"and score the answers with\n"
             f"    python -m jaxalign.world --score=runs/own_model/evaluate --seed={values.seed}")
-
-
-def _score(values: flags.FlagValues) -> str:
-    from jaxalign.data.world import scores
-    from jaxalign.data.world.chat_text import chat_world
-
-    return scores.table(scores.score(chat_world(values.seed), scores.read_rows(values.score)))
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:

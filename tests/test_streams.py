@@ -19,7 +19,8 @@ def test_no_two_uses_share_a_number(table):
 
 
 def test_stages_with_names_of_the_same_length_shuffle_differently():
-    orders = [np.random.default_rng([0, streams.loader_stream(name), 0]).permutation(50) for name in ("tom", "sue", "sft")]
+    numbers = [streams.number_of(name, streams.LOADERS) for name in ("tom", "sue", "sft")]
+    orders = [np.random.default_rng([0, number, 0]).permutation(50) for number in numbers]
     assert len({tuple(order) for order in orders}) == 3
 
 
@@ -41,7 +42,7 @@ def test_no_use_of_a_training_stage_shares_the_key_of_its_state_or_adapters(stag
 
 def test_a_users_stage_shares_no_key_with_a_built_in_stage():
     def key(name):
-        return jax.random.key_data(jax.random.fold_in(jax.random.key(3), streams.stage_number(name)))
+        return jax.random.key_data(jax.random.fold_in(jax.random.key(3), streams.number_of(name, streams.STAGES)))
 
     keys = {tuple(np.asarray(key(name)).tolist()) for name in (*STAGES.names(), "mine", "theirs")}
     assert len(keys) == len(STAGES.names()) + 2

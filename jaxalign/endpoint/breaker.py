@@ -95,11 +95,11 @@ class Breaker:
         now = time.monotonic()
         if not self.is_open:
             self._failing_since = None
-        elif now >= self._deadline():
+        elif now >= (self._failing_since or now) + self._max_down:
             self._failing_since = self._next_probe = now
 
     async def _sleep_until_probe(self) -> None:
-        deadline = self._deadline()
+        deadline = (self._failing_since or time.monotonic()) + self._max_down
         # A late reply to an earlier request may end the pause before the next probe.
         while self.is_open and (now := time.monotonic()) < self._next_probe:
             if now >= deadline:
@@ -111,9 +111,6 @@ class Breaker:
         if self.is_open and time.monotonic() >= deadline:
             raise Fatal("down", f"no server answered for config.endpoint.max_down={self._max_down:g} seconds "
                         f"({self._message}); start the server and repeat the run, which continues from the stored answers")
-
-    def _deadline(self) -> float:
-        return (self._failing_since or time.monotonic()) + self._max_down
 
     def _wake(self) -> None:
         # Waiting tasks resume at this set and test the state again; later tasks wait for the next one.

@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from jaxalign.config.sections.endpoint import Endpoint
-from jaxalign.endpoint.exchange import Batch, Call, Exchange
+from jaxalign.endpoint.exchange import Call, CallBatch, Exchange
 from jaxalign.endpoint.failures import REFUSALS, Failure, Fatal, Target, check_model
 from jaxalign.endpoint.loop import LoopThread
 from jaxalign.endpoint.pool import Pacing
-from jaxalign.endpoint.records import MalformedReply, Reply, Request, read_reply
+from jaxalign.endpoint.records import EndpointRequest, MalformedReply, Reply, read_reply
 from jaxalign.endpoint.redaction import ApiKey, shown_url
 from jaxalign.endpoint.spending import Spending
 from jaxalign.endpoint.store import AnswerStore
@@ -25,7 +25,7 @@ from jaxalign.errors import UserError
 T = TypeVar("T")
 
 
-class Refused(UserError):
+class RequestRefused(UserError):
     """A server refused a request as such, for example because it does not have a field or a path."""
 
 
@@ -63,7 +63,7 @@ class Client:
             require_extra()
             _check_urls(settings.url)
 
-    def ask(self, requests: Sequence[Request]) -> list[Reply]:
+    def ask(self, requests: Sequence[EndpointRequest]) -> list[Reply]:
         """One reply per request, in order. Equal requests are sent once.
 
         Raises:
@@ -77,17 +77,15 @@ class Client:
             replies[key] = read_reply(missing.pop(key).path, json.loads(raw))
         self.spending.count("stored_hits", len(replies))
         if missing:
-            self._require_online(f"{len(missing)} of {len(keys)} requests have no stored reply")
-            for model in {str(request.body.get("model", "")) for request in missing.values()}:
-                self.spending.price(model)
-            self._run(lambda exchange: self._ask_all(exchange, missing, replies))
+            lack = f"{len(missing)} of {len(keys)} requests have no stored reply"
+            self._run(lack, lambda exchange: self._ask_all(exchange, missing, replies))
         return [replies[key] for key in keys]
 
-    def attempt(self, request: Request) -> Reply | None:
+    def attempt(self, request: EndpointRequest) -> Reply | None:
         """The reply; None if the server refuses the request with a status of `REFUSALS`. Raises UserError like `ask`."""
         try:
             return self.ask([request])[0]
-        except Refused:
+        except RequestRefused:
             return None
 
     def list_models(self) -> list[str]:
@@ -96,9 +94,8 @@ class Client:
         Raises:
           UserError: the server cannot be asked.
         """
-        self._require_online("the models of the server are not stored")
         call = Call("models", None, _model_names, lambda names, text, target: names)
-        return self._run(lambda exchange: exchange.complete(call, Batch()))
+        return self._run("the models of the server are not stored", lambda exchange: exchange.complete(call, CallBatch()))
 
     def close(self) -> None:
         """Cancels requests in flight, closes the connections and ends the thread. A second call does nothing."""
@@ -113,35 +110,36 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _require_online(self, lack: str) -> None:
+    def _run(self, lack: str, work: Callable[[Exchange], Coroutine[Any, Any, T]]) -> T:
+        """Runs a coroutine on the loop. Turns its failure into a `UserError`, which refers to no exception of a library.
+
+        lack: the replies that are not stored, for the error of a client that is offline.
+        """
         if self._settings.offline:
             raise UserError(f"{lack}, but config.endpoint.offline=True forbids to ask the server; set it to False, or set "
                             f'config.endpoint.cache to the file that has them instead of "{self._store.path}"')
-
-    def _run(self, work: Callable[[Exchange], Coroutine[Any, Any, T]]) -> T:
-        """Runs a coroutine on the loop. Turns its failure into a `UserError`, which refers to no exception of a library."""
         try:
             with self._lock:
                 if self._loop is None:
                     self._loop = LoopThread()
-                if self._exchange is None:
-                    self._exchange = self._loop.run(self._connect())
-                loop, exchange = self._loop, self._exchange
-            return loop.run(self._start(work, exchange))
+                loop, exchange = self._loop, self._loop.run(self._begin())
+            return loop.run(work(exchange))
         except Failure as failure:
             sentence, kind = str(failure), failure.kind
-        raise (Refused if kind in REFUSALS else UserError)(sentence)
+        raise (RequestRefused if kind in REFUSALS else UserError)(sentence)
 
-    async def _start(self, work: Callable[[Exchange], Coroutine[Any, Any, T]], exchange: Exchange) -> T:
-        exchange.breaker.restart()
-        return await work(exchange)
+    async def _begin(self) -> Exchange:
+        """The exchange, which the first call creates, ready for another call."""
+        if self._exchange is None:
+            self._exchange = Exchange(self._settings, self._key, self.spending, self._pacing, self._say)
+        self._exchange.breaker.restart()
+        return self._exchange
 
-    async def _connect(self) -> Exchange:
-        return Exchange(self._settings, self._key, self.spending, self._pacing, self._say)
-
-    async def _ask_all(self, exchange: Exchange, missing: dict[str, Request], replies: dict[str, Reply]) -> None:
+    async def _ask_all(self, exchange: Exchange, missing: dict[str, EndpointRequest], replies: dict[str, Reply]) -> None:
         """Fills `replies` by a bounded number of workers, so that memory does not grow with the number of requests."""
-        batch, pending = Batch(), iter(missing.items())
+        for model in {str(request.body.get("model", "")) for request in missing.values()}:
+            self.spending.prices.of(model)  # A missing price is an error before any request is sent.
+        batch, pending = CallBatch(), iter(missing.items())
         workers = [
             asyncio.create_task(self._work(exchange, batch, pending, replies))
             for _ in range(min(self._settings.concurrency, len(missing)))
@@ -164,7 +162,7 @@ class Client:
         raise error
 
     async def _work(
-        self, exchange: Exchange, batch: Batch, pending: Iterator[tuple[str, Request]], replies: dict[str, Reply]
+        self, exchange: Exchange, batch: CallBatch, pending: Iterator[tuple[str, EndpointRequest]], replies: dict[str, Reply]
     ) -> None:
         for key, request in pending:
             if batch.is_stopped:
@@ -174,16 +172,18 @@ class Client:
                 Call(request.path, request.body, parse, functools.partial(self._keep, key, request)), batch
             )
 
-    def _keep(self, key: str, request: Request, reply: Reply, text: str, target: Target) -> Reply | Fatal:
+    def _keep(self, key: str, request: EndpointRequest, reply: Reply, text: str, target: Target) -> Reply | Fatal:
         """Stores a reply. Returns the stored one, or the failure of a reply that cannot be used."""
-        cost = self.spending.price(target.model).of(reply.usage)
+        cost = self.spending.prices.of(target.model).of(reply.usage)
         self.spending.count_reply(reply, cost)
         if wrong := check_model(reply.model, target):
             self._store.add_cost(cost)
             return wrong
         stored = self._store.put(key, request, text, reply.model, reply.usage, cost)
-        if lack := self.spending.missing_usage(reply):
-            return Fatal("usage", lack)
+        budget = self._settings.budget
+        if budget > 0 and not any(reply.usage) and reply.finish != "content_filter":  # The cost of the reply is unknown.
+            return Fatal("usage", f"config.endpoint.budget is {budget:g}, but the server does not state the number of tokens "
+                         "of its replies; set config.endpoint.budget=0, or use a server that states usage")
         return reply if stored == text else read_reply(request.path, json.loads(stored))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,14 +18,14 @@ from jaxalign.endpoint.failures import (
     Target,
     Transient,
     classify_status,
-    malformed_failure,
+    server_message,
 )
 from jaxalign.endpoint.limits import RateLimits
-from jaxalign.endpoint.pool import Member, Pacing, Pool
+from jaxalign.endpoint.pool import Member, Pacing, pick
 from jaxalign.endpoint.records import MalformedReply
 from jaxalign.endpoint.redaction import ApiKey, shown_url
-from jaxalign.endpoint.spending import Spending
-from jaxalign.endpoint.transport import Response, Transport
+from jaxalign.endpoint.spending import FAILURE, Spending
+from jaxalign.endpoint.transport import HTTPResponse, Transport
 
 _LONG_WAIT = 10.0
 """Seconds from which the client reports that a server asks to wait."""
@@ -44,7 +47,8 @@ class Call(NamedTuple):
     finish: Callable[[Any, str, Target], Any]
 
 
-class Batch:
+@dataclasses.dataclass
+class CallBatch:
     """The calls of one blocking call of the client.
 
     Attributes:
@@ -52,15 +56,14 @@ class Batch:
       sending: the tasks with a request in flight.
     """
 
-    def __init__(self) -> None:
-        self.is_stopped = False
-        self.sending: set[asyncio.Task[Any]] = set()
+    is_stopped: bool = False
+    sending: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
 
 
 class _Outcome(NamedTuple):
     """The result of an attempt, or its failure."""
 
-    member: Member[Transport]
+    member: Member
     result: Any
     is_probe: bool
 
@@ -70,13 +73,13 @@ class Exchange:
 
     def __init__(self, settings: Endpoint, key: ApiKey, spending: Spending, pacing: Pacing, say: Callable[[str], None]):
         self._settings, self._key, self._spending, self._pacing, self._say = settings, key, spending, pacing, say
-        members = [Member(shown_url(url), Transport(url, settings, key), pacing, settings.concurrency) for url in settings.url]
-        self._pool: Pool[Transport] = Pool(members, settings.max_down)
+        self._members = [Member(shown_url(url), Transport(url, settings, key), pacing, settings.concurrency)
+                         for url in settings.url]
         self.breaker = Breaker(pacing, settings.max_down, say)
         self._limits = RateLimits(settings)
         self._slots = asyncio.Semaphore(settings.concurrency)
 
-    async def complete(self, call: Call, batch: Batch) -> Any:
+    async def complete(self, call: Call, batch: CallBatch) -> Any:
         """The result of a call, after at most max_retries repetitions. Attempts during a pause do not count.
 
         Raises:
@@ -90,12 +93,12 @@ class Exchange:
             raise outcome.result
         return outcome.result
 
-    async def _repeat(self, call: Call, batch: Batch, failed: _Outcome) -> _Outcome:
+    async def _repeat(self, call: Call, batch: CallBatch, failed: _Outcome) -> _Outcome:
         """The outcome of a call whose first attempt failed. The first attempt is outside of the retry layer, which costs
         processor time for each request."""
         import stamina
 
-        retries = _Retries(self._settings, self._pacing, self._spending, self.breaker, batch)
+        retries = _Retries(self._settings.max_retries, self._pacing, self._spending, self.breaker, batch)
         outcome: _Outcome | None = failed
         member = failed.member
         try:
@@ -113,16 +116,16 @@ class Exchange:
         return outcome
 
     async def close(self) -> None:
-        for member in self._pool.members:
-            await member.sender.close()
+        for member in self._members:
+            await member.transport.session.close()
 
-    async def _attempt(self, call: Call, batch: Batch, avoid: Member[Transport] | None) -> _Outcome:
+    async def _attempt(self, call: Call, batch: CallBatch, avoid: Member | None) -> _Outcome:
         async with self._slots:
             if call.body is not None:
                 await self._limits.acquire(call.body)
             is_probe = await self.breaker.admit()
             try:
-                member = await self._pool.pick(avoid)
+                member = await pick(self._members, self._settings.max_down, avoid)
                 self._spending.check_budget()
                 result = await self._send(member, call, batch)
                 self._note(member, result, is_probe)
@@ -131,7 +134,7 @@ class Exchange:
                     self.breaker.finished_probe()
         return _Outcome(member, result, is_probe)
 
-    async def _send(self, member: Member[Transport], call: Call, batch: Batch) -> Any:
+    async def _send(self, member: Member, call: Call, batch: CallBatch) -> Any:
         model = str((call.body or {}).get("model", ""))
         target = Target(member.url, model, self._key.variable, self._key.is_set)
         task = asyncio.current_task()
@@ -139,28 +142,30 @@ class Exchange:
         batch.sending.add(task)
         self._spending.count("sent")
         try:
-            response = await member.sender.exchange(call.path, call.body, target)
+            response = await member.transport.exchange(call.path, call.body, target)
         finally:
             member.in_flight -= 1
             batch.sending.discard(task)
         return response if isinstance(response, Failure) else _interpret(response, call, target)
 
-    def _note(self, member: Member[Transport], result: Any, is_probe: bool) -> None:
+    def _note(self, member: Member, result: Any, is_probe: bool) -> None:
         if isinstance(result, Failure):
-            self._spending.count_failure(result.kind)
+            self._spending.count(FAILURE + result.kind)
         if not isinstance(result, Transient):
             member.succeeded()
             if self.breaker.succeeded():
-                self._pool.forget()
+                for each in self._members:  # The outcomes of an outage do not count after it.
+                    each.recent.clear()
             return
-        if (result.wait or 0.0) >= _LONG_WAIT and not member.is_resting():
+        if (result.wait or 0.0) >= _LONG_WAIT and member.rest_until <= time.monotonic():
             self._say(f"[endpoint] {member.url} asks to wait {result.wait:.0f} s")
-        self._pool.failed(member, result)
+        member.failed(result, has_others=len(self._members) > 1)
         self.breaker.failed(result, is_probe)
-        if self._pool.is_failing():
+        if all(each.is_failing() for each in self._members):
             self.breaker.open()
 
 
+@dataclasses.dataclass
 class _Retries:
     """Decides after each failure of a request whether, and after how many seconds, it is sent again.
 
@@ -169,53 +174,59 @@ class _Retries:
     in a row that do not count, all requests pause.
     """
 
-    def __init__(self, settings: Endpoint, pacing: Pacing, spending: Spending, breaker: Breaker, batch: Batch):
-        self._most, self._pacing, self._spending = settings.max_retries, pacing, spending
-        self._breaker, self._batch = breaker, batch
-        self._successes = 0
-        self._counted = self._in_outage = 0
-        self.failures = 0
-        self.is_probe = False
+    most: int
+    pacing: Pacing
+    spending: Spending
+    breaker: Breaker
+    batch: CallBatch
+    failures: int = 0
+    is_probe: bool = False
+    _successes: int = 0
+    _counted: int = 0
+    _in_outage: int = 0
 
     def __call__(self, error: Exception) -> bool | float:
-        if not isinstance(error, Transient) or self._batch.is_stopped:
+        if not isinstance(error, Transient) or self.batch.is_stopped:
             return False
         if self.is_probe:
             wait = 0.0  # The breaker waits between probes.
         else:
             self.failures += 1
-            wait = self._pacing.jitter(self.failures)
-            if not error.is_down or self._breaker.successes > self._successes:
+            bound = self.pacing.retry * 2 ** min(self.failures - 1, 60)
+            wait = random.uniform(0, min(self.pacing.longest_retry, bound))  # "Full jitter".
+            if not error.is_down or self.breaker.successes > self._successes:
                 self._counted, self._in_outage = self._counted + 1, 0
-                if self._counted > self._most:
+                if self._counted > self.most:
                     return False
             else:
                 self._in_outage += 1
-                if self._in_outage >= self._most:
-                    self._breaker.open()
+                if self._in_outage >= self.most:
+                    self.breaker.open()
                     self._in_outage, wait = 0, 0.0
-            self._successes = self._breaker.successes
-        self._spending.count("retries")
+            self._successes = self.breaker.successes
+        self.spending.count("retries")
         return wait
 
 
-def _interpret(response: Response, call: Call, target: Target) -> Any:
+def _interpret(response: HTTPResponse, call: Call, target: Target) -> Any:
     text = response.text
     if not 200 <= response.status < 300:
-        found = classify_status(response.status, response.headers, text or "", target)
-        if isinstance(found, Failure):
-            return found
-        text = json.dumps(found)
-    if text is None:
-        return malformed_failure("the body is not UTF-8", "", target)
+        refusal = classify_status(response.status, response.headers, text or "", target)
+        if isinstance(refusal, Failure):
+            return refusal
+        text = json.dumps(refusal)
     try:
-        raw = json.loads(text)
-    except ValueError:
-        return malformed_failure("the body is not JSON", text, target)
-    try:
-        value = call.parse(raw)
+        if text is None:
+            raise MalformedReply("the body is not UTF-8")
+        value = call.parse(json.loads(text))
     except MalformedReply as error:
-        return malformed_failure(str(error), text, target)
+        reason = str(error)
+    except json.JSONDecodeError:
+        reason = "the body is not JSON"
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        return malformed_failure(f"a field has another form than expected, {type(error).__name__}", text, target)
-    return call.finish(value, text, target)
+        reason = f"a field has another form than expected, {type(error).__name__}"
+    else:
+        return call.finish(value, text, target)
+    message, _ = server_message(text or "")
+    detail = f'{reason}: "{message}"' if message else reason
+    return Transient("malformed", f"{target.url} sent a malformed reply ({detail})")

@@ -22,7 +22,7 @@ _OVERFLOW = re.compile(
 """Messages of OpenAI, vLLM, SGLang, llama.cpp and other servers about prompts that exceed the context."""
 REFUSALS = {f"http_{status}" for status in (400, 403, 404, 405, 422, 501)}
 """The kinds of failures by which a server may refuse a field or a path that it does not have."""
-_LONGEST = 300
+LONGEST_MESSAGE = 300
 """Characters of a server's message that an error repeats."""
 
 
@@ -68,10 +68,12 @@ def classify_status(status: int, headers: Mapping[str, str], text: str, target: 
       headers: with lower-case or case-insensitive names.
       text: the body, without the API key.
     """
-    message, codes = _server_message(text)
+    message, codes = server_message(text)
     stated = f'HTTP {status}: "{message}"' if message else f"HTTP {status}"
     if status in (400, 403) and codes & _FILTERED:
-        return _refusal(message, target.model)
+        empty = {"role": "assistant", "content": None}
+        choice = {"index": 0, "finish_reason": "content_filter", "message": empty, "text": None}
+        return {"model": target.model, "choices": [choice], "error": {"message": message}}
     if status in (400, 413, 422, 500) and ("context_length_exceeded" in codes or _OVERFLOW.search(message)):
         return Fatal("context", f'a request exceeds the context of model "{target.model}" at {target.url} ({stated}); shorten '
                      "the prompts or the constitution, or serve the model with a longer context")
@@ -100,31 +102,11 @@ def check_model(stated: str, target: Target) -> Fatal | None:
     Servers may add a date or a version to the name, or state the path of the model's file.
     """
     asked, name = target.model.casefold(), stated.casefold()
-    if not asked or not name or name.startswith(asked) or _last(name) == _last(asked):
+    asked_file, named_file = (path.rstrip("/").rpartition("/")[2] for path in (asked, name))
+    if not asked or not name or name.startswith(asked) or named_file == asked_file:
         return None
     return Fatal("model", f'{target.url} answered a request to model "{target.model}" with model "{stated}"; set '
                  "config.endpoint.model to the name under which the server answers")
-
-
-def connection_failure(error: BaseException, target: Target) -> Transient:
-    """The failure of a request that an HTTP library could not complete. The text is not yet redacted."""
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    detail = " ".join(str(cause).split())[:_LONGEST]
-    return Transient("connection", f"the connection to {target.url} failed ({type(cause).__name__}: {detail})", is_down=True)
-
-
-def timeout_failure(seconds: float, target: Target) -> Transient:
-    return Transient("timeout", f"{target.url} gave no complete reply within config.endpoint.timeout={seconds:g} seconds",
-                     is_down=True)
-
-
-def malformed_failure(reason: str, text: str, target: Target) -> Transient:
-    """The failure of a successful response that is not the JSON of a reply."""
-    message, _ = _server_message(text)
-    detail = f'{reason}: "{message}"' if message else reason
-    return Transient("malformed", f"{target.url} sent a malformed reply ({detail})")
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
@@ -152,7 +134,7 @@ def _seconds_until(text: str) -> float:
     return (then - datetime.datetime.now(datetime.UTC)).total_seconds()
 
 
-def _server_message(text: str) -> tuple[str, set[str]]:
+def server_message(text: str) -> tuple[str, set[str]]:
     """The message in an error body, shortened, and its codes in lower case."""
     try:
         body = json.loads(text)
@@ -165,13 +147,4 @@ def _server_message(text: str) -> tuple[str, set[str]]:
             codes |= {str(part[name]).lower() for name in ("code", "type") if part.get(name) is not None}
         body = next((body[name] for name in ("error", "message", "detail") if body.get(name)), "")
     message = body if isinstance(body, str) else json.dumps(body)
-    return " ".join(message.split())[:_LONGEST], codes
-
-
-def _refusal(message: str, model: str) -> dict[str, Any]:
-    choice = {"index": 0, "finish_reason": "content_filter", "message": {"role": "assistant", "content": None}, "text": None}
-    return {"model": model, "choices": [choice], "error": {"message": message}}
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2]
+    return " ".join(message.split())[:LONGEST_MESSAGE], codes

@@ -43,7 +43,7 @@ class Reading:
     undecided: float = 0.0
 
 
-class Place(NamedTuple):
+class VerdictPlace(NamedTuple):
     """The place of a verdict in a reply: the index of its first token, and the bytes of this token that precede the verdict."""
 
     index: int
@@ -91,7 +91,7 @@ def spell(names: Sequence[str], spellings: Callable[[str], Sequence[str]]) -> Sp
     return tuple(tuple(dict.fromkeys(text.encode() for text in spellings(name))) for name in names)
 
 
-def find_verdict(tokens: Sequence[Token], verdict: str = "", thoughts_end: str = "") -> Place | None:
+def find_verdict(tokens: Sequence[Token], verdict: str = "", thoughts_end: str = "") -> VerdictPlace | None:
     """The place right after the last `verdict` in the bytes of the tokens.
 
     Args:
@@ -108,18 +108,18 @@ def find_verdict(tokens: Sequence[Token], verdict: str = "", thoughts_end: str =
     thoughts = text.rfind(end) if end else -1
     at = thoughts + len(end) if thoughts >= 0 else 0
     if mark:
-        found = text.rfind(mark, at)
-        if found < 0:
+        mark_start = text.rfind(mark, at)
+        if mark_start < 0:
             return None
-        at = found + len(mark)
+        at = mark_start + len(mark)
     elif thoughts >= 0:
         at = len(text) - len(text[at:].lstrip())
     begin = 0
     for index, token in enumerate(tokens):
         if at < begin + len(token.own.data):
-            return Place(index, token.own.data[: at - begin])
+            return VerdictPlace(index, token.own.data[: at - begin])
         begin += len(token.own.data)
-    return Place(len(tokens), b"")
+    return VerdictPlace(len(tokens), b"")
 
 
 def read_options(
@@ -175,7 +175,11 @@ class _Walk:
     def follow(self, tokens: Sequence[Token]) -> None:
         prefix, weight = b"", 1.0
         for token in tokens:
-            shown = _probabilities(token)
+            # The probability of each text shown, with the written token, which need not be among the most likely.
+            shown: dict[bytes, float] = {}
+            for other in token.top:
+                shown[other.data] = shown.get(other.data, 0.0) + math.exp(other.logprob)
+            shown.setdefault(token.own.data, math.exp(token.own.logprob))
             followed = prefix + token.own.data
             leads_on = followed in self.begun and followed != prefix
             continued = 0.0
@@ -231,15 +235,6 @@ class _Walk:
         return min(1.0, max(up - share, share - down, 0.0))
 
 
-def _probabilities(token: Token) -> dict[bytes, float]:
-    """The probability of each text shown at a position, with the written token, which need not be among the most likely."""
-    shown: dict[bytes, float] = {}
-    for other in token.top:
-        shown[other.data] = shown.get(other.data, 0.0) + math.exp(other.logprob)
-    shown.setdefault(token.own.data, math.exp(token.own.logprob))
-    return shown
-
-
 def count_votes(texts: Sequence[str], options: Sequence[Sequence[str]], verdict: str = "") -> Votes:
     """Counts the options in sampled texts.
 
@@ -253,20 +248,15 @@ def count_votes(texts: Sequence[str], options: Sequence[Sequence[str]], verdict:
       verdict: the text that precedes a verdict; "": the text begins with it.
     """
     owner = {text.strip(): index for index, own in enumerate(options) for text in own}
-    counts, unreadable = [0] * len(options), 0
+    longest_first = sorted(owner, key=len, reverse=True)
+    counts = [0] * len(options)
     for text in texts:
-        _, found, rest = text.rpartition(verdict) if verdict else ("", "found", text)
-        option = _leading_option(rest.lstrip(), owner) if found else None
-        if option is None:
-            unreadable += 1
-        else:
-            counts[option] += 1
-    return Votes(tuple(counts), unreadable)
-
-
-def _leading_option(text: str, owner: dict[str, int]) -> int | None:
-    for name in sorted(owner, key=len, reverse=True):
-        if text.startswith(name):
-            goes_on = _GOES_ON.match(text, len(name)) or (name.isalpha() and _NEXT_WORD.match(text, len(name)))
-            return None if goes_on else owner[name]
-    return None
+        if verdict and verdict not in text:
+            continue
+        answer = (text.rpartition(verdict)[2] if verdict else text).lstrip()
+        spelling = next((spelling for spelling in longest_first if answer.startswith(spelling)), None)
+        if spelling is None or _GOES_ON.match(answer, len(spelling)):
+            continue
+        if not (spelling.isalpha() and _NEXT_WORD.match(answer, len(spelling))):
+            counts[owner[spelling]] += 1
+    return Votes(tuple(counts), len(texts) - sum(counts))

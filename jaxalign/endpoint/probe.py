@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
-from jaxalign.endpoint.records import CHAT, COMPLETION, Reply, Request
+from jaxalign.endpoint.records import CHAT, COMPLETION, EndpointRequest, Reply
 
 TOP_LOGPROBS = (20, 5)
 """The numbers of log-probabilities that are asked for; 20 is the maximum of OpenAI and the default maximum of vLLM."""
@@ -27,7 +27,7 @@ _GUIDES: dict[str, tuple[str, dict[str, Any]]] = {
 class Attempts(Protocol):
     """Anything that sends a request which the server may refuse."""
 
-    def attempt(self, request: Request) -> Reply | None:
+    def attempt(self, request: EndpointRequest) -> Reply | None:
         """The reply; None if the server refuses the request as such, with the status 400, 403, 404, 405, 422 or 501. Other
         failures are repeated or raised, as in `Asks.ask`."""
         ...
@@ -84,24 +84,19 @@ def probe(server: Attempts, model: str) -> Abilities:
     shown = _shown(plain, most)
     if not shown:
         body = {"model": model, "prompt": _QUESTION, "max_tokens": 1, "temperature": 0, "logprobs": TOP_LOGPROBS[-1]}
-        reply = server.attempt(Request(COMPLETION, body))
+        reply = server.attempt(EndpointRequest(COMPLETION, body))
         return Abilities(0, completions=reply is not None and _shown(reply, TOP_LOGPROBS[-1]) > 0)
-    extended = server.attempt(_extended(model, shown))
-    return Abilities(shown) if extended is None else _conclude(plain, extended, shown)
-
-
-def _chat(model: str, top: int, begun: str = "") -> Request:
-    messages = [{"role": "user", "content": _QUESTION}, *([{"role": "assistant", "content": begun}] if begun else [])]
-    return Request(CHAT, {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0, "logprobs": True,
-                          "top_logprobs": top})
-
-
-def _extended(model: str, top: int) -> Request:
-    request = _chat(model, top, _BEGUN)
     fields: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True, "logprob_token_ids": _TOKEN_IDS}
     for _, guide in _GUIDES.values():
         fields |= guide
-    return Request(CHAT, {**request.body, **fields})
+    extended = server.attempt(EndpointRequest(CHAT, {**_chat(model, shown, _BEGUN).body, **fields}))
+    return Abilities(shown) if extended is None else _conclude(plain, extended, shown)
+
+
+def _chat(model: str, top: int, begun: str = "") -> EndpointRequest:
+    messages = [{"role": "user", "content": _QUESTION}, *([{"role": "assistant", "content": begun}] if begun else [])]
+    return EndpointRequest(CHAT, {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0, "logprobs": True,
+                                  "top_logprobs": top})
 
 
 def _shown(reply: Reply, asked: int) -> int:

@@ -16,7 +16,7 @@ class MalformedReply(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class EndpointRequest:
     """One request.
 
     Attributes:
@@ -81,7 +81,7 @@ class Reply:
 class Asks(Protocol):
     """Anything that answers requests, such as `jaxalign.endpoint.client.Client`."""
 
-    def ask(self, requests: Sequence[Request]) -> list[Reply]:
+    def ask(self, requests: Sequence[EndpointRequest]) -> list[Reply]:
         """One reply per request, in order."""
         ...
 
@@ -105,24 +105,17 @@ def read_reply(path: str, raw: Mapping[str, Any]) -> Reply:
         text = message.get("refusal") or ""
     if not isinstance(text, str):
         raise MalformedReply("the first choice has no text")
-    found = _chat_tokens(choice) if path == CHAT else _completion_tokens(choice)
     counted = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
-    return Reply(text, finish, found, counted, str(raw.get("model") or ""), thoughts)
+    return Reply(text, finish, _read_tokens(path, choice), counted, str(raw.get("model") or ""), thoughts)
 
 
-def _chat_tokens(choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
-    content = (choice.get("logprobs") or {}).get("content")
-    if not content:
-        return None
-    return tuple(Token(_alternative(item), tuple(map(_alternative, item.get("top_logprobs") or ()))) for item in content)
-
-
-def _completion_tokens(choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
-    found = choice.get("logprobs") or {}
-    if found.get("content"):
-        return _chat_tokens(choice)
-    texts, own, top = found.get("tokens"), found.get("token_logprobs"), found.get("top_logprobs")
-    if not texts or own is None:
+def _read_tokens(path: str, choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
+    """The tokens of a choice in the form of a chat, which completions may have, or in that of completions."""
+    shown = choice.get("logprobs") or {}
+    if content := shown.get("content"):
+        return tuple(Token(_alternative(item), tuple(map(_alternative, item.get("top_logprobs") or ()))) for item in content)
+    texts, own, top = shown.get("tokens"), shown.get("token_logprobs"), shown.get("top_logprobs")
+    if path == CHAT or not texts or own is None:
         return None
     top = top or [{}] * len(texts)
     return tuple(

@@ -15,6 +15,10 @@ _SHORTEST = 8
 class ApiKey:
     """The key in an environment variable. Its text form names only the variable.
 
+    Attributes:
+      variable: the name of the environment variable.
+      value: the key to send; "" if the variable is not set.
+
     Raises:
       UserError: the key has characters that no HTTP header may have.
     """
@@ -26,13 +30,9 @@ class ApiKey:
             raise UserError(f"the environment variable {variable} has a character that an API key cannot have; set it to the "
                             "key, without line breaks or accented letters")
         self.is_set = bool(key)
-        self._key = key
+        self.value = key
         forms = {key, json.dumps(key)[1:-1], key.replace("/", "\\/"), urllib.parse.quote(key, safe="")}
         self._forms = sorted(forms, key=len, reverse=True) if len(key) >= _SHORTEST else []
-
-    def value(self) -> str:
-        """The key to send; "" if the variable is not set."""
-        return self._key
 
     def redact(self, text: str) -> str:
         """`text` with "[key]" in place of the key."""

@@ -16,8 +16,9 @@ from jaxalign.errors import UserError
 
 _MILLION = 1_000_000
 _NAMES = ("sent", "stored_hits", "prompt_tokens", "completion_tokens", "retries", "content_filter")
-_FAILURE, _MONEY = "failures.", "money"
-_FINISHED = "finished"
+_MONEY, _FINISHED = "money", "finished"
+FAILURE = "failures."
+"""The name of a count of failures begins with this; the kind of the failure follows."""
 
 
 class BudgetReached(UserError):
@@ -37,6 +38,10 @@ class Price(NamedTuple):
 class TokenPrices:
     """The prices of the models: those of config.endpoint.prices, or input_price and output_price for every model.
 
+    Attributes:
+      date: the date of the prices; "" without a file.
+      are_set: whether any model has a price.
+
     Raises:
       UserError: the file does not exist or is not a file of prices.
     """
@@ -45,16 +50,12 @@ class TokenPrices:
         self._path, self.date = settings.prices, ""
         self._default = Price(settings.input_price, settings.output_price)
         self._models: dict[str, Price] = {}
+        self.are_set = bool(settings.prices) or any(self._default)
         if settings.prices:
             self.date, self._models = _read_prices(settings.prices)
-        elif settings.budget > 0 and not any(self._default):
+        elif settings.budget > 0 and not self.are_set:
             raise UserError(f"config.endpoint.budget is {settings.budget:g}, but no prices are set; set "
                             "config.endpoint.prices, or config.endpoint.input_price and output_price")
-
-    @property
-    def are_set(self) -> bool:
-        """Whether any model has a price."""
-        return bool(self._path) or any(self._default)
 
     def of(self, model: str) -> Price:
         """The price of a model.
@@ -74,36 +75,24 @@ class Spending:
 
     The amount that the budget limits is the sum in the store. It therefore includes replies of earlier runs, and of other runs
     that share the store. The counts of a stage are kept in the store, too, so that they survive the end of the process.
+
+    Attributes:
+      prices: the prices of the models.
     """
 
     def __init__(self, settings: Endpoint, store: AnswerStore):
-        self._budget, self._store, self._prices = settings.budget, store, TokenPrices(settings)
+        self._budget, self._store, self.prices = settings.budget, store, TokenPrices(settings)
         self._lock = threading.Lock()
         self._counts: collections.Counter[str] = collections.Counter()
         self._stage = ""
         self._of_stage: collections.Counter[str] = collections.Counter()
         self._unsaved: collections.Counter[str] = collections.Counter()
 
-    def price(self, model: str) -> Price:
-        return self._prices.of(model)
-
-    @property
-    def has_prices(self) -> bool:
-        """Whether prices are set."""
-        return self._prices.are_set
-
     def check_budget(self) -> None:
         """Raises BudgetReached if the store's sum has reached the budget."""
         if self._budget > 0 and (spent := self._store.cost()) >= self._budget:
             raise BudgetReached(f"{spent:.6g} of config.endpoint.budget={self._budget:g} are spent; raise "
                                 "config.endpoint.budget and repeat the run, which continues from the stored answers")
-
-    def missing_usage(self, reply: Reply) -> str | None:
-        """The error of a reply whose cost is unknown while a budget is set."""
-        if self._budget > 0 and not any(reply.usage) and reply.finish != "content_filter":
-            return (f"config.endpoint.budget is {self._budget:g}, but the server does not state the number of tokens of its "
-                    "replies; set config.endpoint.budget=0, or use a server that states usage")
-        return None
 
     def begin_stage(self, stage: str, resumed: bool) -> None:
         """Counts for a stage until `end_stage`, or until the next stage begins.
@@ -140,16 +129,13 @@ class Spending:
     def of_stage(self) -> dict[str, Any]:
         """The counts of the present or last stage over all its starts, with the fields of `as_dict` except "money_of_store"."""
         with self._lock:
-            return {**_fields(self._of_stage), "prices_date": self._prices.date}
+            return {**_fields(self._of_stage), "prices_date": self.prices.date}
 
     def count(self, name: str, number: int = 1) -> None:
-        """Adds to "sent", "retries" or "stored_hits"."""
+        """Adds to "sent", "retries", "stored_hits" or `FAILURE` + the kind of a failure."""
         self._add({name: number})
         if name == "stored_hits":
             self.save_stage()
-
-    def count_failure(self, kind: str) -> None:
-        self._add({_FAILURE + kind: 1})
 
     def count_reply(self, reply: Reply, cost: float) -> None:
         """Counts a reply that the server sent."""
@@ -163,7 +149,7 @@ class Spending:
         """
         with self._lock:
             counts = _fields(self._counts)
-        return {**counts, "money_of_store": self._store.cost(), "prices_date": self._prices.date}
+        return {**counts, "money_of_store": self._store.cost(), "prices_date": self.prices.date}
 
     def _add(self, counts: Mapping[str, float]) -> None:
         with self._lock:
@@ -172,7 +158,7 @@ class Spending:
 
 
 def _fields(counts: Mapping[str, float]) -> dict[str, Any]:
-    failures = {name.removeprefix(_FAILURE): int(counts[name]) for name in sorted(counts) if name.startswith(_FAILURE)}
+    failures = {name.removeprefix(FAILURE): int(counts[name]) for name in sorted(counts) if name.startswith(FAILURE)}
     return {**{name: int(counts.get(name, 0)) for name in _NAMES}, "failures": failures, "money": counts.get(_MONEY, 0.0)}
 
 

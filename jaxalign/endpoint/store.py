@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxalign.endpoint.records import Request, Usage
+from jaxalign.endpoint.records import EndpointRequest, Usage
 from jaxalign.errors import UserError
 
 _SCHEMA = """
@@ -51,20 +51,18 @@ class AnswerStore:
     def __init__(self, path: str | os.PathLike, wait: float = 30.0):
         self.path = Path(path)
         self._lock = threading.Lock()
-        try:
+        with self._usable():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(self.path, timeout=wait, isolation_level=None, check_same_thread=False)
-        except (OSError, sqlite3.Error) as error:
-            raise self._unusable(error) from None
-        try:
-            # A commit in the write-ahead log is passed to the operating system at once, so it survives the end of the process.
-            # NORMAL omits only the synchronization that protects the last commits from a power failure.
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise self._unusable(error) from None
+            try:
+                # A commit in the write-ahead log is passed to the operating system at once, so it survives the end of the
+                # process. NORMAL omits only the synchronization that protects the last commits from a power failure.
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute("PRAGMA synchronous=NORMAL")
+                self._connection.executescript(_SCHEMA)
+            except sqlite3.Error:
+                self._connection.close()
+                raise
 
     def get_many(self, keys: Sequence[str]) -> dict[str, str]:
         """The raw JSON bodies of the stored replies among `keys`, by key."""
@@ -72,11 +70,11 @@ class AnswerStore:
         for start in range(0, len(keys), _CHUNK):
             chunk = keys[start : start + _CHUNK]
             marks = ",".join("?" * len(chunk))
-            with self._usable() as connection:
-                replies.update(connection.execute(f"SELECT key, reply FROM answers WHERE key IN ({marks})", list(chunk)))
+            with self._usable():
+                replies.update(self._connection.execute(f"SELECT key, reply FROM answers WHERE key IN ({marks})", list(chunk)))
         return replies
 
-    def put(self, key: str, request: Request, reply: str, model: str, usage: Usage, cost: float) -> str:
+    def put(self, key: str, request: EndpointRequest, reply: str, model: str, usage: Usage, cost: float) -> str:
         """Stores a reply durably and adds its cost to the sum.
 
         If another process has stored a reply to the same request in the meantime, that reply stays, so that a repeated run
@@ -93,54 +91,54 @@ class AnswerStore:
         """
         body = json.dumps([request.path, request.body], sort_keys=True, separators=(",", ":"), allow_nan=False)
         row = (key, body, reply, model, usage.prompt, usage.completion, cost, time.time())
-        with self._usable() as connection:
-            if connection.execute(_ANSWER, row).rowcount == 1:
+        with self._usable():
+            if self._connection.execute(_ANSWER, row).rowcount == 1:
                 return reply
             if cost:
-                connection.execute(_ADD_COST, (cost,))
-            return connection.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()[0]
+                self._connection.execute(_ADD_COST, (cost,))
+            return self._connection.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()[0]
 
     def fact(self, name: str) -> str | None:
         """The value stored under a name, such as what a server can do; None if there is none."""
-        with self._usable() as connection:
-            row = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        with self._usable():
+            row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
     def keep_fact(self, name: str, value: str) -> None:
         """Stores a value under a name, in place of an earlier one."""
-        with self._usable() as connection:
-            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        with self._usable():
+            self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def add_cost(self, cost: float) -> None:
         """Adds the cost of a reply that is not stored, such as one of a wrong model, to the sum."""
-        with self._usable() as connection:
-            connection.execute(_ADD_COST, (cost,))
+        with self._usable():
+            self._connection.execute(_ADD_COST, (cost,))
 
     def cost(self) -> float:
         """The sum of the costs of all replies, those of other processes included."""
-        with self._usable() as connection:
-            return connection.execute("SELECT value FROM totals WHERE name = 'cost'").fetchone()[0]
+        with self._usable():
+            return self._connection.execute("SELECT value FROM totals WHERE name = 'cost'").fetchone()[0]
 
     def add_counts(self, stage: str, counts: Mapping[str, float]) -> None:
         """Adds to the counts of a stage, to all of them or to none. counts: by name, at least one."""
         values = [value for name, number in counts.items() for value in (stage, name, number)]
-        with self._usable() as connection:
-            connection.execute(_ADD_COUNTS.format(", ".join(["(?, ?, ?)"] * len(counts))), values)
+        with self._usable():
+            self._connection.execute(_ADD_COUNTS.format(", ".join(["(?, ?, ?)"] * len(counts))), values)
 
     def counts(self, stage: str) -> dict[str, float]:
         """The counts of a stage by name; empty if it has none."""
-        with self._usable() as connection:
-            return dict(connection.execute("SELECT name, value FROM stage_counts WHERE stage = ?", (stage,)))
+        with self._usable():
+            return dict(self._connection.execute("SELECT name, value FROM stage_counts WHERE stage = ?", (stage,)))
 
     def remove_counts(self, stage: str) -> None:
         """Removes the counts of a stage."""
-        with self._usable() as connection:
-            connection.execute("DELETE FROM stage_counts WHERE stage = ?", (stage,))
+        with self._usable():
+            self._connection.execute("DELETE FROM stage_counts WHERE stage = ?", (stage,))
 
     def __len__(self) -> int:
         """The number of stored replies."""
-        with self._usable() as connection:
-            return connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0]
+        with self._usable():
+            return self._connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0]
 
     def close(self) -> None:
         """Closes the file. A closed store cannot be used again."""
@@ -148,13 +146,11 @@ class AnswerStore:
             self._connection.close()
 
     @contextmanager
-    def _usable(self) -> Iterator[sqlite3.Connection]:
+    def _usable(self) -> Iterator[None]:
+        """Excludes other threads, and turns an error of the file into a `UserError` that names it."""
         with self._lock:
             try:
-                yield self._connection
-            except sqlite3.Error as error:
-                raise self._unusable(error) from None
-
-    def _unusable(self, error: Exception) -> UserError:
-        return UserError(f'the store of answers "{self.path}" cannot be used ({error}); free the file or its disk, or set '
-                         "config.endpoint.cache to another SQLite file on a local disk")
+                yield
+            except (OSError, sqlite3.Error) as error:
+                raise UserError(f'the store of answers "{self.path}" cannot be used ({error}); free the file or its disk, or '
+                                "set config.endpoint.cache to another SQLite file on a local disk") from None

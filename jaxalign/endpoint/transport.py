@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from jaxalign import __version__
 from jaxalign.config.sections.endpoint import Endpoint
-from jaxalign.endpoint.failures import Target, Transient, connection_failure, timeout_failure
+from jaxalign.endpoint.failures import LONGEST_MESSAGE, Target, Transient
 from jaxalign.endpoint.redaction import ApiKey
 from jaxalign.errors import UserError
 
 _INSTALL = """requests to a server need the library {}, which is not installed; run `pip install "jaxalign[endpoint]"`"""
 
 
-class Response(NamedTuple):
+class HTTPResponse(NamedTuple):
     """A complete response. headers: case-insensitive. text: the body without the API key; None if it is not UTF-8."""
 
     status: int
@@ -45,6 +45,9 @@ class Transport:
     Args:
       url: the base URL, such as http://localhost:8000/v1. A query is sent with each request. A user and password in it take the
         place of the API key.
+
+    Attributes:
+      session: the connections; whoever creates a transport closes them.
     """
 
     def __init__(self, url: str, settings: Endpoint, key: ApiKey):
@@ -54,35 +57,37 @@ class Transport:
         self._library_error = aiohttp.ClientError
         headers = {"Content-Type": "application/json", "User-Agent": f"jaxalign/{__version__}"}
         if key.is_set and not self._url.username:
-            headers["Authorization"] = f"Bearer {key.value()}"
+            headers["Authorization"] = f"Bearer {key.value}"
         # `exchange` limits the time of the whole request, so that the library's own limits are not needed.
-        self._session = aiohttp.ClientSession(
+        self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=settings.concurrency), headers=headers, timeout=aiohttp.ClientTimeout(),
             proxy=_environment_proxy(self._url),
         )
 
-    async def exchange(self, path: str, body: Mapping[str, Any] | None, target: Target) -> Response | Transient:
+    async def exchange(self, path: str, body: Mapping[str, Any] | None, target: Target) -> HTTPResponse | Transient:
         """Sends one request: POST with a JSON body, or GET without one. Failures are returned, not raised, so that no exception
         refers to the request, whose headers contain the key."""
         url = urllib.parse.urlunsplit(self._url._replace(path=f"{self._url.path.rstrip('/')}/{path}"))
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
         try:
             async with asyncio.timeout(self._timeout):
-                async with self._session.request("GET" if data is None else "POST", url, data=data) as response:
+                async with self.session.request("GET" if data is None else "POST", url, data=data) as response:
                     content = await response.read()
         except TimeoutError:
-            return timeout_failure(self._timeout, target)
+            sentence = f"{target.url} gave no complete reply within config.endpoint.timeout={self._timeout:g} seconds"
+            return Transient("timeout", sentence, is_down=True)
         except (OSError, self._library_error) as error:
-            failure = connection_failure(error, target)
-            return Transient(failure.kind, self._key.redact(str(failure)), is_down=failure.is_down)
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            detail = " ".join(str(cause).split())[:LONGEST_MESSAGE]
+            sentence = self._key.redact(f"the connection to {target.url} failed ({type(cause).__name__}: {detail})")
+            return Transient("connection", sentence, is_down=True)
         try:
             text = self._key.redact(content.decode("utf-8"))
         except UnicodeDecodeError:
             text = None
-        return Response(response.status, response.headers, text)
-
-    async def close(self) -> None:
-        await self._session.close()
+        return HTTPResponse(response.status, response.headers, text)
 
 
 def _environment_proxy(url: urllib.parse.SplitResult) -> str | None:

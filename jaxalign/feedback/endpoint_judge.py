@@ -17,7 +17,7 @@ from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.tokenizers.files import thinking_variables
 from jaxalign.endpoint import options
 from jaxalign.endpoint.probe import Abilities
-from jaxalign.endpoint.records import CHAT, Asks, Reply, Request
+from jaxalign.endpoint.records import CHAT, Asks, EndpointRequest, Reply
 from jaxalign.errors import UserError
 from jaxalign.feedback.chat_messages import ChatMessages
 from jaxalign.feedback.contract import Contract
@@ -224,7 +224,8 @@ class EndpointJudge:
         requests = []
         for own, seed in zip(messages, seeds, strict=True):
             # A greedy reply does not depend on the seed, so equal greedy requests are one.
-            requests.append(Request(CHAT, {**shared, "messages": own, **({"seed": seed} if settings["temperature"] else {})}))
+            sampled = {"seed": seed} if settings["temperature"] else {}
+            requests.append(EndpointRequest(CHAT, {**shared, "messages": own, **sampled}))
         return self.asks.ask(requests)
 
 

@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config, rounds, schema, to_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
-from jaxalign.pipeline.graph import Load, loader, names, read_graph
+from jaxalign.pipeline.graph import Load, loader, read_graph
 from jaxalign.registry.judges import judge_field, judge_file
 from jaxalign.stages.shared.manifest import DONE, Manifest, file_fingerprint, find_manifest, new_manifest
 from jaxalign.storage import LocalStorage, Storage, read_json
@@ -58,14 +58,17 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
     config = with_style(config, storage)
     load = loader(config) if load is None else load
     manifests = functools.cache(functools.partial(find_manifest, storage))
-    graph, planned = read_graph(config, manifests, load, as_recorded=_is_last_config(config, storage)), names(config)
+    graph = read_graph(config, manifests, load, as_recorded=_is_last_config(config, storage))
+    planned = rounds.folders(config)
     changed: dict[str, list[str]] = {}
     extended: set[str] = set()
     output: dict[str, str] = {}
     for name, sources in graph.items():
         manifest = manifests(name)
         if manifest is None:
-            _refuse_foreign(storage, name)
+            if storage.list(name) or storage.read(name) is not None:
+                raise UserError(f"{storage.path(name)} exists but was not written by a run (it has no manifest.json); move it "
+                                "away, or choose another --workdir")
             stage = load(rounds.parse(name)[0])
             output[name] = new_manifest(stage, config, {source: output[source] for source in sources}).output_hash
             continue
@@ -75,21 +78,18 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
         manifest = with_current_judge(manifest, config)
         differences = _differences(manifest, config)
         redone = [s for s in sources if s in changed or output[s] != manifest.inputs.get(s, output[s])]
-        if not differences and _has_new_rounds(manifest, sources) and extended.issuperset(redone):
+        before, now = set(manifest.inputs), set(sources)
+        adds_rounds = before < now and all(rounds.parse(source)[1] > 1 for source in now - before)
+        if not differences and adds_rounds and extended.issuperset(redone):
             extended.add(name)
-        if set(sources) != set(manifest.inputs):
-            differences.append(f"it read {_listed(manifest.inputs)} and would now read {_listed(sources)}")
+        if before != now:
+            listed, listed_now = (", ".join(folders) or "nothing" for folders in (manifest.inputs, sources))
+            differences.append(f"it read {listed} and would now read {listed_now}")
         differences += [f"its input {rounds.label(source)} changes" for source in redone]
         if differences:
             changed[name] = differences
         output[name] = manifest.output_hash
     return Changes(changed, frozenset(extended))
-
-
-def _has_new_rounds(manifest: Manifest, sources: Iterable[str]) -> bool:
-    """Whether a stage would read what it read before and, in addition, stages of later rounds."""
-    new = set(sources) - set(manifest.inputs)
-    return bool(new) and set(manifest.inputs) <= set(sources) and all(rounds.parse(source)[1] > 1 for source in new)
 
 
 def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
@@ -143,7 +143,12 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     A field that did not exist then and has its default now does not count: defaults keep the earlier behaviour.
     """
     before = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
-    usual, after = (_leaves_of(each, manifest.config) for each in (resolve_auto(type(config)()), config))
+    usual: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    for leaves, of_config in ((usual, resolve_auto(type(config)())), (after, config)):
+        for name in manifest.config:
+            with contextlib.suppress(KeyError):  # A name that the config does not have is left out.
+                leaves |= _leaves(schema.to_plain(schema.get(of_config, name)), name)
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
     differences = []
     for leaf in sorted((before.keys() | after.keys()).difference(_NO_RESULT)):
@@ -157,26 +162,7 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     return differences
 
 
-def _leaves_of(config: Config, dotted: Iterable[str]) -> dict[str, Any]:
-    """The values of a config's fields at or below the given names; names that it does not have are left out."""
-    found: dict[str, Any] = {}
-    for name in dotted:
-        with contextlib.suppress(KeyError):
-            found.update(_leaves(schema.to_plain(schema.get(config, name)), name))
-    return found
-
-
 def _leaves(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return {leaf: item for key, inner in value.items() for leaf, item in _leaves(inner, f"{name}.{key}").items()}
     return {name: value}
-
-
-def _listed(found: Iterable[str]) -> str:
-    return ", ".join(found) or "nothing"
-
-
-def _refuse_foreign(storage: Storage, name: str) -> None:
-    if storage.list(name) or storage.read(name) is not None:
-        raise UserError(f"{storage.path(name)} exists but was not written by a run (it has no manifest.json); move it away, or "
-                        "choose another --workdir")

@@ -26,25 +26,20 @@ def load_stage(name: str) -> Stage:
       UserError: there is no such record, its module cannot be imported, or it does not contain a Stage of that name.
     """
     record = STAGES.get(name, "config.stages")
-    found = record.load("stage")
-    if not isinstance(found, Stage):
-        raise UserError(f"the stage of record {record.name!r} in config.stages is of type {type(found).__name__}; an instance "
+    stage = record.load("stage")
+    if not isinstance(stage, Stage):
+        raise UserError(f"the stage of record {record.name!r} in config.stages is of type {type(stage).__name__}; an instance "
                         "of a subclass of jaxalign.stages.shared.base.Stage is expected")
-    if found.name != record.name:
-        raise UserError(f"the stage of record {record.name!r} in config.stages has the name {found.name!r}; give both the same "
+    if stage.name != record.name:
+        raise UserError(f"the stage of record {record.name!r} in config.stages has the name {stage.name!r}; give both the same "
                         "name")
-    return found
+    return stage
 
 
 def loader(config: Config) -> Load:
     """A function that finds the stages of `config.stages` and all registered stages by the names of their records."""
     given = {STAGES.get(name, "config.stages").name: name for name in config.stages}
     return lambda name: load_stage(given.get(name, name))
-
-
-def names(config: Config) -> tuple[str, ...]:
-    """The folders of the stages to run, in order."""
-    return rounds.folders(config)
 
 
 def inputs(config: Config, folder: str, load: Load) -> tuple[str, ...]:
@@ -54,8 +49,8 @@ def inputs(config: Config, folder: str, load: Load) -> tuple[str, ...]:
     the policy that the round starts from.
     """
     own, start = rounds.inputs_of(config, folder), rounds.start_of(config, folder)
-    found = (own.get(name, name) for name in load(rounds.parse(folder)[0]).inputs(config))
-    return tuple(dict.fromkeys((*found, *([start] if start else []))))
+    of_stage = (own.get(name, name) for name in load(rounds.parse(folder)[0]).inputs(config))
+    return tuple(dict.fromkeys((*of_stage, *([start] if start else []))))
 
 
 def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load: Load,
@@ -71,7 +66,7 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
     Raises:
       UserError: a stage that another stage reads was never started and is not in `config.stages`.
     """
-    planned, graph = names(config), {}
+    planned, graph = rounds.folders(config), {}
 
     def visit(name: str, reader: str) -> None:
         if name in graph:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxalign.storage import Storage
+from jaxalign.storage import Storage, read_json
 from jaxalign.tracking import table
 
 
@@ -45,14 +44,7 @@ class RunResult:
 
 def read_results(storage: Storage, stages: Sequence[str]) -> RunResult:
     """Reads the results of finished stages from their work directory."""
-
-    def summary(name: str) -> Mapping[str, Any] | None:
-        content = storage.read(name)
-        return None if content is None else json.loads(content.decode("utf-8"))
-
-    found = {name: StageResult(name, storage.path(name), summary(f"{name}/summary.json") or {}) for name in stages}
+    results = {name: StageResult(name, storage.path(name), read_json(storage, f"{name}/summary.json") or {}) for name in stages}
+    evaluation = read_json(storage, "summary.json") if "evaluate" in results else None
     report = storage.path("report.html")
-    return RunResult(
-        storage.path(), found, summary("summary.json") if "evaluate" in found else None,
-        report if "report" in found and report.exists() else None,
-    )
+    return RunResult(storage.path(), results, evaluation, report if "report" in results and report.exists() else None)

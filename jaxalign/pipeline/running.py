@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
 from jaxalign.pipeline.changes import CONFIG, compare_stages, refusal, with_current_judge, with_style
-from jaxalign.pipeline.graph import Load, inputs, loader, names
+from jaxalign.pipeline.graph import Load, inputs, loader
 from jaxalign.pipeline.results import RunResult, read_results
 from jaxalign.registry.judges import judge_file
 from jaxalign.stages.shared import manifest as manifests
@@ -47,12 +47,14 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
     with hosts.first_alone(storage.lock):
         _check_alike(config, storage)
         hosts.once(lambda: _make_ready(config, storage, overwrite, load))
-        for name in names(config):
+        for name in rounds.folders(config):
             _bring_to_done(name, config, storage, load)
         hosts.wait()
-        result = read_results(storage, names(config))
-        if hosts.is_first():
-            _print_results(result)
+        result = read_results(storage, rounds.folders(config))
+        if hosts.is_first() and result.evaluation is not None:
+            print("\n" + result.table())
+        if hosts.is_first() and result.report is not None:
+            print(f"\nReport: {result.report}")
     return result
 
 
@@ -85,7 +87,7 @@ def _appears(storage: Storage, content: bytes) -> bool:
 def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -> None:
     """Raises UserError if the run is not possible, and moves aside the stages that will be redone."""
     changes = compare_stages(config, storage, load)
-    changed, planned = changes.stages, names(config)
+    changed, planned = changes.stages, rounds.folders(config)
     refused = {name: differences for name, differences in changed.items() if name not in changes.extended}
     if refused and not overwrite:
         raise UserError(refusal(storage.path(), refused))
@@ -159,10 +161,3 @@ def _forget(stage: Stage, folder: str, storage: Storage) -> None:
 def _finish(name: str, storage: Storage) -> None:
     dataclasses.replace(find_manifest(storage, name), status=DONE).write(storage, name)
     print(f"[{rounds.label(name)}] finished", flush=True)
-
-
-def _print_results(result: RunResult) -> None:
-    if result.evaluation is not None:
-        print("\n" + result.table())
-    if result.report is not None:
-        print(f"\nReport: {result.report}")

@@ -50,8 +50,8 @@ class StageRecord(Record):
       batches: its batches.
       programs: `function(run: planner.programs.Run) -> list[planner.programs.Task]`, its tasks with the jitted steps that they
         call, for the planner's arithmetic and for ahead-of-time compilation; None: it has nothing worth planning.
-      report: `function(run: tracking.workdir.RunFiles) -> tracking.report.blocks.Section` or a list of sections; None: the
-        report only names the stage. Stages with the same function share its sections.
+      report: `function(run: tracking.workdir.RunFiles) -> tracking.report.blocks.ReportSection` or a list of sections; None:
+        the report only names the stage. Stages with the same function share its sections.
       preview: `function(context, tokenizer, count) -> list[tracking.tokens.TokenRow]`, the first rows that the stage trains
         on, for `jaxalign.preview`; None: nothing to show.
     """

@@ -239,8 +239,9 @@ def compare(
         labelling = judges.make_labeller(context, judges.make_judge(context, "evaluate", model, section.batch, meter))
         for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
+            key = stage_key(context, "evaluate", streams.KEYS["evaluate"]["labels"] + number)
             with meter.phase("win rates"):
-                labelled = labelling.label(pairs, stage_key(context, "evaluate", streams.win_rate_labels(number)), 0)
+                labelled = labelling.label(pairs, key, 0)
             out.append(Contest(later, earlier, labelled))
             progress.update(len(pairs))
     return out

@@ -95,7 +95,7 @@ ALARMS = {
 
 def limits(section: Alarms, start: Mapping[str, float]) -> dict[str, float]:
     """The limit of each alarm that is on. start: the measures of the policy before RL."""
-    found = {
+    by_name = {
         "score": None if section.score_drop is None else start["score"] - section.score_drop,
         "win_rate": section.min_win_rate if section.judge else None,
         "repetition": None if section.repetition_rise is None else start["repetition"] + section.repetition_rise,
@@ -104,17 +104,17 @@ def limits(section: Alarms, start: Mapping[str, float]) -> dict[str, float]:
         "unfinished": None if section.unfinished_rise is None else start["unfinished"] + section.unfinished_rise,
         "refused": None if section.refusal_rise is None else start["refused"] + section.refusal_rise,
     }
-    return {name: limit for name, limit in found.items() if limit is not None}
+    return {name: limit for name, limit in by_name.items() if limit is not None}
 
 
 def crossed(section: Alarms, start: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
     """The alarms whose limit a measurement crosses, with their limits. A value that is NaN crosses none."""
-    found = {}
+    over = {}
     for name, limit in limits(section, start).items():
         value = values.get(ALARMS[name].measure, math.nan)
         if value < limit if ALARMS[name].below else value > limit:
-            found[name] = limit
-    return found
+            over[name] = limit
+    return over
 
 
 def outcome(section: Alarms, measurements: Sequence[Measurement]) -> Outcome:
@@ -138,23 +138,19 @@ def outcome(section: Alarms, measurements: Sequence[Measurement]) -> Outcome:
                 measure, begin = ALARMS[name].measure, since[name][0]
                 fired[name] = Fired(name, begin.iteration, measured.iteration, begin.values[measure],
                                     first.values.get(measure), limit)
-        if not over and not fired and _score(measured) > _score(best):
+        score, best_score = measured.values["score"], best.values["score"]
+        if not over and not fired and (score > best_score or math.isnan(best_score) and not math.isnan(score)):
             best = measured
     return Outcome(tuple(fired.values()), best.iteration)
 
 
-def _score(measured: Measurement) -> float:
-    score = measured.values["score"]
-    return -math.inf if math.isnan(score) else score
-
-
 def read_measurements(rows: Iterable[Mapping[str, Any]]) -> list[Measurement]:
     """The measurements in the rows of a metric file, that of the policy before RL first; empty if there are none."""
-    found = []
+    measurements = []
     for row in rows:
         start = {name.removeprefix(START): value for name, value in row.items() if name.startswith(START)}
         values = {name.removeprefix(PREFIX): value for name, value in row.items()
                   if name.startswith(PREFIX) and not name.startswith(START)}
-        found += [Measurement(0, start)] if start else []
-        found += [Measurement(row["step"] + 1, values)] if values else []
-    return found
+        measurements += [Measurement(0, start)] if start else []
+        measurements += [Measurement(row["step"] + 1, values)] if values else []
+    return measurements

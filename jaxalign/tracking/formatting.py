@@ -9,8 +9,10 @@ from typing import Any
 _LEAST = 0.001  # The smallest number whose digits are shown.
 
 
-def percent(rate: float) -> str:
+def percent(rate: float | None) -> str:
     """A fraction as a percentage with one decimal: 0.78 is "78.0%". Only 0 is "0.0%" and only 1 is "100.0%"."""
+    if rate is None:
+        return "-"
     if 0 < rate < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= rate < 1 else f"{100 * rate:.1f}%"
@@ -39,11 +41,6 @@ def number(value: Any) -> str:
 def decimal(value: float | None, digits: int) -> str:
     """A number with this many decimals; a number that rounds to 0 has no sign."""
     return "-" if value is None else f"{value:z.{digits}f}"
-
-
-def decimal_interval(value: float, half_width: float, digits: int) -> str:
-    """The bounds of a symmetric interval: "2.64 to 3.26"."""
-    return f"{decimal(value - half_width, digits)} to {decimal(value + half_width, digits)}"
 
 
 def percent_interval(rate: Mapping[str, float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxalign.reasons import PROBLEMS, audit_warnings, listed
@@ -37,29 +37,24 @@ MEANINGS = {
 """The name of each measure, and how to read it."""
 
 
-def judges(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The judge of an audit, and after it the members if it is a jury. content: that of `FILE`."""
-    return [content, *(content.get("members") or ())]
-
-
 def names(content: Mapping[str, Any]) -> list[str]:
-    """A short name of each of `judges`."""
+    """A short name of the judge of an audit, and after it of each member if it is a jury. content: that of `FILE`."""
     return ["jury", *(f"member {n}" for n in range(1, len(content["members"]) + 1))] if content.get("members") else ["judge"]
 
 
 def measures(content: Mapping[str, Any]) -> list[list[str]]:
-    """A row for each measure: its name, and its value for each of `judges` with the 95% interval in parentheses.
+    """A row for each measure: its name, and its value for each of `names` with the 95% interval in parentheses.
 
     The probability outside of the options is left out if no judge states it.
     """
-    cells = [_cells(found["audit"]) for found in judges(content)]
+    cells = [_cells(judge["audit"]) for judge in (content, *(content.get("members") or ()))]
     known = [name for name in MEANINGS if name != _OUTSIDE or any(own[name] != "-" for own in cells)]
     return [[name, *(own[name] for own in cells)] for name in known]
 
 
-def parts(found: Mapping[str, Any]) -> list[list[str]]:
+def parts(audited: Mapping[str, Any]) -> list[list[str]]:
     """A row for each principle or kind of pairs: its name, the number of pairs, the accuracy and the flip rate."""
-    return [[name, number(part["pairs"]), _share(part["accuracy"]), _share(part["flips"])] for name, part in found.items()]
+    return [[name, number(part["pairs"]), _share(part["accuracy"]), _share(part["flips"])] for name, part in audited.items()]
 
 
 PARTS_HEADER = ("Pairs", "Correct, of the decided", "Flips")
@@ -85,7 +80,7 @@ def problem_sentence(audit: Mapping[str, Any]) -> str | None:
 def render(content: Mapping[str, Any]) -> str:
     """The audit as plain text, without a trailing newline."""
     table, sections = align([["", *names(content)], *measures(content)]), [introduction(content)]
-    members = [f"member {n} is {found['judge']}" for n, found in enumerate(content.get("members") or (), start=1)]
+    members = [f"member {n} is {member['judge']}" for n, member in enumerate(content.get("members") or (), start=1)]
     sections += ["\n".join(members)] if members else []
     sections.append("\n".join([table[0], "-" * max(map(len, table)), *table[1:]]))
     for title, field in (("By principle", "principles"), ("By kind of pair", "kinds")):
@@ -98,9 +93,9 @@ def render(content: Mapping[str, Any]) -> str:
 def _cells(audit: Mapping[str, Any]) -> dict[str, str]:
     values = (
         _share(audit["accuracy"]), _share(audit["accuracy_all"]), _estimate(audit["kappa"]), _share(audit["flips"]),
-        _share(audit["first_position"]), _estimate(audit["length_coefficient"]), _odds(audit["length_coefficient"]),
-        "-" if audit["outside"] is None else percent(audit["outside"]),
-        "-" if audit["calibration_error"] is None else percent(audit["calibration_error"]), number(audit["without_verdict"]),
+        _share(audit["first_position"]), _estimate(audit["length_coefficient"]),
+        _estimate(audit["length_coefficient"], as_odds=True), percent(audit["outside"]), percent(audit["calibration_error"]),
+        number(audit["without_verdict"]),
     )
     return dict(zip(MEANINGS, values, strict=True))
 
@@ -111,14 +106,10 @@ def _share(share: Mapping[str, Any]) -> str:
     return f"{percent(share['rate'])} of {share['total']:,} ({percent_interval(share)})"
 
 
-def _estimate(found: Mapping[str, Any]) -> str:
-    return _with_bounds([found[name] for name in ("value", "low", "high")])
-
-
-def _odds(found: Mapping[str, Any]) -> str:
-    return _with_bounds([None if found[name] is None else math.exp(found[name]) for name in ("value", "low", "high")])
-
-
-def _with_bounds(values: Sequence[float | None]) -> str:
-    value, low, high = (f">{_LARGEST:,}" if x is not None and x > _LARGEST else decimal(x, 2) for x in values)
+def _estimate(estimate: Mapping[str, Any], as_odds: bool = False) -> str:
+    """A value with its interval. as_odds: show the odds instead of their logarithm."""
+    numbers = [estimate[name] for name in ("value", "low", "high")]
+    if as_odds:
+        numbers = [None if number is None else math.exp(number) for number in numbers]
+    value, low, high = (f">{_LARGEST:,}" if x is not None and x > _LARGEST else decimal(x, 2) for x in numbers)
     return value if low == "-" else f"{value} ({low} to {high})"

@@ -33,15 +33,15 @@ def by_name(metrics: Any) -> dict[str, Any]:
     Raises:
       ValueError: a name occurs twice.
     """
-    found: dict[str, Any] = {}
+    numbers_by_name: dict[str, Any] = {}
     for name, value in (metrics if isinstance(metrics, Mapping) else vars(metrics)).items():
         if value is None:
             continue
         entries = by_name(value) if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else {name: value}
-        if twice := found.keys() & entries.keys():
+        if twice := numbers_by_name.keys() & entries.keys():
             raise ValueError(f"the metrics {sorted(twice)} are reported twice")
-        found |= entries
-    return dict(sorted(found.items()))
+        numbers_by_name |= entries
+    return dict(sorted(numbers_by_name.items()))
 
 
 def to_metrics(values: Mapping[str, Any]) -> dict[str, int | float]:
@@ -52,7 +52,14 @@ def to_metrics(values: Mapping[str, Any]) -> dict[str, int | float]:
     """
     if "step" in values:
         raise ValueError('a metric must not be named "step": this field contains the step of the row')
-    return {name: _number(name, value) for name, value in values.items()}
+    plain: dict[str, int | float] = {}
+    for name, value in values.items():
+        if isinstance(value, str):
+            raise TypeError(f"metric {name} is the string {value!r}; a number is expected")
+        if hasattr(value, "item"):  # A numpy or JAX scalar; raises ValueError for more than one element.
+            value = value.item()
+        plain[name] = int(value) if isinstance(value, numbers.Integral) else float(value)
+    return plain
 
 
 class MetricFiles:
@@ -84,7 +91,8 @@ class MetricFiles:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Appends one row. Raises TypeError or ValueError like `to_metrics`."""
-        row = {"step": int(step)} | {name: _encode(value) for name, value in to_metrics(metrics).items()}
+        shown = {name: value if math.isfinite(value) else repr(value) for name, value in to_metrics(metrics).items()}
+        row = {"step": int(step)} | shown
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def flush(self) -> None:
@@ -108,20 +116,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     Raises:
       UserError: a complete line is not a JSON object.
     """
-    return [{name: _decode(value) for name, value in row.items()} for row in jsonl.read_rows(path)]
-
-
-def _number(name: str, value: Any) -> int | float:
-    if isinstance(value, str):
-        raise TypeError(f"metric {name} is the string {value!r}; a number is expected")
-    if hasattr(value, "item"):  # A numpy or JAX scalar; raises ValueError for more than one element.
-        value = value.item()
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def _encode(value: int | float) -> int | float | str:
-    return value if math.isfinite(value) else repr(value)
-
-
-def _decode(value: Any) -> Any:
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    rows = jsonl.read_rows(path)
+    for row in rows:
+        row |= {name: _NOT_FINITE[value] for name, value in row.items() if isinstance(value, str) and value in _NOT_FINITE}
+    return rows

@@ -25,7 +25,10 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
     rates = summary.get("rates") or {}
     rows = [["", *(model_column(model, stages) for model in models)]]
     for name in ordered_measures(rates):
-        rows.append([measure(name).title, *(_rate((rates.get(model) or {}).get(name)) for model in models)])
+        of_models = [(rates.get(model) or {}).get(name) or {} for model in models]
+        cells = [f"{percent(rate['rate'])} ({rate['count']}/{rate['total']})" if rate.get("total") else "-"
+                 for rate in of_models]
+        rows.append([measure(name).title, *cells])
     rows += _win_rates(summary.get("win_rates") or [], models)
     for quantity in quantities(models):
         values = summary.get(quantity.field) or {}
@@ -34,15 +37,9 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
     return "\n".join(ruled(rows))
 
 
-def _rate(rate: Mapping[str, Any] | None) -> str:
-    if not rate or not rate.get("total"):
-        return "-"
-    return f"{percent(rate['rate'])} ({rate['count']}/{rate['total']})"
-
-
-def _win_rates(found: Sequence[Mapping[str, Any]], models: Sequence[str]) -> list[list[str]]:
+def _win_rates(compared: Sequence[Mapping[str, Any]], models: Sequence[str]) -> list[list[str]]:
     """A row with every model's win rate against the first model, and its 95% interval; no row if none was compared."""
-    against = {row["model"]: row for row in found if row["against"] == models[0] and row.get("total")}
+    against = {row["model"]: row for row in compared if row["against"] == models[0] and row.get("total")}
     if not against:
         return []
     cells = [f"{percent(against[model]['rate'])} ({percent_interval(against[model])})" if model in against else "-"

@@ -8,6 +8,7 @@ interrupted starts.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -39,11 +40,12 @@ class PhaseTotal(TypedDict):
     since: float
 
 
+@dataclasses.dataclass
 class Phase:
     """A running phase. Set `tokens` and `flops` inside the phase if they are known only at its end."""
 
-    def __init__(self, tokens: int = 0, flops: float = 0.0):
-        self.tokens, self.flops = tokens, flops
+    tokens: int = 0
+    flops: float = 0.0
 
 
 class Timing:
@@ -82,21 +84,21 @@ class Timing:
             file.write(json.dumps(row) + "\n")
 
 
+@dataclasses.dataclass
 class Timeline:
     """Times the phases of a loop's steps, which are too short for a row each, and accumulates them until `write`."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
-        self._sums: dict[str, tuple[float, Phase]] = {}
+    clock: Callable[[], float] = time.perf_counter
+    _sums: dict[str, tuple[float, Phase]] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
         """Times the body, which must wait for its results, and adds the tokens and FLOPs set on the yielded phase."""
-        phase, began = Phase(), self._clock()
+        phase, began = Phase(), self.clock()
         yield phase
         seconds, sums = self._sums.get(name, (0.0, Phase()))
         sums.tokens, sums.flops = sums.tokens + phase.tokens, sums.flops + phase.flops
-        self._sums[name] = seconds + self._clock() - began, sums
+        self._sums[name] = seconds + self.clock() - began, sums
 
     def clear(self) -> None:
         """Discards the accumulated times."""
@@ -117,16 +119,13 @@ class Timeline:
 @contextlib.contextmanager
 def rest_of(path: str | os.PathLike, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
     """A context for a whole stage: appends the time outside its phases as "other", if it has phases."""
-
-    def counted() -> float:
-        return sum(total["seconds"] for total in read_timing(path).values())
-
-    before, began = counted(), clock()
+    before, began = sum(total["seconds"] for total in read_timing(path).values()), clock()
     try:
         yield
     finally:
         if Path(path).exists():
-            Timing(path).add("other", max(0.0, clock() - began - (counted() - before)))
+            in_phases = sum(total["seconds"] for total in read_timing(path).values()) - before
+            Timing(path).add("other", max(0.0, clock() - began - in_phases))
 
 
 def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:

@@ -91,8 +91,13 @@ def show(row: TokenRow, tokenizer, color: bool, ids: bool = False) -> str:
     heading = f"{row.title}: {', '.join([*counts, *row.notes])}"
     if ids:
         lines = [f"{i:6}{cell.token:9}  {cell.mark}  {_colored(cell) if color else cell.text}" for i, cell in enumerate(shown)]
+    elif color:
+        lines = [f"{_DIM}{_BAR}{_PLAIN}".join(map(_colored, line)) for line in _lines(shown)]
     else:
-        lines = [line for part in _lines(shown) for line in (_color_line(part) if color else _plain_line(part))]
+        lines = []
+        for line in _lines(shown):
+            under = " ".join(cell.mark * columns(cell.text) for cell in line).rstrip()
+            lines += [_BAR.join(cell.text for cell in line), *([under] if under else [])]
     return "\n".join([f"{_BOLD}{heading}{_PLAIN}" if color else heading, *lines, *row.lines])
 
 
@@ -111,15 +116,6 @@ def _lines(shown: Sequence[Cell]) -> Iterator[list[Cell]]:
             line, width = [], 0
     if line:
         yield line
-
-
-def _plain_line(line: Sequence[Cell]) -> list[str]:
-    under = " ".join(cell.mark * columns(cell.text) for cell in line).rstrip()
-    return [_BAR.join(cell.text for cell in line), *([under] if under else [])]
-
-
-def _color_line(line: Sequence[Cell]) -> list[str]:
-    return [f"{_DIM}{_BAR}{_PLAIN}".join(map(_colored, line))]
 
 
 def _colored(cell: Cell) -> str:

@@ -14,6 +14,7 @@ from jaxalign.parallel import hosts
 from jaxalign.registry.trackers import tracker_record
 from jaxalign.tracking.metrics import MetricFiles, Metrics, read_metrics, to_metrics
 
+_LOG = logging.getLogger("jaxalign")
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 """The statuses passed to `Tracker.finish`."""
 
@@ -45,7 +46,7 @@ def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
     Raises:
       UserError: a name is not registered, or its object cannot be imported.
     """
-    made = {}
+    trackers = {}
     for name in names if hosts.is_first() else ():
         make = tracker_record(name, "config.tracking.trackers").load()
         try:
@@ -54,11 +55,11 @@ def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
             _warn(name, "its constructor", error)
             continue
         if isinstance(tracker, Tracker):
-            made[name] = tracker
+            trackers[name] = tracker
         else:
-            _log().warning(f"tracker {name!r} is ignored: its constructor returned an object of type {type(tracker).__name__}; "
-                           "one with methods start(config), log(step, metrics) and finish(status) is expected")
-    return made
+            _LOG.warning(f"tracker {name!r} is ignored: its constructor returned an object of type {type(tracker).__name__}; "
+                         "one with methods start(config), log(step, metrics) and finish(status) is expected")
+    return trackers
 
 
 class Trackers:
@@ -83,8 +84,18 @@ class Trackers:
     def __init__(self, stage: str, directory: Path | None = None, trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
                  config: Mapping[str, Any] | None = None, step: int = 0):
         self._files = None if directory is None else MetricFiles(directory)
-        self._trackers = dict(trackers if isinstance(trackers, Mapping) else _named(trackers)) if hosts.is_first() else {}
-        self._cursor = _Cursor(None if directory is None or not self._trackers else directory / "trackers.json")
+        self._trackers: dict[str, Tracker] = {}
+        if hosts.is_first() and isinstance(trackers, Mapping):
+            self._trackers.update(trackers)
+        elif hosts.is_first():
+            for tracker in trackers:
+                name = type(tracker).__name__
+                self._trackers[name if name not in self._trackers else f"{name} {len(self._trackers) + 1}"] = tracker
+        self._next_steps: dict[str, int] = {}
+        self._steps_file = None if directory is None or not self._trackers else directory / "trackers.json"
+        if self._steps_file is not None and self._steps_file.exists():
+            with contextlib.suppress(ValueError):  # A machine crash can empty the file; then all steps are logged again.
+                self._next_steps = json.loads(self._steps_file.read_text(encoding="utf-8"))
         place = None if directory is None else str(directory)
         self._config = {**(config or {}), "stage": stage, "directory": place, "step": step}
         self._failed: set[str] = set()
@@ -121,10 +132,16 @@ class Trackers:
             self._files.finish(status)
 
     def _pass_on(self, name: str, step: int, values: Metrics) -> None:
-        if step < self._cursor.next(name):
+        """Logs a step to a tracker that has not received it, and stores the tracker's next step."""
+        if step < self._next_steps.get(name, 0):
             return
-        if self._call(name, "log", lambda: self._trackers[name].log(step, dict(values))):
-            self._cursor.advance(name, step + 1)
+        if not self._call(name, "log", lambda: self._trackers[name].log(step, dict(values))):
+            return
+        self._next_steps[name] = step + 1
+        if self._steps_file is not None:  # Atomic, but without fsync, which would take milliseconds per step.
+            temporary = self._steps_file.with_name(f".{self._steps_file.name}.tmp")
+            temporary.write_text(json.dumps(self._next_steps), encoding="utf-8")
+            os.replace(temporary, self._steps_file)
 
     def _call(self, name: str, method: str, action: Callable[[], None]) -> bool:
         """Calls a tracker's method. Returns whether it succeeded; also False for a tracker that failed before."""
@@ -139,38 +156,6 @@ class Trackers:
         return True
 
 
-class _Cursor:
-    """The next step of each tracker, stored in a JSON file if there is a path."""
-
-    def __init__(self, path: Path | None):
-        self._path, self._next = path, {}
-        if path is not None and path.exists():
-            with contextlib.suppress(ValueError):  # A machine crash can empty the file; then all steps are logged again.
-                self._next = json.loads(path.read_text(encoding="utf-8"))
-
-    def next(self, name: str) -> int:
-        return self._next.get(name, 0)
-
-    def advance(self, name: str, step: int) -> None:
-        self._next[name] = step
-        if self._path is not None:  # Atomic, but without fsync, which would take milliseconds per step.
-            temporary = self._path.with_name(f".{self._path.name}.tmp")
-            temporary.write_text(json.dumps(self._next), encoding="utf-8")
-            os.replace(temporary, self._path)
-
-
-def _named(trackers: Sequence[Tracker]) -> dict[str, Tracker]:
-    named: dict[str, Tracker] = {}
-    for tracker in trackers:
-        name = type(tracker).__name__
-        named[name if name not in named else f"{name} {len(named) + 1}"] = tracker
-    return named
-
-
-def _log() -> logging.Logger:
-    return logging.getLogger("jaxalign")
-
-
 def _warn(name: str, method: str, error: Exception) -> None:
-    _log().warning(f"tracker {name!r} failed in {method} ({type(error).__name__}: {error}); it receives nothing more from this "
-                   "process, and training continues")
+    _LOG.warning(f"tracker {name!r} failed in {method} ({type(error).__name__}: {error}); it receives nothing more from this "
+                 "process, and training continues")

@@ -72,13 +72,13 @@ class RunFiles:
     def runs(self) -> dict[str, StageFiles]:
         """The planned stages of every round in the order in which they run, by label."""
         last = next((name for name in reversed(self.planned) if self.later and name in self.by_round[1]), None)
-        found: dict[str, StageFiles] = {}
+        by_label: dict[str, StageFiles] = {}
         for name in self.planned:
-            found[name] = self.stage(name)
+            by_label[name] = self.stage(name)
             if name == last:
-                found |= {rounds.label(rounds.folder(stage, number)): files
-                          for number, stages in self.later.items() for stage, files in stages.items()}
-        return found
+                by_label |= {rounds.label(rounds.folder(stage, number)): files
+                             for number, stages in self.later.items() for stage, files in stages.items()}
+        return by_label
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -141,18 +141,12 @@ def read_run(workdir: str | Path) -> RunFiles:
                         f"run `python -m jaxalign.train --workdir={path}` first.")
     evaluation = _read_object(path / "summary.json") or stages["evaluate"].summary
     planned = tuple(record.name for record in asked) or tuple(name for name in names if stages[name].started)
-    found = dict.fromkeys([*asked, *(record for record in STAGES if record.name in planned or stages[record.name].started)])
-    return RunFiles(
-        path, config, evaluation, stages, planned, ordered(found), _read_object(path / FILE), _read_rounds(path, config)
-    )
-
-
-def _read_rounds(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str, StageFiles]]:
-    count = config.get("rounds") or 1
-    if count == 1:
-        return {}
-    names = rounds.repeated(config["stages"], (config.get("reward") or {}).get("source") or "preference")
-    return {number: {name: _read_stage(path / rounds.folder(name, number)) for name in names} for number in range(2, count + 1)}
+    records = dict.fromkeys([*asked, *(record for record in STAGES if record.name in planned or stages[record.name].started)])
+    later = {}
+    for number in range(2, (config.get("rounds") or 1) + 1):
+        repeated = rounds.repeated(config["stages"], (config.get("reward") or {}).get("source") or "preference")
+        later[number] = {name: _read_stage(path / rounds.folder(name, number)) for name in repeated}
+    return RunFiles(path, config, evaluation, stages, planned, ordered(records), _read_object(path / FILE), later)
 
 
 _STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json")

@@ -8,7 +8,7 @@ from typing import Any
 from jaxalign.config.sections.endpoint import Endpoint
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.pool import Pacing
-from jaxalign.endpoint.records import CHAT, Request
+from jaxalign.endpoint.records import CHAT, EndpointRequest
 from jaxalign.endpoint.spending import Spending
 from jaxalign.endpoint.store import AnswerStore
 
@@ -17,8 +17,9 @@ KEY = "sk-test-0123456789abcdef/+x"
 VARIABLE = "JAXALIGN_TEST_KEY"
 
 
-def requests(count: int, model: str = "judge") -> list[Request]:
-    return [Request(CHAT, {"model": model, "messages": [{"role": "user", "content": f"row {i}"}]}) for i in range(count)]
+def requests(count: int, model: str = "judge") -> list[EndpointRequest]:
+    bodies = ({"model": model, "messages": [{"role": "user", "content": f"row {i}"}]} for i in range(count))
+    return [EndpointRequest(CHAT, body) for body in bodies]
 
 
 def settings(*urls: str, **fields: Any) -> Endpoint:

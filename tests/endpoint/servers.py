@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxalign.endpoint.records import Reply, Request, read_reply
+from jaxalign.endpoint.records import EndpointRequest, Reply, read_reply
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _START_SECONDS = 60
@@ -36,12 +36,12 @@ class Direct:
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
 
-    def ask(self, requests: Sequence[Request]) -> list[Reply]:
+    def ask(self, requests: Sequence[EndpointRequest]) -> list[Reply]:
         replies = [self.attempt(request) for request in requests]
         assert None not in replies, "the server refused a request"
         return replies
 
-    def attempt(self, request: Request) -> Reply | None:
+    def attempt(self, request: EndpointRequest) -> Reply | None:
         """The reply; None if the server refuses the request."""
         status, raw = self.post(request.path, dict(request.body))
         return read_reply(request.path, raw) if status == 200 else None

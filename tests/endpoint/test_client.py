@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from jaxalign.endpoint.records import CHAT, Request
+from jaxalign.endpoint.records import CHAT, EndpointRequest
 from jaxalign.errors import UserError
 from tests.endpoint.clients import Running, requests
 from tests.endpoint.server import Server, body, cut_off, reply_to, silence, status, text_of
@@ -194,7 +194,7 @@ def test_a_url_that_is_no_base_url_is_an_error_at_once(tmp_path, urls):
 
 def test_a_sample_with_another_seed_is_another_request(tmp_path):
     one = requests(1)[0]
-    two = Request(CHAT, {**one.body, "seed": 2})
+    two = EndpointRequest(CHAT, {**one.body, "seed": 2})
     with Server() as server, Running(tmp_path, server.url) as client:
         client.ask([one, two, one])
     assert len(server.bodies) == 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxalign.endpoint.options import Place, count_votes, find_verdict, read_options, spell
+from jaxalign.endpoint.options import VerdictPlace, count_votes, find_verdict, read_options, spell
 from jaxalign.endpoint.records import Alternative, Token
 from jaxalign.errors import UserError
 
@@ -122,31 +122,31 @@ def test_an_empty_end_token_is_no_option():
 class TestVerdict:
     def test_the_last_occurrence_counts(self):
         tokens = written(b"Better", b" answer", b":", b" B", b"? No. Better answer", b":", b" A", b".")
-        assert find_verdict(tokens, "Better answer:") == Place(6, b"")
+        assert find_verdict(tokens, "Better answer:") == VerdictPlace(6, b"")
 
     def test_a_token_may_contain_the_end_of_the_text_and_the_option(self):
         """Tokens at the position that do not end the text in the same way are no options, even if they equal one."""
         tokens = [*written(b"Better", b" answer"), position(b": A", {b": A": 0.5, b": B": 0.2, b"A": 0.2, b" B": 0.1})]
         place = find_verdict(tokens, "Better answer:")
-        assert place == Place(2, b":")
+        assert place == VerdictPlace(2, b":")
         reading = read_options(tokens[place.index :], LETTERS, place.head)
         np.testing.assert_allclose(np.exp(reading.logprobs), [0.5, 0.2], rtol=1e-12)
 
     def test_a_verdict_among_the_thoughts_does_not_count(self):
         tokens = written(b"Rating:", b" 3", b"</think>", b"\n\n", b"7")
         assert find_verdict(tokens, "Rating:", "</think>") is None
-        assert find_verdict(tokens, "", "</think>") == Place(4, b"")
+        assert find_verdict(tokens, "", "</think>") == VerdictPlace(4, b"")
 
     def test_characters_of_several_bytes_may_be_split(self):
-        assert find_verdict(written(b"Ergebnis\xc3", b"\xa4:", b" A"), "Ergebnis\u00e4:") == Place(2, b"")
+        assert find_verdict(written(b"Ergebnis\xc3", b"\xa4:", b" A"), "Ergebnis\u00e4:") == VerdictPlace(2, b"")
 
     def test_without_text_the_verdict_begins_the_reply(self):
-        assert find_verdict(written(b"", b"A")) == Place(1, b"")
+        assert find_verdict(written(b"", b"A")) == VerdictPlace(1, b"")
 
     def test_a_reply_may_end_before_the_option(self):
         tokens = written(b"Better answer", b":")
         place = find_verdict(tokens, "Better answer:")
-        assert place == Place(2, b"") and read_options(tokens[place.index :], LETTERS) is None
+        assert place == VerdictPlace(2, b"") and read_options(tokens[place.index :], LETTERS) is None
 
     @given(st.lists(st.integers(1, 5), min_size=1, max_size=12))
     def test_the_place_does_not_depend_on_the_tokens(self, lengths):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from jaxalign.endpoint.probe import Abilities, probe
-from jaxalign.endpoint.records import CHAT, Alternative, Reply, Request, Token, Usage
+from jaxalign.endpoint.records import CHAT, Alternative, EndpointRequest, Reply, Token, Usage
 
 STANDARD = {"model", "messages", "prompt", "max_tokens", "temperature", "logprobs", "top_logprobs"}
 
@@ -25,9 +25,9 @@ class Scripted:
     strict: bool = False
     continues: bool = False
     completions: bool = False
-    requests: list[Request] = dataclasses.field(default_factory=list)
+    requests: list[EndpointRequest] = dataclasses.field(default_factory=list)
 
-    def attempt(self, request: Request) -> Reply | None:
+    def attempt(self, request: EndpointRequest) -> Reply | None:
         self.requests.append(request)
         body = request.body
         asked = body.get("top_logprobs", 0) if request.path == CHAT else body["logprobs"]

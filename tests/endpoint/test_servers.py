@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from jaxalign.endpoint.options import read_options, spell
-from jaxalign.endpoint.records import CHAT, Request
+from jaxalign.endpoint.records import CHAT, EndpointRequest
 from jaxalign.models.language_model import load_model
 
 QUESTION = "Which answer is better, A or B? Reply with the letter."
@@ -17,9 +17,9 @@ ALL = 1000
 """More than the size of the vocabulary: llama.cpp then shows every token."""
 
 
-def comparison(top: int) -> Request:
+def comparison(top: int) -> EndpointRequest:
     messages = [{"role": "user", "content": QUESTION}]
-    return Request(CHAT, {"model": "tiny", "messages": messages, "max_tokens": 1, "temperature": 0, "logprobs": True,
+    return EndpointRequest(CHAT, {"model": "tiny", "messages": messages, "max_tokens": 1, "temperature": 0, "logprobs": True,
                           "top_logprobs": top})
 
 

@@ -105,7 +105,7 @@ def test_counts_of_a_process_that_was_killed_are_kept(tmp_path):
     killed = spending(tmp_path, input_price=1.0)
     killed.begin_stage("ppo", resumed=False)
     killed.count("sent", 2)
-    killed.count_failure("timeout")
+    killed.count("failures.timeout")
     killed.count_reply(Reply("x", "stop", usage=Usage(7, 3)), 0.5)
 
     later = spending(tmp_path, input_price=1.0)

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from jaxalign.endpoint.records import CHAT, Request
+from jaxalign.endpoint.records import CHAT, EndpointRequest
 from jaxalign.errors import UserError
 from tests.endpoint.clients import VARIABLE, Running, requests
 from tests.endpoint.server import Server, status
@@ -57,7 +57,7 @@ def test_a_proxy_of_another_protocol_is_an_error_that_names_the_variable(tmp_pat
 
 
 def test_a_prompt_with_a_lone_surrogate_is_sent(tmp_path):
-    lone = Request(CHAT, {"model": "judge", "messages": [{"role": "user", "content": "half \ud83d of a pair"}]})
+    lone = EndpointRequest(CHAT, {"model": "judge", "messages": [{"role": "user", "content": "half \ud83d of a pair"}]})
     with Server(fault_of=lambda *_: status(400, "not Unicode")) as server, Running(tmp_path, server.url) as client:
         with pytest.raises(UserError, match="HTTP 400"):
             client.ask([lone])

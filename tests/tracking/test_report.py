@@ -275,7 +275,7 @@ def own_stage(path, body):
     """A user's stage with a report function, as config.stages names it."""
     path.write_text(f"""
 from jaxalign.registry.stages import StageRecord
-from jaxalign.tracking.report.blocks import Section, Table
+from jaxalign.tracking.report.blocks import ReportSection, Table
 def report(run):
     {body}
 POLISH = StageRecord("polish", stage=None, after=("sft",), report=report)
@@ -284,11 +284,12 @@ POLISH = StageRecord("polish", stage=None, after=("sft",), report=report)
 
 
 @pytest.mark.parametrize(("body", "shown"), [
-    ("return Section('polish', 'Polishing', f\"{run.stage('polish').summary['answers']} answers.\")", "Polishing 12 answers."),
-    ('return [Section("polish", "Polishing", tables=(Table("Counts", ["What", "Value"], [["answers", "12"]]),))]',
+    ("return ReportSection('polish', 'Polishing', f\"{run.stage('polish').summary['answers']} answers.\")",
+     "Polishing 12 answers."),
+    ('return [ReportSection("polish", "Polishing", tables=(Table("Counts", ["What", "Value"], [["answers", "12"]]),))]',
      "Polishing Counts What Value answers 12"),
     ("return {}['answers']", "polish The report function of stage polish failed (KeyError: 'answers')."),
-    ("return [3]", "failed (TypeError: an object of type int was returned; a Section or a list of them is expected)."),
+    ("return [3]", "failed (TypeError: an object of type int was returned; a ReportSection or a list of them is expected)."),
 ])
 def test_a_users_stage_has_its_section(tmp_path, body, shown):
     run = make_run(tmp_path / "run")

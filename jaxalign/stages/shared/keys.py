@@ -16,4 +16,4 @@ def stage_key(context: StageContext, stage: str, use: int | str = streams.STATE)
 def seeded_key(seed: int, stage: str, use: int | str = streams.STATE) -> jax.Array:
     """`stage_key` of a stage of the first round of a run with this seed."""
     number = streams.KEYS[stage][use] if isinstance(use, str) else use
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), streams.stage_number(stage)), number)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), streams.number_of(stage, streams.STAGES)), number)

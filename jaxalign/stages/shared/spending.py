@@ -56,7 +56,7 @@ def _begin(context: StageContext) -> tuple[Client, AnswerStore]:
 
 def _spent(client: Client) -> str:
     spending = client.spending
-    return f"{requests.amount(spending.of_stage()['money'])} spent" if spending.has_prices else ""
+    return f"{requests.amount(spending.of_stage()['money'])} spent" if spending.prices.are_set else ""
 
 
 def _record(context: StageContext, client: Client, store: AnswerStore) -> None:
@@ -68,4 +68,4 @@ def _record(context: StageContext, client: Client, store: AnswerStore) -> None:
     path = context.directory / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     write_bytes_atomically(path, json_bytes(summary | {requests.FIELD: server | counts}))
-    print(f"[{context.title}] {requests.sentence(counts, client.spending.has_prices)}", flush=True)
+    print(f"[{context.title}] {requests.sentence(counts, client.spending.prices.are_set)}", flush=True)

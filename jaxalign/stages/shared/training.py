@@ -42,7 +42,7 @@ def stage_inputs(
     frozen = None
     if model.lora is not None:
         frozen = placed(quantise_abstract(model.base.abstract(), context.config.lora.base))
-    root = jax.random.fold_in(jax.random.key(context.stream_seed), streams.stage_number(context.directory.name))
+    root = jax.random.fold_in(jax.random.key(context.stream_seed), streams.number_of(context.directory.name, streams.STAGES))
     return TrainerInputs(
         model,
         weights=weights,
@@ -84,7 +84,7 @@ def train_supervised(
 ) -> None:
     """Trains for `steps` steps on packed rows, saves the trained parameters and writes the summary, including `extra`."""
     trainer = SFT.from_inputs(inputs, section)
-    stream = streams.loader_stream(context.directory.name)
+    stream = streams.number_of(context.directory.name, streams.LOADERS)
     for _ in trainer.fit_packed(train, steps, stream, context.config.model.load_balance_coef):
         pass
     save_params(context.directory / "params", trainer.params)

@@ -5,14 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from markupsafe import Markup
-
 from jaxalign.config import Alarms
-from jaxalign.tracking.alarms import Measurement, outcome, read_measurements
-from jaxalign.tracking.formatting import span
-from jaxalign.tracking.report import plots
-from jaxalign.tracking.report.blocks import Figure
-from jaxalign.tracking.report.plots import Series
+from jaxalign.tracking.alarms import Fired, outcome, read_measurements
+from jaxalign.tracking.report.blocks import Figure, curve_figure
 from jaxalign.tracking.workdir import RunFiles
 
 _PLOTS = (
@@ -23,31 +18,30 @@ _PLOTS = (
 )
 
 
-def alarm_sentences(run: RunFiles) -> list[str]:
-    """A sentence for each alarm that fired in stage ppo, and one about the policy that is kept; empty without alarms."""
-    measured, section = read_measurements(run.stage("ppo").metrics), _section(run)
-    if not measured:
-        return []
-    fired = outcome(section, measured).fired
-    if not fired:
-        return [f"No alarm fired in {len(measured) - 1:,} measurements on held-out helpful prompts."]
-    kept = (run.stage("ppo").summary.get("alarms") or {}).get("kept")
-    ended = {"stop": "The run ended with an error.", "best": "" if kept is None else
-             f"RL ended, and the policy after iteration {kept:,} is kept."}
-    return [*(one.sentence() for one in fired), *filter(None, [ended.get(section.action, "")])]
-
-
-def alarm_warnings(run: RunFiles) -> list[str]:
-    """A warning for each alarm that fired, for the opening of the report."""
+def fired_alarms(run: RunFiles) -> tuple[Fired, ...]:
+    """The alarms that fired in stage ppo."""
     measured = read_measurements(run.stage("ppo").metrics)
-    fired = outcome(_section(run), measured).fired if measured else ()
-    return [f"Warning: an alarm of stage ppo fired. {one.sentence()}" for one in fired]
-
-
-def _section(run: RunFiles) -> Alarms:
     fields = {field.name for field in dataclasses.fields(Alarms)}
     settings = (run.config.get("ppo") or {}).get("alarms") or {}
-    return Alarms(**{name: value for name, value in settings.items() if name in fields})
+    section = Alarms(**{name: value for name, value in settings.items() if name in fields})
+    return outcome(section, measured).fired if measured else ()
+
+
+def alarm_sentences(run: RunFiles) -> list[str]:
+    """A sentence for each alarm that fired in stage ppo, and one about the policy that is kept; empty without alarms."""
+    measured, fired = read_measurements(run.stage("ppo").metrics), fired_alarms(run)
+    if not measured:
+        return []
+    if not fired:
+        return [f"No alarm fired in {len(measured) - 1:,} measurements on held-out helpful prompts."]
+    sentences = [alarm.sentence() for alarm in fired]
+    action = ((run.config.get("ppo") or {}).get("alarms") or {}).get("action", Alarms().action)
+    kept = (run.stage("ppo").summary.get("alarms") or {}).get("kept")
+    if action == "stop":
+        sentences.append("The run ended with an error.")
+    elif action == "best" and kept is not None:
+        sentences.append(f"RL ended, and the policy after iteration {kept:,} is kept.")
+    return sentences
 
 
 def alarm_figures(run: RunFiles) -> tuple[Figure, ...]:
@@ -55,16 +49,6 @@ def alarm_figures(run: RunFiles) -> tuple[Figure, ...]:
     measured = read_measurements(run.stage("ppo").metrics)
     figures = []
     for title, names in _PLOTS:
-        series = [_series(measured, name, label) for name, label in names.items()]
-        shown = [one for one in series if one.ys]
-        if shown:
-            several = len(shown) > 1
-            note = "; ".join(f"{one.name + ' ' if several else ''}{' → '.join(span([one.ys[0], one.ys[-1]]))}" for one in shown)
-            legend = tuple(one.name for one in shown) if several else ()
-            figures.append(Figure(title, Markup(plots.line_chart(title, shown, "iteration")), note, legend))
+        curves = {label: [(one.iteration, one.values.get(name, math.nan)) for one in measured] for name, label in names.items()}
+        figures += curve_figure(title, curves, "iteration")
     return tuple(figures)
-
-
-def _series(measured: list[Measurement], name: str, label: str) -> Series:
-    points = [(one.iteration, one.values[name]) for one in measured if math.isfinite(one.values.get(name, math.nan))]
-    return Series(label, [x for x, _ in points], [y for _, y in points])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -12,7 +12,7 @@ from jaxalign.tracking.formatting import span
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.report.plots import Series
-from jaxalign.tracking.workdir import RunFiles, StageFiles
+from jaxalign.tracking.workdir import RunFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
+class ReportSection:
     """One section of the page.
 
     Attributes:
@@ -64,7 +64,7 @@ class Section:
 
 
 FIRST, LAST = -1, 1
-"""`Section.order` of the evaluation, which comes first, and of the least important sections."""
+"""`ReportSection.order` of the evaluation, which comes first, and of the least important sections."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +79,22 @@ def curve_figures(run: RunFiles, stage: str, plan: Sequence[Curves]) -> tuple[Fi
     """The plots of `plan` from the stage's metric file. Plots without finite values are omitted."""
     figures = []
     for curves in plan:
-        series = [_series(run.stage(stage), metric, name) for metric, name in curves.metrics.items()]
-        shown = [one for one in series if one.ys]
-        if not shown:
-            continue
-        several = len(shown) > 1
-        note = "; ".join(f"{one.name + ' ' if several else ''}{' → '.join(span([one.ys[0], one.ys[-1]]))}" for one in shown)
-        legend = tuple(one.name for one in shown) if several else ()
-        figures.append(Figure(curves.title, Markup(plots.line_chart(curves.title, shown)), note, legend))
+        columns = {name: run.stage(stage).column(metric) for metric, name in curves.metrics.items()}
+        points = {name: list(zip(*column, strict=True)) for name, column in columns.items()}
+        figures += curve_figure(curves.title, points)
     return tuple(figures)
 
 
-def _series(stage: StageFiles, metric: str, name: str) -> Series:
-    points = [(x, y) for x, y in zip(*stage.column(metric), strict=True) if math.isfinite(y)]
-    return Series(name, [x for x, _ in points], [y for _, y in points])
+def curve_figure(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], x_label: str = "step") -> list[Figure]:
+    """A plot of the finite points (x, y) of each curve, by name, with their first and last values; none without such points."""
+    series = []
+    for name, points in curves.items():
+        finite = [(x, y) for x, y in points if math.isfinite(y)]
+        if finite:
+            series.append(Series(name, [x for x, _ in finite], [y for _, y in finite]))
+    if not series:
+        return []
+    several = len(series) > 1
+    note = "; ".join(f"{one.name + ' ' if several else ''}{' → '.join(span([one.ys[0], one.ys[-1]]))}" for one in series)
+    legend = tuple(one.name for one in series) if several else ()
+    return [Figure(title, Markup(plots.line_chart(title, series, x_label)), note, legend)]

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from markupsafe import Markup
 
 from jaxalign.tracking.formatting import seconds
 from jaxalign.tracking.report import plots
-from jaxalign.tracking.report.blocks import LAST, Figure, Section, Table
+from jaxalign.tracking.report.blocks import LAST, Figure, ReportSection, Table
 from jaxalign.tracking.timing import PhaseTotal
 from jaxalign.tracking.workdir import RunFiles
 
 
-def costs(run: RunFiles) -> Section:
+def costs(run: RunFiles) -> ReportSection:
     """Time and tokens by stage and phase."""
     title = "Time and tokens"
     timed = {name: stage.timing for name, stage in {**run.stages, **run.runs}.items() if stage.timing}
     if not timed:
-        return Section("time", title, missing=("No stage has recorded its time yet.",), nav="Time", order=LAST)
+        return ReportSection("time", title, missing=("No stage has recorded its time yet.",), nav="Time", order=LAST)
     totals = {name: sum(phase["seconds"] for phase in timing.values()) for name, timing in timed.items()}
-    rows = [row for name, timing in timed.items() for row in _cost_rows(name, timing)]
+    rows = []
+    for name, timing in timed.items():
+        phases = [(f"{name}:" if len(timing) > 1 else name, phase, total) for phase, total in timing.items()]
+        if len(timing) > 1:  # A row for the stage precedes those of its phases. Their operations cannot be added up.
+            tokens = sum(phase["tokens"] for phase in timing.values())
+            whole = PhaseTotal(seconds=totals[name], tokens=tokens, flops=0.0, peak=0.0, runs=0, since=0.0)
+            phases.insert(0, (name, "all", whole))
+        for label, phase, total in phases:
+            spent, tokens, rate = total["seconds"], total["tokens"], total["flops"] / max(total["seconds"], 1e-9)
+            rows.append([label, phase, seconds(spent), f"{tokens:,}" if tokens else "-",
+                         f"{tokens / spent:,.0f}" if tokens and spent > 0 else "-", f"{rate / 1e12:.3g}" if rate else "-",
+                         f"{rate / total['peak']:.1%}" if rate and total["peak"] else "-"])
     figure = Figure("Time by stage", Markup(plots.time_bars("Time by stage", list(totals.items()))),
                     f"{seconds(sum(totals.values()))} in total.")
     table = Table("Wall-clock time and tokens over all starts of the run. TFLOP/s count the operations that the models need, "
@@ -29,21 +38,4 @@ def costs(run: RunFiles) -> Section:
     first = [[name, seconds(timing["first step"]["since"])] for name, timing in timed.items()
              if timing.get("first step", {}).get("since")]
     waited = (Table("Time from the last start to the end of the first step", ["Stage", "Time"], first),) if first else ()
-    return Section("time", title, figures=(figure,), tables=(table, *waited), nav="Time", order=LAST)
-
-
-def _cost_rows(name: str, timing: Mapping[str, PhaseTotal]) -> list[list[str]]:
-    """A row for the stage, and a row for each phase if the stage has several."""
-    spent, tokens = (sum(phase[name] for phase in timing.values()) for name in ("seconds", "tokens"))
-    whole = PhaseTotal(seconds=spent, tokens=tokens, flops=0.0, peak=0.0, runs=0, since=0.0)
-    if len(timing) == 1:
-        return [[name, next(iter(timing)), *_cost_cells(next(iter(timing.values())))]]
-    return [[name, "all", *_cost_cells(whole)], *([f"{name}:", phase, *_cost_cells(total)] for phase, total in timing.items())]
-
-
-def _cost_cells(total: PhaseTotal) -> list[str]:
-    spent, tokens, rate = total["seconds"], total["tokens"], total["flops"] / max(total["seconds"], 1e-9)
-    return [
-        seconds(spent), f"{tokens:,}" if tokens else "-", f"{tokens / spent:,.0f}" if tokens and spent > 0 else "-",
-        f"{rate / 1e12:.3g}" if rate else "-", f"{rate / total['peak']:.1%}" if rate and total["peak"] else "-",
-    ]
+    return ReportSection("time", title, figures=(figure,), tables=(table, *waited), nav="Time", order=LAST)

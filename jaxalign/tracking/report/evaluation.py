@@ -20,7 +20,7 @@ from jaxalign.tracking.measures import (
     reference,
 )
 from jaxalign.tracking.report import examples, plots
-from jaxalign.tracking.report.blocks import FIRST, Figure, Section, Table
+from jaxalign.tracking.report.blocks import FIRST, Figure, ReportSection, Table
 from jaxalign.tracking.report.plots import Interval
 from jaxalign.tracking.report.prose import no_rates
 from jaxalign.tracking.report.roles import judge_phrase
@@ -31,26 +31,31 @@ _MISTAKES, _EXAMPLES = 6, 12
 _VALUE = 60  # Characters shown of a column's value.
 
 
-def evaluation(run: RunFiles) -> list[Section]:
+def evaluation(run: RunFiles) -> list[ReportSection]:
     """The models' rates, the judge's preferences, results by column, and sample answers, as far as they are available."""
     if not run.evaluation and not any(run.rows("evaluate")):
         missing = run.absence("evaluate", "the rates of each model")
-        return [Section("behaviour", _BEHAVIOUR, missing=(missing,), nav="Rates", order=FIRST)]
+        return [ReportSection("behaviour", _BEHAVIOUR, missing=(missing,), nav="Rates", order=FIRST)]
     return [behaviour(run), *win_rates(run), *by_column(run), *answers(run)]
 
 
 _BEHAVIOUR = "How the models behave"
 
 
-def behaviour(run: RunFiles) -> Section:
+def behaviour(run: RunFiles) -> ReportSection:
     """The rates of each model with intervals, then KL, length and score."""
     evaluation, figures, rows = run.evaluation, [], []
     for name in ordered_measures(evaluation.get("rates") or {}):
-        bars = _rate_bars(run, name)
+        about = measure(name)
+        rates = [((evaluation.get("rates") or {}).get(model) or {}).get(name) or {} for model in run.models]
+        bars = [Interval(model_title(model, run.planned), rate["rate"], rate["low"], rate["high"],
+                         f"{rate['count']:,} of {rate['total']:,}", tone)
+                for tone, (model, rate) in enumerate(zip(run.models, rates, strict=True)) if rate.get("total")]
         if bars:
-            drawn = plots.interval_bars(measure(name).title, bars)
-            figures.append(Figure(measure(name).title, Markup(drawn), _side(name)))
-        rows.append([measure(name).title, *map(_rate_cell, _rates(run, name))])
+            side = {True: "Higher is better", False: "Lower is better"}.get(about.good, "")
+            caption = ": ".join(part for part in (side, about.meaning) if part)
+            figures.append(Figure(about.title, Markup(plots.interval_bars(about.title, bars)), caption))
+        rows.append([about.title, *map(_rate_cell, rates)])
     for quantity in quantities(run.models):
         values = [(evaluation.get(quantity.field) or {}).get(model) for model in run.models]
         if any(value is not None for value in values):
@@ -62,17 +67,17 @@ def behaviour(run: RunFiles) -> Section:
     intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
     if figures:
         intro += "Bars show rates; whiskers show their 95% intervals."
-    return Section(
+    return ReportSection(
         "behaviour", _BEHAVIOUR, intro, () if figures else (no_rates(run),), tuple(figures),
         (Table(" ".join(captions), header, rows),) if rows else (), nav="Rates", order=FIRST,
     )
 
 
-def win_rates(run: RunFiles) -> list[Section]:
+def win_rates(run: RunFiles) -> list[ReportSection]:
     """How often the judge preferred one model's answers over another's; no section if it compared none."""
-    found = [row for row in run.evaluation.get("win_rates") or [] if row.get("total")]
+    compared = [row for row in run.evaluation.get("win_rates") or [] if row.get("total")]
     figures = []
-    for row in found:
+    for row in compared:
         name = f"{model_title(row['model'], run.planned)} against {model_title(row['against'], run.planned)}"
         note = f"{number(row['wins'])} of {row['total']:,}"
         bar = Interval("preferred", row["rate"], row["low"], row["high"], note, 1)
@@ -82,10 +87,10 @@ def win_rates(run: RunFiles) -> list[Section]:
     intro = (f"{capitalized(judge_phrase(run, 'evaluate'))} compared the answers to each prompt, in both orders. The dashed "
              "line marks a draw; whiskers show 95% intervals.")
     title = "Which answers the judge prefers"
-    return [Section("wins", title, intro, figures=tuple(figures), nav="Win rates", order=FIRST)] if found else []
+    return [ReportSection("wins", title, intro, figures=tuple(figures), nav="Win rates", order=FIRST)] if compared else []
 
 
-def by_column(run: RunFiles) -> list[Section]:
+def by_column(run: RunFiles) -> list[ReportSection]:
     """A table for each column of the prompts by which the results are broken down; no section if there is none."""
     header = [model_title(model, run.planned) for model in run.models]
     tables = [Table(f"The column “{column}” of the prompts.", [column, "Prompts", "Measure", *header],
@@ -93,7 +98,7 @@ def by_column(run: RunFiles) -> list[Section]:
               for column, values in (run.evaluation.get("by_column") or {}).items()]
     intro = "The results for the prompts of each value of a column. Rates of preference have 95% intervals."
     title = "Results by column of the prompts"
-    return [Section("columns", title, intro, tables=tuple(tables), nav="By column", order=FIRST)] if tables else []
+    return [ReportSection("columns", title, intro, tables=tuple(tables), nav="By column", order=FIRST)] if tables else []
 
 
 def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[list[str]]:
@@ -106,19 +111,15 @@ def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[l
         means = results.get(field) or {}
         if means:
             rows.append([*first, label, *("-" if means.get(model) is None else shown(means[model]) for model in run.models)])
-    wins = {(row["model"], row["against"]): row for row in results.get("win_rates") or []}
+    wins = {(row["model"], row["against"]): row | {"count": row["wins"]} for row in results.get("win_rates") or []}
     for against in run.models:
         if any(earlier == against for _, earlier in wins):
             label = f"Preferred over {model_phrase(against, run.planned)}"
-            rows.append([*first, label, *(_win_cell(wins.get((model, against))) for model in run.models)])
+            rows.append([*first, label, *(_rate_cell(wins.get((model, against), {})) for model in run.models)])
     return rows
 
 
-def _win_cell(row: Mapping[str, Any] | None) -> str:
-    return "-" if row is None else _rate_cell(row | {"count": row["wins"]})
-
-
-def answers(run: RunFiles) -> list[Section]:
+def answers(run: RunFiles) -> list[ReportSection]:
     """The first prompts of each kind with every model's answer, and the last model's first faulty answers."""
     rows = list(run.rows("evaluate"))
     if not rows:
@@ -132,34 +133,17 @@ def answers(run: RunFiles) -> list[Section]:
         "answers.html.j2",
         models=[model_title(model, run.planned) for model in models],
         last=model_phrase(models[-1], run.planned),
-        groups=[(examples.kind_title(kind), prompts) for kind, prompts in groups.items()],
+        groups=[(examples.KIND_TITLES.get(kind or "", (kind or "prompts").replace("_", " ").capitalize()), prompts)
+                for kind, prompts in groups.items()],
         chosen=f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
         mistakes=examples.mistakes(rows, models[-1], _MISTAKES),
         judged=any(row.get("gold") for row in rows),
         verified=any("correct" in (row.get("gold") or {}) for row in rows),
     )
-    return [Section("answers", "The same prompts answered by each model", body=body, nav="Answers", order=FIRST)]
-
-
-def _rates(run: RunFiles, name: str) -> list[Mapping[str, Any]]:
-    """Every model's rate of a measure, in the order of the models; empty for a model without a rate."""
-    rates = run.evaluation.get("rates") or {}
-    return [(rates.get(model) or {}).get(name) or {} for model in run.models]
-
-
-def _rate_bars(run: RunFiles, name: str) -> list[Interval]:
-    return [Interval(model_title(model, run.planned), rate["rate"], rate["low"], rate["high"],
-                     f"{rate['count']:,} of {rate['total']:,}", tone)
-            for tone, (model, rate) in enumerate(zip(run.models, _rates(run, name), strict=True)) if rate.get("total")]
+    return [ReportSection("answers", "The same prompts answered by each model", body=body, nav="Answers", order=FIRST)]
 
 
 def _rate_cell(rate: Mapping[str, Any]) -> str:
     if not rate.get("total"):
         return "-"
     return f"{percent(rate['rate'])} ({number(rate['count'])}/{rate['total']:,})\n{percent_interval(rate)}"
-
-
-def _side(name: str) -> str:
-    about = measure(name)
-    side = {True: "Higher is better", False: "Lower is better"}.get(about.good, "")
-    return ": ".join(part for part in (side, about.meaning) if part)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxalign.reasons import COMPARISON, NOTES, REVISION
+from jaxalign.reasons import COMPARISON, NOTES
 from jaxalign.tracking.formatting import percent
 
 KIND_TITLES = {
@@ -28,7 +28,7 @@ class Tag:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """One model's answer, with the judge's remarks."""
 
     model: str
@@ -41,7 +41,7 @@ class AnsweredPrompt:
     """A prompt and each model's answer, in the order of the models; None for a model without an answer."""
 
     messages: Sequence[Mapping[str, str]]
-    answers: tuple[Answer | None, ...]
+    answers: tuple[ModelAnswer | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,6 @@ class LabelledPair:
     tags: tuple[Tag, ...]
 
 
-def kind_title(kind: str | None) -> str:
-    """The heading for a kind of prompt: its title if the kind is known, else its name; "Prompts" for None."""
-    return KIND_TITLES.get(kind or "", (kind or "prompts").replace("_", " ").capitalize())
-
-
 def answered_prompts(rows: Iterable[Mapping[str, Any]], models: Sequence[str], each: int
                      ) -> dict[str | None, list[AnsweredPrompt]]:
     """The first `each` prompts of every kind, in file order, with every model's answer."""
@@ -86,13 +81,8 @@ def answered_prompts(rows: Iterable[Mapping[str, Any]], models: Sequence[str], e
 
 def mistakes(rows: Iterable[Mapping[str, Any]], model: str, most: int) -> list[AnsweredPrompt]:
     """The first `most` answers of `model` in which the judge finds a fault."""
-    found = []
-    for row in rows:
-        if row.get("model") == model and any(tag.tone == "bad" for tag in _tags(row)):
-            found.append(_answered({model: row}, [model]))
-            if len(found) == most:
-                break
-    return found
+    faulty = (row for row in rows if row.get("model") == model and any(tag.tone == "bad" for tag in _tags(row)))
+    return [_answered({model: row}, [model]) for row in itertools.islice(faulty, most)]
 
 
 def revised_prompts(rows: Iterable[Mapping[str, Any]], most: int) -> list[RevisedPrompt]:
@@ -101,16 +91,23 @@ def revised_prompts(rows: Iterable[Mapping[str, Any]], most: int) -> list[Revise
     for row in rows:
         if row.get("critique") is not None and (row["prompt_id"] in rounds or len(rounds) < most):
             rounds.setdefault(row["prompt_id"], []).append(row)
-    return [RevisedPrompt(found[0]["messages"], tuple(sorted(found, key=lambda row: row["round"])))
-            for found in rounds.values()]
+    return [RevisedPrompt(of_prompt[0]["messages"], tuple(sorted(of_prompt, key=lambda row: row["round"])))
+            for of_prompt in rounds.values()]
 
 
 def labelled_pairs(rows: Iterable[Mapping[str, Any]], most: int) -> list[LabelledPair]:
     """The first `most` comparisons between answers that differ."""
     different = (row for row in rows if row["response_a"] != row["response_b"])
-    return [LabelledPair(row["messages"], row["response_a"], row["response_b"], row["label"], row.get("decided", True),
-                         row.get("reasoning_ab"), _pair_tags(row))
-            for row in itertools.islice(different, most)]
+    measures = {"outside": "outside mass", "disagreement": "largest disagreement of the jury"}
+    pairs = []
+    for row in itertools.islice(different, most):
+        principles = [f"{name} (decides)" if name == row.get("principle") else name for name in row.get("principles") or ()]
+        numbers = [f"{title} {percent(row[name])}" for name, title in measures.items() if row.get(name) is not None]
+        tags = (*(Tag(name, "plain") for name in principles), *outcome_tags(row, COMPARISON),
+                *(Tag(text, "plain") for text in numbers))
+        pairs.append(LabelledPair(row["messages"], row["response_a"], row["response_b"], row["label"],
+                                  row.get("decided", True), row.get("reasoning_ab"), tags))
+    return pairs
 
 
 def rewritten_by_round(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, int, int]]:
@@ -124,29 +121,16 @@ def rewritten_by_round(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, int
     return [(number, changed[number], total[number]) for number in sorted(total)]
 
 
-def revision_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
-    """The outcome and the notes of a revision."""
-    return (*_explained([row.get("outcome")], REVISION), *_explained(row.get("notes") or (), NOTES))
-
-
-def _pair_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
-    outcome = row.get("outcome")
-    deciding = row.get("principle")
-    numbers = [f"{title} {percent(row[name])}" for name, title in
-               (("outside", "outside mass"), ("disagreement", "largest disagreement of the jury")) if row.get(name) is not None]
-    named = (f"{name} (decides)" if name == deciding else name for name in row.get("principles") or ())
-    return (*(Tag(name, "plain") for name in named), *_explained([outcome], COMPARISON),
-            *_explained(row.get("notes") or (), NOTES), *(Tag(text, "plain") for text in numbers))
-
-
-def _explained(names: Iterable[str | None], known: Mapping[str, str]) -> list[Tag]:
-    return [Tag(f"{name}: {known[name]}" if name in known else name, "plain") for name in names if name]
+def outcome_tags(row: Mapping[str, Any], outcomes: Mapping[str, str]) -> tuple[Tag, ...]:
+    """The outcome and the notes of a revision or a comparison, with their explanations. outcomes: those of the outcomes."""
+    names = [(row.get("outcome"), outcomes), *((note, NOTES) for note in row.get("notes") or ())]
+    return tuple(Tag(f"{name}: {meanings[name]}" if name in meanings else name, "plain") for name, meanings in names if name)
 
 
 def _answered(by_model: Mapping[str, Mapping[str, Any]], models: Sequence[str]) -> AnsweredPrompt:
     messages = next(iter(by_model.values()))["messages"]
     answers = (by_model.get(model) for model in models)
-    return AnsweredPrompt(messages, tuple(row and Answer(row["model"], row["response"], _tags(row)) for row in answers))
+    return AnsweredPrompt(messages, tuple(row and ModelAnswer(row["model"], row["response"], _tags(row)) for row in answers))
 
 
 def _tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:

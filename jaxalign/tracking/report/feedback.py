@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from markupsafe import Markup
 from jaxalign.reasons import COMPARISON, NOTES, REVISION, gold_labels_sentence
 from jaxalign.tracking.formatting import capitalized, number, percent, share, short_percent
 from jaxalign.tracking.report import examples, plots
-from jaxalign.tracking.report.blocks import Figure, Section, Table
+from jaxalign.tracking.report.blocks import Figure, ReportSection, Table
 from jaxalign.tracking.report.roles import judge_phrase
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.workdir import RunFiles
@@ -18,11 +19,11 @@ from jaxalign.tracking.workdir import RunFiles
 _REVISED, _LABELLED = 4, 3
 
 
-def revisions(run: RunFiles) -> Section:
+def revisions(run: RunFiles) -> ReportSection:
     """The outcomes of the revisions, and the first revised prompts with their rounds of critique and revision."""
     title, rows = "Critiques and revisions", list(run.rows("revise"))
     if not rows:
-        return Section("revisions", title, missing=(run.absence("revise", "critiques and revisions"),), nav="Revisions")
+        return ReportSection("revisions", title, missing=(run.absence("revise", "critiques and revisions"),), nav="Revisions")
     rounds = [f"Round {number} changed {changed:,} of {total:,} answers ({short_percent(changed / total)})."
               for number, changed, total in examples.rewritten_by_round(rows)]
     prompts, summary = examples.revised_prompts(rows, _REVISED), run.stage("revise").summary
@@ -31,8 +32,10 @@ def revisions(run: RunFiles) -> Section:
         f"{judge} criticises the answer under a randomly drawn principle and revises it"
     below = [f"Below are the first {len(prompts)} prompts."] if prompts else []
     intro = " ".join([f"The base model answers; {critic}.", *rounds, *below])
-    body = render("revisions.html.j2", prompts=prompts, remarks=examples.revision_tags)
-    return Section("revisions", title, intro, tables=tuple(_outcome_table(summary, len(rows))), body=body, nav="Revisions")
+    remarks = functools.partial(examples.outcome_tags, outcomes=REVISION)
+    body = render("revisions.html.j2", prompts=prompts, remarks=remarks)
+    tables = tuple(_outcome_table(summary, len(rows)))
+    return ReportSection("revisions", title, intro, tables=tables, body=body, nav="Revisions")
 
 
 def _outcome_table(summary: Mapping[str, Any], total: int) -> list[Table]:
@@ -40,22 +43,18 @@ def _outcome_table(summary: Mapping[str, Any], total: int) -> list[Table]:
     rows, usable = [], summary.get("usable") or {}
     if usable:
         rows.append(["Can be trained on", share(usable["usable"], usable["total"]), "of the rows that sft.rounds_used selects"])
-    rows += _reason_rows(summary.get("outcomes") or {}, total, REVISION)
-    rows += _reason_rows(summary.get("notes") or {}, total, NOTES)
+    for field, meanings in (("outcomes", REVISION), ("notes", NOTES)):
+        rows += [[name, share(count, total), meanings.get(name, "")] for name, count in (summary.get(field) or {}).items()]
     return [Table(f"Outcomes of {total:,} answers and revisions", ["Outcome", "Rows", "Meaning"], rows)] if rows else []
 
 
-def _reason_rows(counts: Mapping[str, int], total: int | None, known: Mapping[str, str]) -> list[list[str]]:
-    return [[name, share(count, total), known.get(name, "")] for name, count in counts.items()]
-
-
-def labels(run: RunFiles) -> Section:
+def labels(run: RunFiles) -> ReportSection:
     """The judge's confidence, its biases, the reasons for pairs without a label, and the first comparisons."""
     title, summary = "AI labels", run.stage("compare").summary
     pairs = examples.labelled_pairs(run.rows("compare"), _LABELLED)
     body = render("labelled.html.j2", pairs=pairs) if pairs else Markup("")
     if not summary:
-        return Section("labels", title, missing=(run.absence("compare", "the labels"),), body=body, nav="Labels")
+        return ReportSection("labels", title, missing=(run.absence("compare", "the labels"),), body=body, nav="Labels")
     figures = []
     shape = summary.get("confidence_histogram") or {}
     if any(shape.get("counts") or []):
@@ -67,12 +66,14 @@ def labels(run: RunFiles) -> Section:
     if principles:
         tables.append(Table("By principle", ["Principle", "Pairs", "Labels decided", "Ties", "Same verdict in both orders",
                                              "Position bias", "Mean confidence"],
-                            [_principle_row(name, row) for name, row in principles.items()]))
+                            [[name, number(row.get("pairs")), number(row.get("decides")), percent(row.get("ties")),
+                              percent(row.get("order_agreement")), _bias(row.get("position_bias")),
+                              number(row.get("mean_confidence"))] for name, row in principles.items()]))
     gold = (run.evaluation or {}).get("labels")
     judge = capitalized(judge_phrase(run, "compare"))
     intro = f"{judge} compared two answers to each prompt under each principle drawn for it."
     intro += f" {capitalized(gold_labels_sentence(gold))}." if gold else ""
-    return Section("labels", title, intro, figures=tuple(figures), tables=tuple(tables), body=body, nav="Labels")
+    return ReportSection("labels", title, intro, figures=tuple(figures), tables=tuple(tables), body=body, nav="Labels")
 
 
 def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -82,8 +83,8 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     rows = [["Pairs", number(total), "two answers to each prompt"],
             ["Identical answers", share(summary.get("identical_pairs"), total), "these pairs are not compared"],
             ["Undecided", share(outcomes.get("undecided", 0), total), COMPARISON["undecided"]],
-            *_reason_rows(problems, total, COMPARISON),
-            ["Same verdict in both orders", "-" if agreement is None else percent(agreement),
+            *([name, share(count, total), COMPARISON.get(name, "")] for name, count in problems.items()),
+            ["Same verdict in both orders", percent(agreement),
              "the share of verdicts in both orders for which the judge prefers the same answer whichever is shown first"],
             ["Position bias", _bias(summary.get("position_bias")),
              "how far the mean probability of the answer shown first is from 50%; averaging both orders cancels it"]]
@@ -97,25 +98,16 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _principle_row(name: str, row: Mapping[str, Any]) -> list[str]:
-    return [name, number(row.get("pairs")), number(row.get("decides")), _share(row.get("ties")),
-            _share(row.get("order_agreement")), _bias(row.get("position_bias")), number(row.get("mean_confidence"))]
-
-
-def _calibration_rows(found: Mapping[str, Any]) -> list[list[str]]:
+def _calibration_rows(calibration: Mapping[str, Any]) -> list[list[str]]:
     """How labels were decided: the margin, the share of chance decisions, and the correction of the position bias."""
-    if not found:
+    if not calibration:
         return []
-    shift = (found.get("position") or {}).get("")
-    return [["Margin", number(found.get("margin")), "a label is decided if it differs from 0.5 by more"],
-            ["Due to chance", _share(found.get("chance_share")),
+    shift = (calibration.get("position") or {}).get("")
+    return [["Margin", number(calibration.get("margin")), "a label is decided if it differs from 0.5 by more"],
+            ["Due to chance", percent(calibration.get("chance_share")),
              "the share of decided labels that is expected by chance, estimated from contradictions between the two orders"],
             ["Correction of the position bias", "-" if shift is None else f"{-shift:+z.2f}",
              "added to the log-odds of the answer shown first before labels are decided"]]
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else percent(value)
 
 
 def _bias(bias: float | None) -> str:

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from jaxalign.tracking.formatting import decimal, decimal_interval, percent, percent_interval, short_percent
-from jaxalign.tracking.measures import MEASURES, Quantity, model_column, quantities
+from jaxalign.tracking.formatting import decimal, percent, percent_interval, short_percent
+from jaxalign.tracking.measures import MEASURES, model_column, quantities
 from jaxalign.tracking.report.blocks import Table
 from jaxalign.tracking.workdir import RunFiles
 
@@ -31,14 +31,20 @@ class Headline:
 
 def headlines(run: RunFiles) -> list[Headline]:
     """The first model against the last one, on each main measure; for a run without an evaluation, losses."""
-    found = []
+    shown = []
     for name in MAIN:
         rates = rates_by_model(run, name)
         if len(rates) > 1:
             (_, first), (_, last) = rates[0], rates[-1]
-            found.append(Headline(MEASURES[name].title, short_percent(first["rate"]), short_percent(last["rate"]),
+            shown.append(Headline(MEASURES[name].title, short_percent(first["rate"]), short_percent(last["rate"]),
                                   change(first, last, MEASURES[name].good)))
-    return found if found or run.evaluation else _losses(run)
+    if run.evaluation:
+        return shown
+    for name, title in (("pretrain", "Pretraining loss"), ("sft", "Fine-tuning loss")):
+        first, last = (run.stage(name).summary.get(field) for field in ("loss_first", "loss_last"))
+        if first is not None and last is not None:
+            shown.append(Headline(title, f"{first:.3f}", f"{last:.3f}", ""))
+    return shown
 
 
 def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | None) -> str:
@@ -53,8 +59,8 @@ def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | N
 def rates_by_model(run: RunFiles, name: str) -> list[tuple[str, Mapping[str, Any]]]:
     """(model, rate of the measure) for each model with a rate, in the order of the models."""
     rates = run.evaluation.get("rates") or {}
-    found = [(model, (rates.get(model) or {}).get(name)) for model in run.models]
-    return [(model, rate) for model, rate in found if rate and rate.get("total")]
+    of_models = [(model, (rates.get(model) or {}).get(name)) for model in run.models]
+    return [(model, rate) for model, rate in of_models if rate and rate.get("total")]
 
 
 def model_table(run: RunFiles) -> Table | None:
@@ -62,54 +68,33 @@ def model_table(run: RunFiles) -> Table | None:
     if not run.models or any((run.evaluation.get("rates") or {}).values()):
         return None
     wins = {row["model"]: row for row in run.evaluation.get("win_rates") or [] if row["against"] == run.models[0]}
-    columns = [(f"Win rate against {run.models[0]}", {model: _win_cell(row) for model, row in wins.items()})] if wins else []
-    values = _values(run)
+    columns = []
+    if wins:
+        cells = {model: f"{percent(row['rate'])}\n{percent_interval(row)}" for model, row in wins.items()}
+        columns.append((f"Win rate against {run.models[0]}", cells))
+    values: dict[tuple[str, str], list[float]] = {}  # Those of single answers, by model and column.
+    prompt_ids = set()
+    for row in run.rows("evaluate"):
+        prompt_ids.add(row["prompt_id"])
+        for quantity in quantities(run.models):
+            if row.get(quantity.column) is not None:
+                values.setdefault((row["model"], quantity.column), []).append(row[quantity.column])
     for quantity in quantities(run.models):
-        means = run.evaluation.get(quantity.field) or {}
-        cells = {model: _mean_cell(means[model], values.get((model, quantity.column), []), quantity)
-                 for model in run.models if means.get(model) is not None}
+        cells = {}
+        for model, mean in (run.evaluation.get(quantity.field) or {}).items():
+            if model in run.models and mean is not None:
+                cells[model] = decimal(mean, quantity.digits)
+                answers = values.get((model, quantity.column), ())
+                if len(answers) > 1:  # The interval by the normal approximation.
+                    half_width = _Z * statistics.stdev(answers) / math.sqrt(len(answers))
+                    low, high = (decimal(mean + bound, quantity.digits) for bound in (-half_width, half_width))
+                    cells[model] += f"\n{low} to {high}"
         columns += [(quantity.title, cells)] if cells else []
     if not columns:
         return None
     rows = [[model_column(model, run.planned), *(cells.get(model, "-") for _, cells in columns)] for model in run.models]
-    prompts = sum((run.evaluation.get("prompts") or {}).values()) or len({id_ for _, id_ in _answered(run)})
+    prompts = sum((run.evaluation.get("prompts") or {}).values()) or len(prompt_ids)
     compared = max([row["total"] for row in wins.values()], default=0)
     caption = f"All models, on the same {prompts:,} prompts" if prompts else "All models"
     caption += f"; win rates on {compared:,} of them" if compared else ""
     return Table(f"{caption}. Below each number is its 95% interval.", ["Model", *(title for title, _ in columns)], rows)
-
-
-def _answered(run: RunFiles) -> set[tuple[str, str]]:
-    return {(row["model"], row["prompt_id"]) for row in run.rows("evaluate")}
-
-
-def _values(run: RunFiles) -> dict[tuple[str, str], list[float]]:
-    """The numbers of single answers, by model and field of the row."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for row in run.rows("evaluate"):
-        for quantity in quantities(run.models):
-            if row.get(quantity.column) is not None:
-                found.setdefault((row["model"], quantity.column), []).append(row[quantity.column])
-    return found
-
-
-def _win_cell(row: Mapping[str, Any]) -> str:
-    return f"{percent(row['rate'])}\n{percent_interval(row)}"
-
-
-def _mean_cell(mean: float, values: list[float], quantity: Quantity) -> str:
-    """A mean, and below it the interval by the normal approximation, if there are at least two answers."""
-    shown = decimal(mean, quantity.digits)
-    if len(values) < 2:
-        return shown
-    half_width = _Z * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{shown}\n{decimal_interval(mean, half_width, quantity.digits)}"
-
-
-def _losses(run: RunFiles) -> list[Headline]:
-    found = []
-    for name, title in (("pretrain", "Pretraining loss"), ("sft", "Fine-tuning loss")):
-        summary = run.stage(name).summary
-        if summary.get("loss_first") is not None and summary.get("loss_last") is not None:
-            found.append(Headline(title, f"{summary['loss_first']:.3f}", f"{summary['loss_last']:.3f}", ""))
-    return found

@@ -19,7 +19,7 @@ from jaxalign.registry.stages import StageRecord
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report import prose
-from jaxalign.tracking.report.blocks import Section
+from jaxalign.tracking.report.blocks import ReportSection
 from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
@@ -71,28 +71,29 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
     return path
 
 
-def sections(run: RunFiles) -> list[Section]:
-    """The sections of the rounds, the stages, the audit and the requests to a server, sorted by `Section.order`, then by the
-    order of stages."""
-    found, functions = [], []
+def sections(run: RunFiles) -> list[ReportSection]:
+    """The sections of the rounds, the stages, the audit and the requests to a server, sorted by `ReportSection.order`, then by
+    the order of stages."""
+    of_stages, functions = [], []
     for record in run.records:
         if record.report is None or record.report in functions:  # Stages that share a function share its sections.
             continue
         functions.append(record.report)
-        found += _sections_of(record, run)
-    return sorted([*across_rounds(run), *found, *audit(run), *requests(run), costs(run)], key=lambda section: section.order)
+        of_stages += _sections_of(record, run)
+    return sorted([*across_rounds(run), *of_stages, *audit(run), *requests(run), costs(run)], key=lambda section: section.order)
 
 
-def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:
+def _sections_of(record: StageRecord, run: RunFiles) -> list[ReportSection]:
     """A stage's sections. If a custom report function fails, a single section reports the failure."""
     function = record.load("report")
     try:
-        made = function(run)
-        made = [made] if isinstance(made, Section) else list(made)
-        wrong = next((part for part in made if not isinstance(part, Section)), None)
+        result = function(run)
+        parts = [result] if isinstance(result, ReportSection) else list(result)
+        wrong = next((part for part in parts if not isinstance(part, ReportSection)), None)
         if wrong is not None:
-            raise TypeError(f"an object of type {type(wrong).__name__} was returned; a Section or a list of them is expected")
-        return made
+            raise TypeError(f"an object of type {type(wrong).__name__} was returned; a ReportSection or a list of them is "
+                            "expected")
+        return parts
     except UserError:
         raise
     except Exception as error:  # The user's function may raise anything.
@@ -100,7 +101,7 @@ def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:
             raise
         sentence = f"The report function of stage {record.name} failed ({type(error).__name__}: {error})."
         logging.getLogger("jaxalign").warning(sentence)
-        return [Section(record.name, record.name, missing=(sentence,))]
+        return [ReportSection(record.name, record.name, missing=(sentence,))]
 
 
 def _config_lines(config: Mapping[str, Any], prefix: str = "config.") -> Iterator[str]:

@@ -75,8 +75,10 @@ def interval_bars(title: str, bars: Sequence[Interval], reference: float | None 
         parts += [text(_BAR_LEFT, top + 13, bar.label),
                   text(WIDTH - _BAR_RIGHT, top + 13, f"{percent(bar.rate)}  ({bar.note})", text_anchor="end"),
                   element("rect", x=x(0.0), y=middle - 8, width=x(bar.rate) - x(0.0), height=16,
-                          class_=f"bar tone-{bar.tone}"),
-                  *_whisker(x(bar.low), x(bar.high), middle)]
+                          class_=f"bar tone-{bar.tone}")]
+        start, end = x(bar.low), x(bar.high)
+        strokes = [(start, end, middle, middle), (start, start, middle - 5, middle + 5), (end, end, middle - 5, middle + 5)]
+        parts += [element("line", x1=a, x2=b, y1=c, y2=d, class_="whisker") for a, b, c, d in strokes]
     anchors = {0.0: "start", 0.25: "middle", 0.5: "middle", 0.75: "middle", 1.0: "end"}
     parts += [text(x(share), height - 4, short_percent(share), class_="tick", text_anchor=anchor)
               for share, anchor in anchors.items()]
@@ -131,11 +133,6 @@ def time_bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
                           class_="bar tone-1")]
     spoken = "; ".join(f"{label} {seconds(spent)}" for label, spent in rows)
     return svg(parts, f"{title}: {spoken}.", 32 * len(rows) + 2)
-
-
-def _whisker(start: float, end: float, middle: float) -> list[str]:
-    strokes = [(start, end, middle, middle), (start, start, middle - 5, middle + 5), (end, end, middle - 5, middle + 5)]
-    return [element("line", x1=a, x2=b, y1=c, y2=d, class_="whisker") for a, b, c, d in strokes]
 
 
 def _axes(x: Scale, y: Scale, x_label: str, whole_x: bool = False) -> list[str]:

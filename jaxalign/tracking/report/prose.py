@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase, reference
-from jaxalign.tracking.report.alarms import alarm_warnings
+from jaxalign.tracking.report.alarms import fired_alarms
 from jaxalign.tracking.report.headlines import change, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
 from jaxalign.tracking.report.usable import row_sentences, warnings
@@ -19,8 +16,12 @@ def lead(run: RunFiles) -> list[str]:
     first, *others = _rate_sentences(run) or _other_sentences(run)
     failed, passed = _check_sentences(run)
     results = " ".join([*others, *conflict_sentences(run), *passed])
-    method = " ".join([*role_sentences(run), *_inversion_sentence(run)])
-    paragraphs = (*failed, *alarm_warnings(run), *warnings(run), first, results, method, " ".join(row_sentences(run)))
+    method = role_sentences(run)
+    if (run.config.get("feedback") or {}).get("invert") and "compare" in run.planned:
+        method.append("The labels were inverted (feedback.invert): training favoured the answers that the constitution "
+                      "disfavours.")
+    alarms = [f"Warning: an alarm of stage ppo fired. {alarm.sentence()}" for alarm in fired_alarms(run)]
+    paragraphs = (*failed, *alarms, *warnings(run), first, results, " ".join(method), " ".join(row_sentences(run)))
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
@@ -37,9 +38,9 @@ def _rate_sentences(run: RunFiles) -> list[str]:
     for name, opening in (("correct", "Answers were correct"), ("helpful", "Harmless requests received the right help"),
                           ("evasive", "Answers were evasive"), ("courteous", "Answers were courteous"),
                           ("focused", "Answers were to the point")):
-        found = rates_by_model(run, name)
-        if len(found) > 1:
-            (_, first), (_, last) = found[0], found[-1]
+        rates = rates_by_model(run, name)
+        if len(rates) > 1:
+            (_, first), (_, last) = rates[0], rates[-1]
             uncertain = change(first, last, True) == "no clear change"
             remark = ", a difference within the 95% intervals" if uncertain else ""
             sentences.append(f"{opening} {short_percent(first['rate'])} of the time before and "
@@ -93,23 +94,15 @@ def conflict_sentences(run: RunFiles) -> list[str]:
             continue
         later_wins, earlier_wins = row["low"] > 0.5, row["high"] < 0.5
         if (later > earlier and earlier_wins) or (later < earlier and later_wins):
-            sentences.append(_conflict_sentence(run, row, later > earlier))
+            model, against = (model_phrase(row[side], run.planned) for side in ("model", "against"))
+            order, preferred, ending = ("lower", model, "the preference model disagrees with the judge")
+            if later > earlier:
+                order, preferred, ending = ("higher", against, "the preference model may have been exploited")
+            interval = f"{short_percent(row['low'])} to {short_percent(row['high'])}"
+            sentences.append(f"The preference model scores the answers of {model} {order} than those of {against}, but the "
+                             f"judge prefers {preferred} (win rate of {model} {short_percent(row['rate'])}, 95% interval "
+                             f"{interval}): {ending}.")
     return sentences
-
-
-def _conflict_sentence(run: RunFiles, row: Mapping[str, Any], higher: bool) -> str:
-    later, earlier = (model_phrase(row[side], run.planned) for side in ("model", "against"))
-    opening = (f"The preference model scores the answers of {later} {'higher' if higher else 'lower'} than those of {earlier}, "
-               f"but the judge prefers {earlier if higher else later} (win rate of {later} {short_percent(row['rate'])}, 95% "
-               f"interval {short_percent(row['low'])} to {short_percent(row['high'])})")
-    ending = "the preference model may have been exploited" if higher else "the preference model disagrees with the judge"
-    return f"{opening}: {ending}."
-
-
-def _inversion_sentence(run: RunFiles) -> list[str]:
-    if not (run.config.get("feedback") or {}).get("invert") or "compare" not in run.planned:
-        return []
-    return ["The labels were inverted (feedback.invert): training favoured the answers that the constitution disfavours."]
 
 
 def _check_sentences(run: RunFiles) -> tuple[list[str], list[str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jaxalign.tracking.report.blocks import LAST, Section, Table
+from jaxalign.tracking.report.blocks import LAST, ReportSection, Table
 from jaxalign.tracking.requests import FIELD, HEADER, amount, row, total
 from jaxalign.tracking.workdir import RunFiles
 
 
-def requests(run: RunFiles) -> list[Section]:
+def requests(run: RunFiles) -> list[ReportSection]:
     """The requests, tokens and money of each stage; no section if no finished stage asked a server."""
     counts = {name: stage.summary[FIELD] for name, stage in run.runs.items() if stage.summary.get(FIELD)}
     if not counts:
@@ -25,5 +25,5 @@ def requests(run: RunFiles) -> list[Section]:
         sentences.append(f"This run spent {amount(whole['money'])}. The budget of all runs that share the stored answers is "
                          f"{amount(budget)}.")
     caption = "Requests and tokens over all starts of the run, and the failures of single requests by kind"
-    return [Section("requests", "Requests to the server", " ".join(sentences), tables=(Table(caption, header, rows),),
+    return [ReportSection("requests", "Requests to the server", " ".join(sentences), tables=(Table(caption, header, rows),),
                     nav="Requests", order=LAST)]

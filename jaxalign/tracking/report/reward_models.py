@@ -10,7 +10,7 @@ from markupsafe import Markup
 from jaxalign.reasons import uninformative
 from jaxalign.tracking.formatting import number, percent
 from jaxalign.tracking.report import plots
-from jaxalign.tracking.report.blocks import Curves, Figure, Section, Table, curve_figures
+from jaxalign.tracking.report.blocks import Curves, Figure, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.roles import rewards_rl
 from jaxalign.tracking.workdir import RunFiles, StageFiles
 
@@ -18,13 +18,13 @@ _PREFERENCE_CURVES = (Curves("Loss", {"loss": "training", "held_out_loss": "held
                       Curves("Accuracy", {"accuracy": "training", "held_out_accuracy": "held-out"}))
 
 
-def preference(run: RunFiles) -> Section:
+def preference(run: RunFiles) -> ReportSection:
     """The preference model's accuracy and calibration on held-out pairs, and its training curves."""
     title, stage = "The preference model", run.stage("preference")
     figures = curve_figures(run, "preference", _PREFERENCE_CURVES)
     if not stage.summary:
         missing = run.absence("preference", "the preference model's accuracy and calibration")
-        return Section("preference", title, missing=(missing,), figures=figures, nav="Preference model")
+        return ReportSection("preference", title, missing=(missing,), figures=figures, nav="Preference model")
     purpose = "Its scores are the reward for RL. " if rewards_rl(run) else ""
     intro = f"{purpose}Calibration and held-out metrics use pairs that it was not trained on."
     if "early_stopping" in stage.summary:
@@ -34,7 +34,7 @@ def preference(run: RunFiles) -> Section:
     intro += f" Warning: {failure}." if failure else ""
     table = Table("Preference model statistics", ["Quantity", "Value"], _preference_rows(stage))
     figures = (*_calibration(stage), *figures)
-    return Section("preference", title, intro, figures=figures, tables=(table,), nav="Preference model")
+    return ReportSection("preference", title, intro, figures=figures, tables=(table,), nav="Preference model")
 
 
 def _calibration(stage: StageFiles) -> tuple[Figure, ...]:
@@ -97,17 +97,17 @@ def _baseline_rows(summary: Mapping[str, Any]) -> list[list[str]]:
 _DISTILL_CURVES = (Curves("Loss", {"loss": "training"}), Curves("Agreement with the teacher", {"agreement": "training"}))
 
 
-def distilled(run: RunFiles) -> Section:
+def distilled(run: RunFiles) -> ReportSection:
     """The agreement of the preference model's student with its teacher, and its speed."""
     title, summary = "The distilled reward model", run.stage("reward_distill").summary
     figures = curve_figures(run, "reward_distill", _DISTILL_CURVES)
     if not summary:
         missing = run.absence("reward_distill", "its agreement with its teacher")
-        return Section("reward_distill", title, missing=(missing,), figures=figures, nav="Distilled reward")
+        return ReportSection("reward_distill", title, missing=(missing,), figures=figures, nav="Distilled reward")
     intro = ("A smaller model, trained on the preference model's scores rather than on labels. All measurements use data that "
              "it was not trained on.")
     table = Table("Teacher and student", ["Quantity", "Value"], _distilled_rows(run, summary))
-    return Section("reward_distill", title, intro, figures=figures, tables=(table,), nav="Distilled reward")
+    return ReportSection("reward_distill", title, intro, figures=figures, tables=(table,), nav="Distilled reward")
 
 
 def _distilled_rows(run: RunFiles, summary: Mapping[str, Any]) -> list[list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
 
 from jaxalign.endpoint.redaction import shown_url
 from jaxalign.registry.core import names_in
@@ -140,17 +139,11 @@ def _data_sentence(run: RunFiles) -> list[str]:
     source = data.get("source")
     if source in _GENERATED:
         return [f"The prompts come from {_GENERATED[source]}."]
-    files = [f"{PurePath(path).name} ({kind})" for field in _FILES for path in _paths(data.get(field))
-             if (kind := _contents(field, source))]
+    files = []
+    for field, contents in _FILES.items():
+        kind = contents.get(source, "preferences") if isinstance(contents, Mapping) else contents
+        paths = data.get(field) or ()
+        files += [f"{PurePath(path).name} ({kind})" for path in ([paths] if isinstance(paths, str) else paths)]
     if files:
         return [f"Data: {joined(files)}."]
     return [f"The data come from the source {source}."] if source else []
-
-
-def _paths(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) and value else list(value or ())
-
-
-def _contents(field: str, source: str) -> str:
-    known = _FILES[field]
-    return known.get(source, "preferences") if isinstance(known, Mapping) else known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -12,7 +12,7 @@ from jaxalign.registry.stages import policy_makers
 from jaxalign.tracking.formatting import decimal, number, percent, percent_interval
 from jaxalign.tracking.measures import MEASURES, model_column, ordered_measures, quantities
 from jaxalign.tracking.report import plots
-from jaxalign.tracking.report.blocks import FIRST, Figure, Section, Table
+from jaxalign.tracking.report.blocks import FIRST, Figure, ReportSection, Table
 from jaxalign.tracking.report.headlines import MAIN
 from jaxalign.tracking.report.plots import Series
 from jaxalign.tracking.workdir import RunFiles, StageFiles
@@ -20,7 +20,7 @@ from jaxalign.tracking.workdir import RunFiles, StageFiles
 Stages = Mapping[str, StageFiles]
 
 
-def across_rounds(run: RunFiles) -> list[Section]:
+def across_rounds(run: RunFiles) -> list[ReportSection]:
     """The labels, training and evaluation of every round side by side; no section for a run of one round."""
     if not run.by_round:
         return []
@@ -29,46 +29,38 @@ def across_rounds(run: RunFiles) -> list[Section]:
              "policy of the round before it, which is also the reference of its KL. The sections on labels and training below "
              "describe the first round.")
     tables = tuple(table for table in (_training_table(run), _evaluation_table(run)) if table.rows)
-    return [Section("rounds", "The rounds", intro, figures=tuple(_figures(run)), tables=tables, nav="Rounds", order=FIRST)]
+    figures = tuple(_figures(run))
+    return [ReportSection("rounds", "The rounds", intro, figures=figures, tables=tables, nav="Rounds", order=FIRST)]
 
 
 def decided_share(stages: Stages) -> float | None:
     """The share of the pairs of stage compare that have a decided label; of online_dpo, if compare did not run."""
-    summary = _summary(stages, "compare")
-    if summary.get("pairs"):
-        return 1 - (summary["identical_pairs"] + summary["undecided"]) / summary["pairs"]
-    summary = _summary(stages, "online_dpo")
-    return summary["decided"] / summary["pairs"] if summary.get("pairs") else None
+    compare, online = (stages[name].summary if name in stages else {} for name in ("compare", "online_dpo"))
+    if compare.get("pairs"):
+        return 1 - (compare["identical_pairs"] + compare["undecided"]) / compare["pairs"]
+    return online["decided"] / online["pairs"] if online.get("pairs") else None
 
 
-def accuracy(stages: Stages) -> Mapping[str, Any]:
-    """The preference model's accuracy on held-out pairs, with its interval; empty without one."""
-    return _summary(stages, "preference").get("held_out") or {}
-
-
-def _summary(stages: Stages, name: str) -> Mapping[str, Any]:
-    return stages[name].summary if name in stages else {}
-
-
-def _first_known(stages: Stages, *fields: tuple[str, str]) -> Any:
-    """The first (stage, field of its summary) with a value; None if all are missing."""
-    values = (_summary(stages, name).get(field) for name, field in fields)
-    return next((value for value in values if value is not None), None)
+def _training_cells(stages: Stages) -> dict[str, str]:
+    """The quantities of the stages of one round as text, by title."""
+    names = ("compare", "online_dpo", "preference", "dpo", "ppo")
+    compare, online, preference, dpo, ppo = (stages[name].summary if name in stages else {} for name in names)
+    return {
+        "Pairs": number(online.get("pairs") if compare.get("pairs") is None else compare["pairs"]),
+        "Decided pairs": percent(decided_share(stages)),
+        "Held-out accuracy of the preference model": _rate(preference.get("held_out") or {}),
+        "Held-out accuracy of DPO": _rate(dpo.get("held_out") or {}),
+        "Reward at the first iteration of RL": number(ppo.get("reward_first")),
+        "Reward at the last iteration of RL": number(ppo.get("reward_last")),
+        "KL to the start of the round, nats per response":
+            number(online.get("kl_last") if ppo.get("kl_last") is None else ppo["kl_last"]),
+    }
 
 
 def _training_table(run: RunFiles) -> Table:
     """A row for each quantity of the stages that are repeated, and a column for each round."""
-    shown: tuple[tuple[str, Callable[[Stages], str]], ...] = (
-        ("Pairs", lambda stages: number(_first_known(stages, ("compare", "pairs"), ("online_dpo", "pairs")))),
-        ("Decided pairs", lambda stages: _percent(decided_share(stages))),
-        ("Held-out accuracy of the preference model", lambda stages: _rate(accuracy(stages))),
-        ("Held-out accuracy of DPO", lambda stages: _rate(_summary(stages, "dpo").get("held_out") or {})),
-        ("Reward at the first iteration of RL", lambda stages: number(_first_known(stages, ("ppo", "reward_first")))),
-        ("Reward at the last iteration of RL", lambda stages: number(_first_known(stages, ("ppo", "reward_last")))),
-        ("KL to the start of the round, nats per response",
-         lambda stages: number(_first_known(stages, ("ppo", "kl_last"), ("online_dpo", "kl_last")))),
-    )
-    rows = [[title, *map(cell, run.by_round.values())] for title, cell in shown]
+    columns = [_training_cells(stages) for stages in run.by_round.values()]
+    rows = [[title, *(column[title] for column in columns)] for title in columns[0]]
     caption = ("Labels and training of each round. Rewards of different rounds come from different preference models, and "
                "cannot be compared." if "preference" in run.by_round[1] else "Labels and training of each round.")
     return Table(caption, ["Quantity", *(f"Round {number}" for number in run.by_round)],
@@ -108,41 +100,38 @@ def measured_models(run: RunFiles) -> list[tuple[int, str]]:
 
 def _figures(run: RunFiles) -> list[Figure]:
     """Shares of the labels and the preference model, then the main rates of the evaluation, by round."""
-    training = {"Decided pairs": decided_share, "Accuracy of the preference model": lambda s: accuracy(s).get("accuracy")}
-    curves = [_series(name, [(k, value(stages)) for k, stages in run.by_round.items()]) for name, value in training.items()]
-    figures = [_figure("Labels and preference model by round, shares", curves)]
-    rates, models = run.evaluation.get("rates") or {}, measured_models(run)
-
-    def points(measure: str) -> list[tuple[int, float | None]]:
-        found = [(k, (rates.get(model) or {}).get(measure) or {}) for k, model in models]
-        return [(k, rate["rate"] if rate.get("total") else None) for k, rate in found]
-
-    figures += [_figure(f"{MEASURES[name].title}, share by round", [_series("share", points(name))]) for name in MAIN]
-    kl = run.evaluation.get("kl") or {}
+    decided, accuracies = [], []
+    for index, stages in run.by_round.items():
+        held_out = (stages["preference"].summary if "preference" in stages else {}).get("held_out") or {}
+        decided.append((index, decided_share(stages)))
+        accuracies.append((index, held_out.get("accuracy")))
+    labels = {"Decided pairs": decided, "Accuracy of the preference model": accuracies}
+    figures = _figure("Labels and preference model by round, shares", labels)
+    evaluation, models = run.evaluation, measured_models(run)
+    for name in MAIN:
+        rates = [(number, ((evaluation.get("rates") or {}).get(model) or {}).get(name) or {}) for number, model in models]
+        shares = [(number, rate["rate"] if rate.get("total") else None) for number, rate in rates]
+        figures += _figure(f"{MEASURES[name].title}, share by round", {"share": shares})
     for quantity in quantities(run.models):
-        means = run.evaluation.get(quantity.field) or {}
-        if kl and quantity.field != "length":
-            figures.append(_figure(f"{quantity.title} by round", [_series("mean", [(k, means.get(m)) for k, m in models])]))
-    return [figure for figure in figures if figure is not None]
+        means = evaluation.get(quantity.field) or {}
+        if evaluation.get("kl") and quantity.field != "length":
+            points = [(number, means.get(model)) for number, model in models]
+            figures += _figure(f"{quantity.title} by round", {"mean": points})
+    return figures
 
 
-def _series(name: str, points: Sequence[tuple[int, float | None]]) -> Series:
-    known = [(k, value) for k, value in points if value is not None]
-    return Series(name, [k for k, _ in known], [value for _, value in known])
-
-
-def _figure(title: str, curves: Sequence[Series]) -> Figure | None:
-    """A plot by round; None if no curve has two points."""
-    shown = [curve for curve in curves if len(curve.xs) > 1]
-    if not shown:
-        return None
-    drawn = Markup(plots.line_chart(title, shown, "round"))
-    return Figure(title, drawn, "Round 0 is the model before the first round." if 0 in shown[0].xs else "",
-                  tuple(curve.name for curve in shown) if len(shown) > 1 else ())
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else percent(share)
+def _figure(title: str, curves: Mapping[str, Sequence[tuple[int, float | None]]]) -> list[Figure]:
+    """A plot of each curve's known values by round; none if no curve has two of them."""
+    series = []
+    for name, points in curves.items():
+        known = [(number, value) for number, value in points if value is not None]
+        if len(known) > 1:
+            series.append(Series(name, [number for number, _ in known], [value for _, value in known]))
+    if not series:
+        return []
+    note = "Round 0 is the model before the first round." if 0 in series[0].xs else ""
+    legend = tuple(curve.name for curve in series) if len(series) > 1 else ()
+    return [Figure(title, Markup(plots.line_chart(title, series, "round")), note, legend)]
 
 
 def _rate(rate: Mapping[str, Any]) -> str:

@@ -16,9 +16,12 @@ WIDTH, HEIGHT = 320, 200  # The view box of a plot; the page scales it to its co
 def element(tag: str, content: str = "", **attributes: object) -> str:
     """An SVG element. Attribute values are escaped; `content` is markup. `class_` and `text_anchor` become `class` and
     `text-anchor`; floats are rounded to two decimals."""
-    written = "".join(f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
-                      for name, value in attributes.items() if value is not None)
-    return f"<{tag}{written}>{content}</{tag}>"
+    written = []
+    for name, value in attributes.items():
+        if value is not None:
+            shown = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else html.escape(str(value))
+            written.append(f' {name.rstrip("_").replace("_", "-")}="{shown}"')
+    return f"<{tag}{''.join(written)}>{content}</{tag}>"
 
 
 def text(x: float, y: float, content: str, **attributes: object) -> str:
@@ -31,9 +34,9 @@ def hint(content: str) -> str:
     return element("title", html.escape(content))
 
 
-def svg(parts: Iterable[str], label: str, height: float = HEIGHT) -> str:
+def svg(parts: Iterable[str], label: str, height: int = HEIGHT) -> str:
     """The whole drawing; `label` is its text for screen readers."""
-    return element("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {_attribute(height)}", role="img", aria_label=label)
+    return element("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label)
 
 
 class Scale:
@@ -83,9 +86,3 @@ def bin_means(xs: Sequence[float], ys: Sequence[float], most: int = 160) -> tupl
     bins = [points[start:start + size] for start in range(0, len(points), size)]
     return ([sum(x for x, _ in group) / len(group) for group in bins],
             [sum(y for _, y in group) / len(group) for group in bins], size)
-
-
-def _attribute(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}".rstrip("0").rstrip(".")
-    return html.escape(str(value))

@@ -10,45 +10,35 @@ from jaxalign.tracking.workdir import RunFiles
 
 def terms(run: RunFiles) -> list[tuple[str, str, str]]:
     """(term, explanation, place in the documentation) for the numbers that the first section shows."""
-    return [*_behaviour_terms(run), *_row_terms(run)]
-
-
-def _behaviour_terms(run: RunFiles) -> list[tuple[str, str, str]]:
-    found, evaluation = [], run.evaluation
+    shown, evaluation = [], run.evaluation
     rates = {name for row in (evaluation.get("rates") or {}).values() for name in row or {}}
     for name, about in MEASURES.items():
         if name in rates and name in MAIN:
             page = "docs/rewards.md" if name == "correct" else "docs/world.md, “The gold judge”"
-            found.append((about.title, f"the share of {about.meaning}", page))
+            shown.append((about.title, f"the share of {about.meaning}", page))
     compared = evaluation.get("win_rates") and (not rates or conflict_sentences(run))
     if rates or compared:
-        found.append(("95% interval", "for a rate the Wilson interval, for a mean the normal approximation: the values "
+        shown.append(("95% interval", "for a rate the Wilson interval, for a mean the normal approximation: the values "
                       "that agree with the prompts that were asked. If two intervals overlap, the report claims no difference",
                       _FILES))
     if compared:
-        found.append(("Win rate", "the share of prompts for which the judge prefers the answer of one model over that of the "
+        shown.append(("Win rate", "the share of prompts for which the judge prefers the answer of one model over that of the "
                       "other, asked in both orders; an undecided or equal pair counts as half a win", _FILES))
     for quantity in () if rates else quantities(run.models):
         if any(value is not None for value in (evaluation.get(quantity.field) or {}).values()):
-            found.append((quantity.title, *_QUANTITIES[quantity.field]))
-    return found
-
-
-def _row_terms(run: RunFiles) -> list[tuple[str, str, str]]:
-    found = []
+            shown.append((quantity.title, *_QUANTITIES[quantity.field]))
     if run.stage("revise").summary:
-        found.append(("Can be trained on", "a row whose text ended and was not refused; sft.keep admits further rows, and "
+        shown.append(("Can be trained on", "a row whose text ended and was not refused; sft.keep admits further rows, and "
                       "sft.rounds_used selects the rounds", "docs/algorithms/supervised_cai.md, “Details”"))
     if run.stage("compare").summary:
-        found.append(("Decided label", "the judge prefers the same answer in both orders, and the mean over the orders differs "
+        shown.append(("Decided label", "the judge prefers the same answer in both orders, and the mean over the orders differs "
                       "from 0.5 by more than the margin", "docs/labels.md, “From log-probabilities to a label”"))
     if run.stage("ppo").summary.get("checks"):
-        found.append(("Run-time checks", "measurements before the first update that detect errors of the implementation or of "
+        shown.append(("Run-time checks", "measurements before the first update that detect errors of the implementation or of "
                       "the settings", "docs/ppo.md, “Checks”"))
     if not run.evaluation and (run.stage("pretrain").summary or run.stage("sft").summary):
-        found.append(("Loss", "the mean cross-entropy, in nats per token, of the first and of the last step",
-                      _FILES))
-    return found
+        shown.append(("Loss", "the mean cross-entropy, in nats per token, of the first and of the last step", _FILES))
+    return shown
 
 
 _FILES = "docs/data_formats.md, “Files of the stages”"

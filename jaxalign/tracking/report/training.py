@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxalign.tracking.formatting import number
 from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences
-from jaxalign.tracking.report.blocks import LAST, Curves, Section, Table, curve_figures
+from jaxalign.tracking.report.blocks import LAST, Curves, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.workdir import RunFiles
 
@@ -45,14 +42,17 @@ _DIRECT_CURVES = (
 )
 
 
-def reinforcement(run: RunFiles) -> Section:
+def reinforcement(run: RunFiles) -> ReportSection:
     """The curves of RL and the checks that ran at its first step."""
     title, stage = "Reinforcement learning", run.stage("ppo")
     if not stage.summary and not stage.metrics:
-        return Section("rl", title, missing=(run.absence("ppo", "the curves and checks of RL"),), nav="RL")
-    rows = [[check["name"], Tag("passed", "good") if check.get("passed") else Tag("failed", "bad"),
-             _measured(check.get("value")), _measured(check.get("tolerance")), check.get("meaning") or ""]
-            for check in stage.summary.get("checks") or []]
+        return ReportSection("rl", title, missing=(run.absence("ppo", "the curves and checks of RL"),), nav="RL")
+    rows = []
+    for check in stage.summary.get("checks") or []:
+        # With 2 significant digits: a measurement can be small, as can its tolerance.
+        measured, allowed = ("-" if value is None else f"{value:.2g}" for value in (check.get("value"), check.get("tolerance")))
+        result = Tag("passed", "good") if check.get("passed") else Tag("failed", "bad")
+        rows.append([check["name"], result, measured, allowed, check.get("meaning") or ""])
     header = ["Check", "Result", "Measured", "Allowed", "Meaning"]
     tables = (Table("Checks at step 0, before the first update", header, rows),) if rows else ()
     missing = () if rows else (run.absence("ppo", "the run-time checks"),)
@@ -67,54 +67,41 @@ def reinforcement(run: RunFiles) -> Section:
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
     kl = Curves(f"KL to {run.start_of('ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
     figures = (*alarm_figures(run), *curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)))
-    return Section("rl", title, intro, missing, figures, tables,
+    return ReportSection("rl", title, intro, missing, figures, tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
 
 
-def _measured(value: float | None) -> str:
-    """A measurement of a check with 2 significant digits: it can be small, as can its tolerance."""
-    return "-" if value is None else f"{value:.2g}"
-
-
-def direct(run: RunFiles) -> list[Section]:
+def direct(run: RunFiles) -> list[ReportSection]:
     """The curves of direct preference optimisation, for the run's stages dpo and online_dpo."""
     sections = []
-    titles = {"dpo": ("Direct preference optimisation", "DPO"),
-              "online_dpo": ("Online direct preference optimisation", "Online DPO")}
-    for name, (title, nav) in titles.items():
+    for name, title, nav in (("dpo", "Direct preference optimisation", "DPO"),
+                             ("online_dpo", "Online direct preference optimisation", "Online DPO")):
         if not run.has(name):
             continue
         stage = run.stage(name)
         if not stage.summary and not stage.metrics:
-            sections.append(Section(name, title, missing=(run.absence(name, "its curves"),), nav=nav))
+            sections.append(ReportSection(name, title, missing=(run.absence(name, "its curves"),), nav=nav))
             continue
         objective = (run.config.get("dpo") or {}).get("objective")
         intro = f"{len(stage.metrics):,} steps" + (f" of the objective “{objective}”." if objective else ".")
-        held_out = stage.summary.get("held_out") or {}
-        rows = _held_out(held_out) if held_out else []
-        tables = (Table("Results on held-out answers", ["Quantity", "Value"], rows),) if rows else ()
-        figures = curve_figures(run, name, (*_DIRECT_CURVES, _direct_kl(run, name)))
-        sections.append(Section(name, title, intro, (), figures, tables, nav=nav))
+        tables = ()
+        if held_out := stage.summary.get("held_out"):  # Pairs, or single answers that were judged.
+            titles = {"Held-out pairs": "pairs"}
+            if "desirable" in held_out:
+                titles = {"Held-out good answers": "desirable", "Held-out bad answers": "undesirable"}
+            titles |= {"Held-out accuracy": "accuracy", "Held-out margin": "margin"}
+            rows = [[quantity, number(held_out.get(field))] for quantity, field in titles.items()]
+            tables = (Table("Results on held-out answers", ["Quantity", "Value"], rows),)
+        # The reference of online DPO is the model that it starts from, or the policy at the start of an iteration.
+        moving = (run.config.get(name) or {}).get("reference") == "iteration"
+        reference = "the policy at the start of the iteration" if moving else run.start_of(name)
+        kl = Curves(f"KL to {reference}, nats per response", {"kl": "nats per response"})
+        figures = curve_figures(run, name, (*_DIRECT_CURVES, kl))
+        sections.append(ReportSection(name, title, intro, (), figures, tables, nav=nav))
     return sections
 
 
-def _direct_kl(run: RunFiles, name: str) -> Curves:
-    """The KL of online DPO, whose reference is the model that it starts from, or the policy at the start of an iteration."""
-    moving = (run.config.get(name) or {}).get("reference") == "iteration"
-    reference = "the policy at the start of the iteration" if moving else run.start_of(name)
-    return Curves(f"KL to {reference}, nats per response", {"kl": "nats per response"})
-
-
-def _held_out(measured: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of the table for held-out pairs or single judged answers."""
-    ends = [["Held-out accuracy", number(measured.get("accuracy"))], ["Held-out margin", number(measured.get("margin"))]]
-    if "desirable" not in measured:
-        return [["Held-out pairs", number(measured.get("pairs"))], *ends]
-    kinds = (("Held-out good answers", "desirable"), ("Held-out bad answers", "undesirable"))
-    return [*([what, number(measured.get(name))] for what, name in kinds), *ends]
-
-
-def losses(run: RunFiles) -> Section:
+def losses(run: RunFiles) -> ReportSection:
     """The losses of the run's stages that train on text: pretrain, sft and best_of_n."""
     figures, missing, rows = [], [], []
     for name, label in (("pretrain", "Pretraining"), ("sft", "Fine-tuning"), ("best_of_n", "Fine-tuning on the best of n")):
@@ -129,5 +116,5 @@ def losses(run: RunFiles) -> Section:
         fields = ("steps", "tokens", "loss_first", "loss_last", "held_out_loss")
         rows.append([label, *(number(stage.summary.get(field)) for field in fields)])
     header = ["Stage", "Steps", "Tokens", "First loss", "Last loss", "Held-out loss"]
-    return Section("losses", "Pretraining and fine-tuning", "", tuple(missing), tuple(figures),
+    return ReportSection("losses", "Pretraining and fine-tuning", "", tuple(missing), tuple(figures),
                    (Table("Losses in nats per token", header, rows),) if rows else (), nav="Losses", order=LAST)

@@ -6,7 +6,7 @@ from jaxalign.config import above, field
 from jaxalign.registry.stages import StageRecord
 from jaxalign.stages.shared.base import Stage, write_json
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.tracking.report.blocks import Section
+from jaxalign.tracking.report.blocks import ReportSection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,4 +27,4 @@ class Plateau(Stage):
 
 
 RECORD = StageRecord("plateau", Plateau(), section=Settings, after=("pretrain",),
-                     report=lambda run: Section("plateau", "Plateau", f"At step {run.stage('plateau').summary['step']}."))
+                     report=lambda run: ReportSection("plateau", "Plateau", f"At step {run.stage('plateau').summary['step']}."))
