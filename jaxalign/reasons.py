@@ -58,13 +58,13 @@ def listed(counts: Mapping[str, int], known: Mapping[str, str]) -> str:
 
 
 def usable_sentence(
-    what: str, total: int, usable: int, reasons: Mapping[str, int], kept: Mapping[str, int] | None = None,
+    rows: str, total: int, usable: int, reasons: Mapping[str, int], kept: Mapping[str, int] | None = None,
     known: Mapping[str, str] = REVISION,
 ) -> str:
     """Says how many rows can be used and why the others cannot.
 
     Args:
-      what: names the rows.
+      rows: the name of the rows.
       total: the number of rows.
       usable: the number of rows that can be used.
       reasons: the number of unusable rows by outcome.
@@ -72,7 +72,7 @@ def usable_sentence(
       known: `REVISION` or `COMPARISON`.
     """
     among, others = listed(kept or {}, {}), listed(reasons, known)
-    said = f"{usable:,} of {total:,} {what} can be trained on" + (f" (among them {among})" if among else "")
+    said = f"{usable:,} of {total:,} {rows} can be trained on" + (f" (among them {among})" if among else "")
     return said + (f"; left out: {others}" if others else "")
 
 

@@ -11,7 +11,7 @@ import contextvars
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import tqdm
 
@@ -39,7 +39,7 @@ def noted(note: Callable[[], str]) -> Iterator[None]:
         _NOTE.reset(token)
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager):
     """Shows the progress of a stage: step, loss or reward, tokens per second, remaining time.
 
         with Progress("sft", total=400, start=resumed_step) as progress:
@@ -102,9 +102,6 @@ class Progress:
             parts = [f"[{self.stage}] {verb} {self.count:,}/{self.total:,} {self.unit}s", self._text,
                      f"took {formatting.seconds(now - self._began)}"]
             print(", ".join(filter(None, parts)), file=self._stream, flush=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
