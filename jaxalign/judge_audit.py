@@ -27,7 +27,6 @@ its members. The pairs are those of config.judge.audit, or a built-in set.
   --limit=N             read only the first N pairs of each file
   --out=FILE            the JSON file with the results; default WORKDIR/judge_audit.json, which the report shows
 """
-_OWN = ("stage", "limit", "out")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,16 +76,8 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Raises:
         UserError: a flag has no value, or an invalid one.
     """
-    own: dict[str, Any] = {"stage": "compare", "limit": "0", "out": ""}
-    rest, waiting = [], iter(arguments)
-    for argument in waiting:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if not argument.startswith("-") or name not in _OWN:
-            rest.append(argument)
-            continue
-        own[name] = value if equals else next(waiting, "")
-        if not own[name]:
-            raise UserError(f"--{name} has no value; set it as --{name}=VALUE")
+    options, rest = train.take_options(arguments, ("stage", "limit", "out"))
+    own: dict[str, Any] = {"stage": "compare", "limit": "0", "out": ""} | options
     if own["stage"] not in ("compare", "evaluate"):
         raise UserError(f"--stage is {own['stage']!r}; it must be compare or evaluate")
     if not own["limit"].isdecimal():

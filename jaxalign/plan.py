@@ -149,18 +149,8 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Raises:
         UserError: a flag has no value, or an invalid one.
     """
-    own: dict[str, Any] = dict.fromkeys(_VALUES, "") | dict.fromkeys(_SWITCHES, False)
-    rest, waiting = [], iter(arguments)
-    for argument in waiting:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name in _SWITCHES and not equals:
-            own[name] = True
-        elif argument.startswith("-") and name in _VALUES:
-            own[name] = value if equals else next(waiting, "")
-            if not own[name]:
-                raise UserError(f"--{name} has no value; set it as --{name}=VALUE")
-        else:
-            rest.append(argument)
+    options, rest = train.take_options(arguments, _VALUES, _SWITCHES)
+    own: dict[str, Any] = dict.fromkeys(_VALUES, "") | dict.fromkeys(_SWITCHES, False) | options
     for name in ("prompt", "examples"):
         if own[name] and (not own[name].isdecimal() or not int(own[name])):
             raise UserError(f"--{name} is {own[name]!r}; a number of at least 1 is expected")

@@ -79,18 +79,8 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Raises:
         UserError: a flag has no value, or an invalid one.
     """
-    own: dict[str, Any] = dict.fromkeys(_OWN, "") | {"rows": "3", "answers": "last", "color": "auto", "ids": False}
-    rest, waiting = [], iter(arguments)
-    for argument in waiting:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument in ("--ids", "-ids"):
-            own["ids"] = True
-        elif argument.startswith("-") and name in _OWN:
-            own[name] = value if equals else next(waiting, "")
-            if not own[name]:
-                raise UserError(f"--{name} has no value; set it as --{name}=VALUE")
-        else:
-            rest.append(argument)
+    options, rest = train.take_options(arguments, _OWN, switches=("ids",))
+    own: dict[str, Any] = dict.fromkeys(_OWN, "") | {"rows": "3", "answers": "last", "color": "auto", "ids": False} | options
     for name, choices in _CHOICES.items():
         if own[name] and own[name] not in choices:
             near = get_close_matches(own[name], choices, n=1)

@@ -58,13 +58,13 @@ def listed(counts: Mapping[str, int], known: Mapping[str, str]) -> str:
 
 
 def usable_sentence(
-    what: str, total: int, usable: int, reasons: Mapping[str, int], kept: Mapping[str, int] | None = None,
+    rows: str, total: int, usable: int, reasons: Mapping[str, int], kept: Mapping[str, int] | None = None,
     known: Mapping[str, str] = REVISION,
 ) -> str:
     """Says how many rows can be used and why the others cannot.
 
     Args:
-      what: names the rows.
+      rows: the name of the rows.
       total: the number of rows.
       usable: the number of rows that can be used.
       reasons: the number of unusable rows by outcome.
@@ -72,7 +72,7 @@ def usable_sentence(
       known: `REVISION` or `COMPARISON`.
     """
     among, others = listed(kept or {}, {}), listed(reasons, known)
-    said = f"{usable:,} of {total:,} {what} can be trained on" + (f" (among them {among})" if among else "")
+    said = f"{usable:,} of {total:,} {rows} can be trained on" + (f" (among them {among})" if among else "")
     return said + (f"; left out: {others}" if others else "")
 
 
@@ -138,15 +138,6 @@ def pairs_sentence(summary: Mapping[str, Any]) -> str:
     return decided + (f"; the others: {others}" if others else "")
 
 
-def few_decided(summary: Mapping[str, Any]) -> str | None:
-    """A sentence with a remedy if the pairs with a decided label are fewer than `LEAST_DECIDED`; else None."""
-    total = summary["pairs"]
-    decided = total - sum(summary["outcomes"].values())
-    if decided >= LEAST_DECIDED * total:
-        return None
-    return f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}"
-
-
 def self_agreement_sentence(summary: Mapping[str, Any]) -> str:
     """Says how often the judge agrees with itself, and which margin its labels have. summary: that of stage compare."""
     agreement, calibration = summary["order_agreement"], summary["calibration"]
@@ -170,26 +161,26 @@ LARGE_CHANCE = 0.2
 """Too many decided labels are due to chance if their estimated share is larger."""
 
 
-def mostly_chance(summary: Mapping[str, Any]) -> str | None:
-    """A sentence if many of the decided labels are due to chance; else None."""
-    share = summary["calibration"]["chance_share"]
-    if share is None or share <= LARGE_CHANCE:
-        return None
-    return (f"about {share:.0%} of the decided labels are due to chance, since the judge contradicts itself as often in the "
-            "other order; choose a better judge, or other templates (feedback.templates)")
-
-
 MOSTLY = 0.5
 """A judge's verdicts say little if the mean probability outside of the options is larger."""
 
 
-def mostly_outside(summary: Mapping[str, Any]) -> str | None:
-    """A sentence if the judge gave most of its probability to text other than the options; else None."""
-    mass = summary.get("outside_mass")
-    if mass is None or mass <= MOSTLY:
-        return None
-    return (f"the judge gave {mass:.0%} of its probability to text other than the options, so its verdicts say little; choose "
-            "a better judge, or other templates (feedback.templates)")
+def label_warnings(summary: Mapping[str, Any]) -> list[str]:
+    """Sentences with remedies if few pairs have a decided label, if the judge gave most of its probability to text other than
+    the options, or if many of the decided labels are due to chance. summary: that of stage compare."""
+    warnings = []
+    total, mass, chance = summary["pairs"], summary.get("outside_mass"), summary["calibration"]["chance_share"]
+    decided = total - sum(summary["outcomes"].values())
+    remedy = "choose a better judge, or other templates (feedback.templates)"
+    if decided < LEAST_DECIDED * total:
+        warnings.append(f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}")
+    if mass is not None and mass > MOSTLY:
+        warnings.append(f"the judge gave {mass:.0%} of its probability to text other than the options, so its verdicts say "
+                        f"little; {remedy}")
+    if chance is not None and chance > LARGE_CHANCE:
+        warnings.append(f"about {chance:.0%} of the decided labels are due to chance, since the judge contradicts itself as "
+                        f"often in the other order; {remedy}")
+    return warnings
 
 
 def pair_advice(summary: Mapping[str, Any]) -> str:

@@ -170,9 +170,13 @@ def _encoded(policy: LanguageModel, values: flags.FlagValues, item) -> tuple[lis
     """The ids of a prompt, and the reason why it cannot be answered, or None."""
     from jaxalign.data.chat.styles import encode_prompt
     from jaxalign.data.chat.template import DialogueRefused
+    from jaxalign.records import Message
 
+    messages = item.messages
+    if values.system and messages[0].role != "system":
+        messages = [Message("system", values.system), *messages]
     try:
-        ids = encode_prompt(policy.tokenizer, _with_system(values, item.messages), policy.style)
+        ids = encode_prompt(policy.tokenizer, messages, policy.style)
     except DialogueRefused as error:
         return [], f"cannot be written in the style {policy.style}: {error}"
     if not ids:
@@ -200,6 +204,7 @@ def _chat(policy: LanguageModel, values: flags.FlagValues) -> None:
 
         print("/reset starts over, /quit ends", file=sys.stderr)
     key, turns, answered = jax.random.key(values.seed), [], 0
+    system = [Message("system", values.system)] if values.system else []
     while True:
         try:
             said = input(asking)
@@ -210,7 +215,7 @@ def _chat(policy: LanguageModel, values: flags.FlagValues) -> None:
         if said.strip() == "/reset":
             turns = []
         elif said.strip():
-            asked = _with_system(values, [*turns, Message("user", said)])
+            asked = [*system, *turns, Message("user", said)]
             fitting = _fitting(policy, asked, longest)
             if fitting is None:
                 print(f"this is too long for an answer to fit: a prompt may have {longest} tokens; shorten "
@@ -237,13 +242,6 @@ def _fitting(policy: LanguageModel, messages: Sequence[Message], longest: int) -
     system, turns = tuple(messages[:kept]), tuple(messages[kept:])
     fitting = cut_front(turns, lambda part: len(encode_prompt(policy.tokenizer, [*system, *part], policy.style)) <= longest)
     return None if fitting is None else (*system, *fitting)
-
-
-def _with_system(values: flags.FlagValues, messages: Sequence) -> list:
-    from jaxalign.records import Message
-
-    added = bool(values.system) and messages[0].role != "system"
-    return [*([Message("system", values.system)] if added else []), *messages]
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:

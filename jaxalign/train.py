@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import config_dict, config_flags
@@ -134,6 +135,34 @@ def _load(file: Path, variant: str) -> config_dict.ConfigDict:
         raise UserError(f"{path}: get_config() returned an object of type {type(config).__name__}; it must return "
                         "default_config() with changes")
     return config
+
+
+def take_options(
+    arguments: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """The options of a command that also takes a config, by name, and the remaining arguments, for `read_arguments`.
+
+    Args:
+      arguments: the command line without the program's name.
+      names: the options that have a value.
+      switches: the options without a value; they are True if given.
+
+    Raises:
+      UserError: an option has no value.
+    """
+    options: dict[str, Any] = {}
+    rest, waiting = [], iter(arguments)
+    for argument in waiting:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name in switches and not equals:
+            options[name] = True
+        elif argument.startswith("-") and name in names:
+            options[name] = value if equals else next(waiting, "")
+            if not options[name]:
+                raise UserError(f"--{name} has no value; set it as --{name}=VALUE")
+        else:
+            rest.append(argument)
+    return options, rest
 
 
 def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:

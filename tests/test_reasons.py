@@ -24,16 +24,23 @@ def test_few_usable_rows_are_reported(total, usable, sentence):
     assert reasons.few_usable(types.SimpleNamespace(min_rows=64, min_share=0.5), total, usable) == sentence
 
 
+def compared(**fields):
+    """A summary of stage compare without warnings, with these fields."""
+    return {"pairs": 100, "outcomes": {}, "order_agreement": None, "position_bias": None,
+            "calibration": {"chance_share": None}} | fields
+
+
 def test_few_decided_pairs_are_reported_with_a_remedy():
-    summary = {"pairs": 100, "outcomes": {"identical": 91}, "order_agreement": None, "position_bias": None}
-    assert reasons.few_decided(summary) == "only 9 of 100 pairs have a decided label: raise compare.temperature"
-    assert reasons.few_decided(summary | {"outcomes": {"identical": 90}}) is None
+    sentence = "only 9 of 100 pairs have a decided label: raise compare.temperature"
+    assert reasons.label_warnings(compared(outcomes={"identical": 91})) == [sentence]
+    assert reasons.label_warnings(compared(outcomes={"identical": 90})) == []
 
 
 def test_a_judge_that_prefers_a_position_is_named_as_the_reason():
-    summary = {"pairs": 100, "outcomes": {"undecided": 95}, "order_agreement": 0.25, "position_bias": -0.3}
-    assert "prefers the answer shown second, whatever it says" in reasons.few_decided(summary)
-    assert "for 75% of the pairs" in reasons.few_decided(summary)
+    summary = compared(outcomes={"undecided": 95}, order_agreement=0.25, position_bias=-0.3)
+    [warning] = reasons.label_warnings(summary)
+    assert "prefers the answer shown second, whatever it says" in warning
+    assert "for 75% of the pairs" in warning
 
 
 def test_every_reason_has_a_remedy():
@@ -43,15 +50,15 @@ def test_every_reason_has_a_remedy():
 
 @pytest.mark.parametrize(("mass", "sentence"), [(None, None), (0.5, None), (0.984, "the judge gave 98% of its probability")])
 def test_verdicts_of_a_judge_that_writes_something_else_are_warned_about(mass, sentence):
-    found = reasons.mostly_outside({"outside_mass": mass})
-    assert found is None if sentence is None else found.startswith(sentence)
+    warnings = reasons.label_warnings(compared(outside_mass=mass))
+    assert warnings == [] if sentence is None else [warning.startswith(sentence) for warning in warnings] == [True]
 
 
 @pytest.mark.parametrize(("share", "warned"), [(None, False), (0.05, False), (0.2, False), (0.6, True)])
 def test_labels_that_are_mostly_due_to_chance_are_warned_about(share, warned):
-    found = reasons.mostly_chance({"calibration": {"chance_share": share}})
-    assert (found is not None) == warned
-    assert not warned or found.startswith("about 60% of the decided labels are due to chance")
+    warnings = reasons.label_warnings(compared(calibration={"chance_share": share}))
+    assert len(warnings) == int(warned)
+    assert not warned or warnings[0].startswith("about 60% of the decided labels are due to chance")
 
 
 def test_the_sentence_on_the_agreement_of_the_judge_with_itself():

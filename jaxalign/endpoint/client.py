@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import threading
@@ -29,7 +30,7 @@ class RequestRefused(UserError):
     """A server refused a request as such, for example because it does not have a field or a path."""
 
 
-class Client:
+class Client(contextlib.AbstractContextManager):
     """Answers requests from the store, and asks the server for the others.
 
     Methods block, and may be called from several threads. An event loop in a daemon thread does the work; it starts with the
@@ -103,9 +104,6 @@ class Client:
             loop, exchange, self._loop, self._exchange = self._loop, self._exchange, None, None
         if loop is not None:
             loop.stop(exchange.close if exchange is not None else None)
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

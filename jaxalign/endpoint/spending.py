@@ -114,7 +114,7 @@ class Spending:
     def end_stage(self) -> None:
         """Ends the counting for a stage that has finished."""
         if not self._of_stage[_FINISHED]:
-            self._add({_FINISHED: 1})
+            self.count(_FINISHED)
         self.save_stage()
         with self._lock:
             self._stage = ""
@@ -131,16 +131,20 @@ class Spending:
         with self._lock:
             return {**_fields(self._of_stage), "prices_date": self.prices.date}
 
-    def count(self, name: str, number: int = 1) -> None:
+    def count(self, name: str, number: float = 1) -> None:
         """Adds to "sent", "retries", "stored_hits" or `FAILURE` + the kind of a failure."""
-        self._add({name: number})
+        with self._lock:
+            for counter in (self._counts, self._of_stage, self._unsaved) if self._stage else (self._counts,):
+                counter[name] += number
         if name == "stored_hits":
             self.save_stage()
 
     def count_reply(self, reply: Reply, cost: float) -> None:
         """Counts a reply that the server sent."""
-        self._add({"prompt_tokens": reply.usage.prompt, "completion_tokens": reply.usage.completion, _MONEY: cost,
-                   "content_filter": int(reply.finish == "content_filter")})
+        self.count("prompt_tokens", reply.usage.prompt)
+        self.count("completion_tokens", reply.usage.completion)
+        self.count("content_filter", int(reply.finish == "content_filter"))
+        self.count(_MONEY, cost)
         self.save_stage()
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,11 +154,6 @@ class Spending:
         with self._lock:
             counts = _fields(self._counts)
         return {**counts, "money_of_store": self._store.cost(), "prices_date": self.prices.date}
-
-    def _add(self, counts: Mapping[str, float]) -> None:
-        with self._lock:
-            for each in (self._counts, self._of_stage, self._unsaved) if self._stage else (self._counts,):
-                each.update(counts)
 
 
 def _fields(counts: Mapping[str, float]) -> dict[str, Any]:

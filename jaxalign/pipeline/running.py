@@ -125,7 +125,9 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
             _forget(stage, name, storage)
         raise
     hosts.wait()
-    hosts.once(lambda: _finish(name, storage))
+    hosts.once(lambda: dataclasses.replace(find_manifest(storage, name), status=DONE).write(storage, name))
+    if hosts.is_first():
+        print(f"[{rounds.label(name)}] finished", flush=True)
 
 
 def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | None:
@@ -156,8 +158,3 @@ def _forget(stage: Stage, folder: str, storage: Storage) -> None:
     setup = {manifests.FILE, TIMING, *stage.setup_files}
     if not any(storage.size(f"{folder}/{file}") for file in storage.list(folder) if file not in setup):
         storage.remove(folder)
-
-
-def _finish(name: str, storage: Storage) -> None:
-    dataclasses.replace(find_manifest(storage, name), status=DONE).write(storage, name)
-    print(f"[{rounds.label(name)}] finished", flush=True)

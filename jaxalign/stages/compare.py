@@ -18,7 +18,7 @@ from jaxalign.feedback.decisions import Calibration, calibrate, decide
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.pairs import choose_pair
 from jaxalign.feedback.speaker import Speaker
-from jaxalign.reasons import few_decided, mostly_chance, mostly_outside, pairs_sentence, self_agreement_sentence
+from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sentence
 from jaxalign.records import Comparison, Prompt
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
@@ -66,7 +66,7 @@ class Compare(Stage):
         summary = summarise(list(shards.read()), calibration)
         print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
         print(f"[{context.title}] {self_agreement_sentence(summary)}", flush=True)
-        for warning in filter(None, (few_decided(summary), mostly_outside(summary), mostly_chance(summary))):
+        for warning in label_warnings(summary):
             print(f"[{context.title}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
 

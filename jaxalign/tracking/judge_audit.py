@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxalign.reasons import PROBLEMS, audit_warnings, listed
 from jaxalign.tracking.formatting import decimal, number, percent, percent_interval
-from jaxalign.tracking.table import align
+from jaxalign.tracking.table import align, ruled
 
 FILE = "judge_audit.json"
 """The file of an audit in a work directory."""
@@ -79,10 +79,10 @@ def problem_sentence(audit: Mapping[str, Any]) -> str | None:
 
 def render(content: Mapping[str, Any]) -> str:
     """The audit as plain text, without a trailing newline."""
-    table, sections = align([["", *names(content)], *measures(content)]), [introduction(content)]
+    sections = [introduction(content)]
     members = [f"member {n} is {member['judge']}" for n, member in enumerate(content.get("members") or (), start=1)]
     sections += ["\n".join(members)] if members else []
-    sections.append("\n".join([table[0], "-" * max(map(len, table)), *table[1:]]))
+    sections.append("\n".join(ruled([["", *names(content)], *measures(content)])))
     for title, field in (("By principle", "principles"), ("By kind of pair", "kinds")):
         if content["audit"][field]:
             sections.append("\n".join(align([[title, *PARTS_HEADER], *parts(content["audit"][field])])))

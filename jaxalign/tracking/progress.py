@@ -11,7 +11,7 @@ import contextvars
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import tqdm
 
@@ -39,7 +39,7 @@ def noted(note: Callable[[], str]) -> Iterator[None]:
         _NOTE.reset(token)
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager):
     """Shows the progress of a stage: step, loss or reward, tokens per second, remaining time.
 
         with Progress("sft", total=400, start=resumed_step) as progress:
@@ -73,7 +73,7 @@ class Progress:
             self._bar = tqdm.tqdm(total=total, initial=start, desc=f"[{stage}]", unit=unit, file=self._stream,
                                   dynamic_ncols=True, mininterval=0, miniters=1, bar_format=_BAR_FORMAT)
         elif start and self._shows:
-            self._line(f"[{stage}] continues at {self.unit} {start:,} of {total:,}")
+            print(f"[{stage}] continues at {self.unit} {start:,} of {total:,}", file=self._stream, flush=True)
 
     def update(self, n: int = 1, tokens: int = 0, **values: Any) -> None:
         """Adds `n` units and `tokens` tokens to the counts; `values` (scalars) replace the values shown before."""
@@ -101,10 +101,7 @@ class Progress:
             verb = "stopped at" if failed else "finished"
             parts = [f"[{self.stage}] {verb} {self.count:,}/{self.total:,} {self.unit}s", self._text,
                      f"took {formatting.seconds(now - self._began)}"]
-            self._line(", ".join(part for part in parts if part))
-
-    def __enter__(self) -> Self:
-        return self
+            print(", ".join(filter(None, parts)), file=self._stream, flush=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
@@ -129,11 +126,8 @@ class Progress:
         else:
             share = f" ({self.count / self.total:.0%})" if self.total else ""
             place = f"[{self.stage}] {self.unit} {self.count:,}/{self.total:,}{share}"
-            self._line(", ".join(part for part in (place, text) if part))
+            print(", ".join(filter(None, (place, text))), file=self._stream, flush=True)
 
     def _describe(self) -> str:
         parts = [f"{name} {formatting.number(value)}" for name, value in self._values.items()]
         return ", ".join(filter(None, (*parts, self._note() if self._note else "")))
-
-    def _line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)

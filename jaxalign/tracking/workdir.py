@@ -104,20 +104,16 @@ class RunFiles:
         for path in sorted((self.path / stage).glob("rows-*.jsonl")):
             yield from read_rows(path)
 
-    def content(self, stage: str, name: str) -> Mapping[str, Any]:
-        """A JSON file of a stage; empty if it does not exist."""
-        return _read_object(self.path / stage / name)
-
-    def absence(self, stage: str, what: str) -> str:
-        """A sentence that explains why `what`, which `stage` writes, is missing."""
+    def absence(self, stage: str, content: str) -> str:
+        """A sentence that explains why `content`, which `stage` writes, is missing."""
         if stage not in self.planned:
-            return f"This run has no stage {stage}, which writes {what}."
+            return f"This run has no stage {stage}, which writes {content}."
         status = self.stage(stage).status
         if status == "running":
-            return f"The {stage} stage has not finished yet; once it has, this section will show {what}."
+            return f"The {stage} stage has not finished yet; once it has, this section will show {content}."
         if status == "done":
-            return f"The {stage} stage finished without recording {what}."
-        return f"The {stage} stage has not run yet; once it has, this section will show {what}."
+            return f"The {stage} stage finished without recording {content}."
+        return f"The {stage} stage has not run yet; once it has, this section will show {content}."
 
 
 def read_run(workdir: str | Path) -> RunFiles:
@@ -130,7 +126,7 @@ def read_run(workdir: str | Path) -> RunFiles:
     path = Path(workdir)
     if not path.is_dir():
         raise UserError(f"The work directory {path} does not exist; pass the --workdir of a run that has started.")
-    config = _read_object(path / "config.json")
+    config = read_object(path / "config.json")
     present = {child.parent.name for child in path.glob("*/*") if child.name in _STAGE_FILES and
                ".old-" not in child.parent.name}
     asked = stages_in_order(config.get("stages") or (), f"{path / 'config.json'}: stages")
@@ -139,14 +135,14 @@ def read_run(workdir: str | Path) -> RunFiles:
     if not any(stage.started for name, stage in stages.items() if name != "report"):
         raise UserError(f"There is nothing to report in {path}: no stage has written anything yet; "
                         f"run `python -m jaxalign.train --workdir={path}` first.")
-    evaluation = _read_object(path / "summary.json") or stages["evaluate"].summary
+    evaluation = read_object(path / "summary.json") or stages["evaluate"].summary
     planned = tuple(record.name for record in asked) or tuple(name for name in names if stages[name].started)
     records = dict.fromkeys([*asked, *(record for record in STAGES if record.name in planned or stages[record.name].started)])
     later = {}
     for number in range(2, (config.get("rounds") or 1) + 1):
         repeated = rounds.repeated(config["stages"], (config.get("reward") or {}).get("source") or "preference")
         later[number] = {name: _read_stage(path / rounds.folder(name, number)) for name in repeated}
-    return RunFiles(path, config, evaluation, stages, planned, ordered(records), _read_object(path / FILE), later)
+    return RunFiles(path, config, evaluation, stages, planned, ordered(records), read_object(path / FILE), later)
 
 
 _STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json")
@@ -154,11 +150,12 @@ _STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json"
 
 def _read_stage(path: Path) -> StageFiles:
     manifest, metrics, timing, summary = (path / name for name in _STAGE_FILES)
-    return StageFiles(path.name, _read_object(manifest).get("status"), _read_object(summary), read_metrics(metrics),
+    return StageFiles(path.name, read_object(manifest).get("status"), read_object(summary), read_metrics(metrics),
                       read_timing(timing))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if the file does not exist. Raises UserError if the file has anything else."""
     if not path.exists():
         return {}
     try:

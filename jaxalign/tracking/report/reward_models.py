@@ -12,7 +12,7 @@ from jaxalign.tracking.formatting import number, percent
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import Curves, Figure, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.roles import rewards_rl
-from jaxalign.tracking.workdir import RunFiles, StageFiles
+from jaxalign.tracking.workdir import RunFiles, StageFiles, read_object
 
 _PREFERENCE_CURVES = (Curves("Loss", {"loss": "training", "held_out_loss": "held-out"}),
                       Curves("Accuracy", {"accuracy": "training", "held_out_accuracy": "held-out"}))
@@ -111,7 +111,7 @@ def distilled(run: RunFiles) -> ReportSection:
 
 
 def _distilled_rows(run: RunFiles, summary: Mapping[str, Any]) -> list[list[str]]:
-    alike, speed = summary.get("agreement") or {}, run.content("reward_distill", "speed.json")
+    alike, speed = summary.get("agreement") or {}, read_object(run.path / "reward_distill" / "speed.json")
     labelled, parameters = summary.get("labelled") or {}, summary.get("parameters") or {}
     rows = [["Held-out pairs of new answers", number(alike.get("pairs"))],
             ["Pairs in the teacher's order", _accuracy({**alike, "accuracy": alike.get("rate")})],

@@ -10,10 +10,8 @@ from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, Pro
 from jaxalign.reasons import (
     advice,
     audit_warnings,
-    few_decided,
     few_usable,
-    mostly_chance,
-    mostly_outside,
+    label_warnings,
     pairs_sentence,
     self_agreement_sentence,
     usable_sentence,
@@ -59,8 +57,7 @@ def warnings(run: RunFiles) -> list[str]:
     later = [(f"in round {number}, ", stages["compare"]) for number, stages in run.later.items() if "compare" in stages]
     for place, stage in [("", run.stage("compare")), *later]:
         if stage.summary.get("pairs"):
-            about = (check(stage.summary) for check in (few_decided, mostly_outside, mostly_chance))
-            problems += [place + sentence for sentence in about if sentence]
+            problems += [place + sentence for sentence in label_warnings(stage.summary)]
     if run.audit:
         problems += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in problems if sentence]
