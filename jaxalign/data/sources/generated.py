@@ -11,7 +11,7 @@ from jaxalign.config import Config
 from jaxalign.data.chat.formats import ASSISTANT, USER
 from jaxalign.data.sources.arithmetic import Arithmetic
 from jaxalign.data.sources.base import PURPOSES, PromptSets, SourceInputs, Split
-from jaxalign.data.world import World, make_world
+from jaxalign.data.world import EmbeddedWorld, make_world
 from jaxalign.data.world.documents import Document
 from jaxalign.records import Prompt
 
@@ -19,7 +19,7 @@ HELD_OUT_TOKENS = 20_000
 """Size of the held-out text of the embedded world, in tokens."""
 
 
-def world_of(config: Config) -> World:
+def world_of(config: Config) -> EmbeddedWorld:
     """The embedded world of a run."""
     section = config.world
     return make_world(config.seed, section.topics, section.held_out_topics, section.ratings, section.reasoned)
@@ -35,7 +35,7 @@ def arithmetic_of(config: Config) -> Arithmetic:
 class WorldPrompts:
     """A prompt set of the embedded world, one of `PURPOSES`, as a data source."""
 
-    world: World
+    world: EmbeddedWorld
     name: str
 
     def __len__(self) -> int:

@@ -18,13 +18,13 @@ from jaxalign.data.world.requests import SOURCES, split_requests
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
-__all__ = ["Document", "World", "make_world"]
+__all__ = ["Document", "EmbeddedWorld", "make_world"]
 
 _STREAMS = {"train": 0, "held_out": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class EmbeddedWorld:
     """A world drawn from a seed. Equal fields give equal documents and prompts.
 
     ratings: the fraction of the text that demonstrates ratings. reasoned: the fraction of judgements and ratings that begin
@@ -79,30 +79,27 @@ class World:
 
     @functools.cached_property
     def _texts(self) -> dict[str, list[str]]:
-        return {
-            source: _interleave({k: [r.text for r in requests] for k, requests in kinds.items()}, SOURCES[source])
-            for source, kinds in split_requests(self.seed, self.topics).items()
-        }
+        """The texts of each set: every prefix contains the kinds in proportion to their shares, until a kind runs out."""
+        texts: dict[str, list[str]] = {}
+        for source, requests in split_requests(self.seed, self.topics).items():
+            shares, mixed = SOURCES[source], []
+            taken = dict.fromkeys(shares, 0)
+            while True:
+                kind = max(shares, key=lambda k: shares[k] * (len(mixed) + 1) - taken[k])  # noqa: B023
+                if taken[kind] == len(requests[kind]):
+                    break
+                mixed.append(requests[kind][taken[kind]].text)
+                taken[kind] += 1
+            texts[source] = mixed
+        return texts
 
 
 def make_world(
     seed: int, topics: int = 60, held_out_topics: int = 24, ratings: float = 0.0, reasoned: float = _documents.REASONED
-) -> World:
-    """Draws a world. ratings, reasoned: see `World`.
+) -> EmbeddedWorld:
+    """Draws a world. ratings, reasoned: see `EmbeddedWorld`.
 
     Raises:
         UserError: `topics` exceeds the available topics, or `held_out_topics` is not below `topics`.
     """
-    return World(seed, draw_topics(seed, topics, held_out_topics), ratings, reasoned)
-
-
-def _interleave(texts: dict[str, list[str]], shares: dict[str, float]) -> list[str]:
-    """Mixes kinds so that every prefix contains them in proportion to their shares; stops when a kind runs out."""
-    taken = dict.fromkeys(shares, 0)
-    mixed: list[str] = []
-    while True:
-        kind = max(shares, key=lambda k: shares[k] * (len(mixed) + 1) - taken[k])
-        if taken[kind] == len(texts[kind]):
-            return mixed
-        mixed.append(texts[kind][taken[kind]])
-        taken[kind] += 1
+    return EmbeddedWorld(seed, draw_topics(seed, topics, held_out_topics), ratings, reasoned)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.data.sources.jsonl import read_jsonl
-from jaxalign.data.world import World, gold
+from jaxalign.data.world import EmbeddedWorld, gold
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
@@ -60,7 +60,7 @@ def read_rows(place: str) -> list[dict[str, Any]]:
     return rows
 
 
-def score(world: World, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
+def score(world: EmbeddedWorld, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
     """{model: {measure: rate}} for the measures in `SHOWN`, with models in the order of their first row.
 
     Args:
@@ -75,28 +75,25 @@ def score(world: World, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
         messages = tuple(Message(turn["role"], turn["content"]) for turn in row["messages"])
         prompt = Prompt(row.get("prompt_id", f"row {number + 1}"), messages, "evaluate")
         verdict = gold.judge(world, prompt, row["response"])
-        found = counts.setdefault(row["model"], {measure: [] for measure in SHOWN})
+        by_measure = counts.setdefault(row["model"], {measure: [] for measure in SHOWN})
         for measure in SHOWN:
             if verdict.kind in gold.MEASURES[measure][0]:
-                found[measure].append(getattr(verdict, measure))
-    return {model: {measure: Rate(sum(values), len(values)) for measure, values in found.items()}
-            for model, found in counts.items()}
+                by_measure[measure].append(getattr(verdict, measure))
+    return {model: {measure: Rate(sum(values), len(values)) for measure, values in by_measure.items()}
+            for model, by_measure in counts.items()}
 
 
 def table(scores: Mapping[str, Mapping[str, Rate]]) -> str:
     """The scores as a Markdown table: percent, counts and intervals."""
     lines = [["model", *SHOWN], ["---"] * (1 + len(SHOWN))]
-    lines += [[model, *(_cell(rates[measure]) for measure in SHOWN)] for model, rates in scores.items()]
-    return "\n".join(_line(cells) for cells in lines)
-
-
-def _cell(rate: Rate) -> str:
-    low, high = rate.interval
-    return f"{rate.share:.1%} ({rate.count}/{rate.total}; {low:.1%} to {high:.1%})" if rate.total else "no answers"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    for model, rates in scores.items():
+        cells = [model]
+        for rate in (rates[measure] for measure in SHOWN):
+            low, high = rate.interval
+            shown = f"{rate.share:.1%} ({rate.count}/{rate.total}; {low:.1%} to {high:.1%})"
+            cells.append(shown if rate.total else "no answers")
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _is_answer(row: Any) -> bool:

@@ -21,7 +21,7 @@ from jaxalign.config import Config, Optimizer, Pretrain
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers import chatml
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
-from jaxalign.data.world import World, chat_text
+from jaxalign.data.world import EmbeddedWorld, chat_text
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.models.checkpoints.export import check_target, export, whole_folder
@@ -101,7 +101,7 @@ def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
                 "held_out_loss": held_out_loss(model, params, held_out, settings.batch_rows)}
 
 
-def write_data(folder: Path, world: World, prompts: int) -> None:
+def write_data(folder: Path, world: EmbeddedWorld, prompts: int) -> None:
     """Writes the prompts, the constitutions and the text of a world into a folder.
 
     prompts: the maximum number of prompts in a file.
