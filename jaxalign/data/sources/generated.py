@@ -9,7 +9,7 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.chat.formats import ASSISTANT, USER
-from jaxalign.data.sources.arithmetic import Arithmetic
+from jaxalign.data.sources.arithmetic import ArithmeticProblems
 from jaxalign.data.sources.base import PURPOSES, PromptSets, SourceInputs, Split
 from jaxalign.data.world import EmbeddedWorld, make_world
 from jaxalign.data.world.documents import Document
@@ -25,10 +25,12 @@ def world_of(config: Config) -> EmbeddedWorld:
     return make_world(config.seed, section.topics, section.held_out_topics, section.ratings, section.reasoned)
 
 
-def arithmetic_of(config: Config) -> Arithmetic:
+def arithmetic_of(config: Config) -> ArithmeticProblems:
     """The arithmetic problems of a run."""
     section = config.arithmetic
-    return Arithmetic(config.seed, section.largest, section.operations, section.held_out_share, section.modulus)
+    return ArithmeticProblems(
+        config.seed, section.largest, section.operations, section.held_out_share, section.modulus
+    )
 
 
 @dataclasses.dataclass(frozen=True)
