@@ -158,7 +158,7 @@ class RequestWriter:
         """The ids of text at the place of the judge's text."""
         if self.templates.layout == "markers":
             return self.tokenizer.encode_segments([text])
-        return self.tokenizer.encode_continuation(text)
+        return self.tokenizer.encode(text, continues=True)
 
     def _ids(
         self, kind: str, dialogue: Sequence[Message], principle: Principle, exemplars: Sequence[Exemplar],
@@ -171,7 +171,7 @@ class RequestWriter:
                 raise UserError(f"the answer of {kind}.jinja in the template set {self.templates.name} has the role {role!r}; "
                                 "in the layout chat it must be 'assistant'")
             ids = chat.encode_prompt(self.tokenizer, messages, self._thinking(kind, values))
-            return ids + self.tokenizer.encode_continuation(begin)
+            return ids + self.tokenizer.encode(begin, continues=True)
         style = "hh" if self.templates.layout == "transcript" else "compact"
         return list(self.tokenizer.begin_ids) + self.tokenizer.encode_segments(render_request(messages, role, begin, style))
 

@@ -18,7 +18,9 @@ def write(path, content: str | bytes):
 
 def test_rows_have_named_fields_and_the_number_of_their_first_line(tmp_path):
     text = 'prompt,label\r\n"Two\nlines, ""quoted""",safe\r\n\r\nWhy?,unsafe\r\n'
-    expected = [JsonRow(2, {"prompt": 'Two\nlines, "quoted"', "label": "safe"}), JsonRow(5, {"prompt": "Why?", "label": "unsafe"})]
+    expected = [
+        JsonRow(2, {"prompt": 'Two\nlines, "quoted"', "label": "safe"}), JsonRow(5, {"prompt": "Why?", "label": "unsafe"}),
+    ]
     assert list(iterate_csv(write(tmp_path / "a.csv", text))) == expected
     assert list(iterate_csv(write(tmp_path / "bom.csv", b"\xef\xbb\xbf" + text.encode()))) == expected
     assert list(iterate_csv(write(tmp_path / "a.csv.gz", gzip.compress(text.encode())))) == expected

@@ -60,7 +60,7 @@ class Scripted:
         return [Utterance(text, (5,), ended, -1.0, finite) for text, ended, finite in found]
 
     def next_logprobs(self, prompts, tokens):
-        options = [token for letter in "ABC" for token in self.tokenizer.encode_continuation(letter)]
+        options = [token for letter in "ABC" for token in self.tokenizer.encode(letter, continues=True)]
         out = np.full((len(prompts), len(tokens)), 1e-9)
         for row, ids in enumerate(prompts):
             for token, share in zip(options, self._find(ids, self.option, (0.6, 0.2)), strict=False):
@@ -230,7 +230,7 @@ def test_a_prompt_with_non_finite_logits_affects_no_other_row(real):
     config = dataclasses.replace(tiny.DECODER, vocab=tokenizer.vocab_size, tie_embeddings=False)
     model = Model(config)
     params = model.init(jax.random.key(1))
-    (token,) = tokenizer.encode_continuation("\u00a7")[-1:]
+    (token,) = tokenizer.encode("\u00a7", continues=True)[-1:]
     broken = params | {"embedding": params["embedding"].at[token].set(np.nan)}
     requests = [ComparisonRequest(user(text), "one", "two", PRINCIPLE) for text in ("Why?", "\u00a7", "How?")]
     good, found = (

@@ -148,11 +148,12 @@ def test_pitfall_22_options_are_matched_by_token_ids_and_none_is_missing(speaker
 def test_pitfall_22_options_with_equal_tokens_are_refused(chat_tokenizers):
     """Both options became the unknown token, so every verdict was one half."""
     tokenizer = chat_tokenizers["gemma"]
-    assert tokenizer.encode_continuation("\u03b1") == tokenizer.encode_continuation("\u03b2")
+    encode = functools.partial(tokenizer.encode, continues=True)
+    assert encode("\u03b1") == encode("\u03b2")
     with pytest.raises(UserError, match="the options '\u03b1' and '\u03b2' of here have the same tokens, so a verdict cannot "
                                         "be read; write the options of form.json differently"):
-        make_options(("\u03b1", "\u03b2"), lambda text: [text], tokenizer.encode_continuation, "here")
+        make_options(("\u03b1", "\u03b2"), lambda text: [text], encode, "here")
     with pytest.raises(UserError, match="the options 'A' and 'B' of here have the same tokens"):  # By one spelling only.
-        make_options(("A", "B"), {"A": ["A", "x"], "B": ["B", "x"]}.get, tokenizer.encode_continuation, "here")
+        make_options(("A", "B"), {"A": ["A", "x"], "B": ["B", "x"]}.get, encode, "here")
     with pytest.raises(UserError, match="the option '' of here has no tokens; write the options"):
-        make_options(("", "B"), lambda text: [text], tokenizer.encode_continuation, "here")
+        make_options(("", "B"), lambda text: [text], encode, "here")

@@ -95,7 +95,7 @@ def encode(tokenizer: Tokenizer, document: ChatDocument) -> tuple[list[int], lis
     spans = []
     for turn in document.learned:
         prompt = chat.encode_prompt(tokenizer, document.messages[:turn])
-        ids = [*prompt, *tokenizer.encode_continuation(document.messages[turn].content), tokenizer.eos_id]
+        ids = [*prompt, *tokenizer.encode(document.messages[turn].content, continues=True), tokenizer.eos_id]
         spans.append((len(prompt), len(ids)))
     weights = np.zeros(len(ids))
     for start, stop in spans:
