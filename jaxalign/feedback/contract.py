@@ -64,30 +64,28 @@ class Contract:
         A text without thoughts, stops and preambles stays as it is.
         """
         reasoning, rest, ended = split_thoughts(text, self.thinking, ended) if self.thinking else (None, text, ended)
-        notes = []
+        notes: list[str] = []
         at = self._next_turn(rest)
         if at is not None:
             rest, ended = rest[:at], True
             notes.append("next_turn")
-        while (shorter := self._without_preamble(rest)) is not None:
+        while True:
+            start = rest.lstrip()
+            ends = [match.end() for pattern in self.preambles if (match := pattern.match(_straight_apostrophes(start)))]
+            shorter = start[max(ends, default=0) :]
+            if not shorter.strip() or len(shorter) == len(start):
+                break  # The text has no introduction, or consists of nothing else.
             rest, notes = shorter, [*dict.fromkeys((*notes, "preamble"))]
         return Cleaned(rest.strip() if notes or reasoning is not None else rest, ended, reasoning, tuple(notes))
 
     def _next_turn(self, text: str) -> int | None:
         """The position of the next turn in a text; None if there is none."""
-        found = [at for stop in self.stops if (at := f"\n\n{text}".find(stop)) >= 0]
-        return max(0, min(found) - 2) if found else None
-
-    def _without_preamble(self, text: str) -> str | None:
-        """The text after its introduction; None if it has none, or consists of nothing else."""
-        text = text.lstrip()
-        ends = [match.end() for pattern in self.preambles if (match := pattern.match(_plain(text)))]
-        rest = text[max(ends, default=0) :]
-        return rest if rest.strip() and len(rest) < len(text) else None
+        positions = [at for stop in self.stops if (at := f"\n\n{text}".find(stop)) >= 0]
+        return max(0, min(positions) - 2) if positions else None
 
     def declines(self, text: str, kind: str) -> bool:
         """Whether a text declines a request. kind: "critique", "revision" or "verdict"."""
-        return any(pattern.match(_plain(text.lstrip())) for pattern in self.refusals.get(kind, ()))
+        return any(pattern.match(_straight_apostrophes(text.lstrip())) for pattern in self.refusals.get(kind, ()))
 
     def before_verdict(self, text: str, kind: str) -> tuple[str, bool]:
         """(the reasoning before the verdict, whether it ended there or at the next turn). A verdict among the thoughts of a
@@ -95,9 +93,13 @@ class Contract:
         start = text.rfind(self.thinking[1]) + len(self.thinking[1]) if self.thinking and self.thinking[1] in text else 0
         turn = self._next_turn(text[start:])
         text = text if turn is None else text[: start + turn]
-        marker = self.verdict if kind == "comparison" else self.rating_verdict
+        marker = self.marker(kind)
         at = text.rfind(marker, start) if marker else -1
         return (text[:at].rstrip(), True) if at >= 0 else (text, turn is not None)
+
+    def marker(self, kind: str) -> str:
+        """The text after which a judge that reasons writes its option. kind: "comparison" or "rating"."""
+        return self.verdict if kind == "comparison" else self.rating_verdict
 
     def spellings(self, option: str) -> tuple[str, ...]:
         """The strings that count as an option."""
@@ -145,7 +147,7 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
     return Contract(**values)
 
 
-def _plain(text: str) -> str:
+def _straight_apostrophes(text: str) -> str:
     """A text of the same length with straight apostrophes, for patterns."""
     return text.replace("\u2019", "'")
 
