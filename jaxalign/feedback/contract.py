@@ -25,6 +25,7 @@ from jaxalign.data.chat.styles import split_thoughts
 from jaxalign.errors import UserError
 
 OPTIONS, RATINGS = ("A", "B"), tuple(str(rating) for rating in range(1, 11))
+_CURLY = "\u2019"  # An apostrophe; patterns have straight ones.
 _REFUSALS = ("critique", "revision", "verdict")
 
 
@@ -71,7 +72,7 @@ class Contract:
             notes.append("next_turn")
         while True:
             start = rest.lstrip()
-            ends = [match.end() for pattern in self.preambles if (match := pattern.match(_straight_apostrophes(start)))]
+            ends = [match.end() for pattern in self.preambles if (match := pattern.match(start.replace(_CURLY, "'")))]
             shorter = start[max(ends, default=0) :]
             if not shorter.strip() or len(shorter) == len(start):
                 break  # The text has no introduction, or consists of nothing else.
@@ -85,7 +86,7 @@ class Contract:
 
     def declines(self, text: str, kind: str) -> bool:
         """Whether a text declines a request. kind: "critique", "revision" or "verdict"."""
-        return any(pattern.match(_straight_apostrophes(text.lstrip())) for pattern in self.refusals.get(kind, ()))
+        return any(pattern.match(text.lstrip().replace(_CURLY, "'")) for pattern in self.refusals.get(kind, ()))
 
     def before_verdict(self, text: str, kind: str) -> tuple[str, bool]:
         """(the reasoning before the verdict, whether it ended there or at the next turn). A verdict among the thoughts of a
@@ -145,11 +146,6 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
         raise UserError(f'"tie" in form.json of {where} is {values["tie"]!r}, which is also one of its options; another string '
                         "is expected")
     return Contract(**values)
-
-
-def _straight_apostrophes(text: str) -> str:
-    """A text of the same length with straight apostrophes, for patterns."""
-    return text.replace("\u2019", "'")
 
 
 def _strings(value: Any, name: str, count: int | None, where: str) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from jaxalign.endpoint.probe import Abilities
 from jaxalign.endpoint.records import CHAT, Asks, Reply, Request
 from jaxalign.errors import UserError
 from jaxalign.feedback.chat_messages import ChatMessages
-from jaxalign.feedback.contract import Contract
 from jaxalign.feedback.judge import ComparisonRequest, Draw, Rating, RatingRequest, Text, Verdict
 from jaxalign.rollout.sampling import Sampling
 
@@ -68,11 +67,6 @@ class EndpointJudge:
         """Writes the messages of the requests."""
         return ChatMessages(self.templates, self.settings)
 
-    @functools.cached_property
-    def contract(self) -> Contract:
-        """The form of the judge's answers."""
-        return self.writer.contract
-
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
         """The probability of the first option, normalised over all options; a tie counts one half."""
         out = []
@@ -103,8 +97,8 @@ class EndpointJudge:
         replies = self._ask([written[i] for i in asked], settings, [_seed(draw.key, draw.rows[i]) for i in asked])
         out = [Text("", False, "template")] * len(requests)
         for i, reply in zip(asked, replies, strict=True):
-            cleaned = self.contract.clean(reply.text, reply.finish != "length")
-            refused = reply.finish == "content_filter" or self.contract.declines(cleaned.text, kind)
+            cleaned = self.writer.contract.clean(reply.text, reply.finish != "length")
+            refused = reply.finish == "content_filter" or self.writer.contract.declines(cleaned.text, kind)
             reasoning = reply.reasoning if cleaned.reasoning is None else cleaned.reasoning
             out[i] = Text(cleaned.text, cleaned.complete, "refused" if refused else None, reasoning, cleaned.notes)
         return out
@@ -144,9 +138,9 @@ class EndpointJudge:
         thoughts, problem = self._thoughts(kind, reply, reasons)
         if problem is not None or not reply.tokens:
             return _OptionShares(None, reasoning=thoughts, problem=problem)
-        end = self.contract.thinking[1] if self.contract.thinking else ""
-        place = options.find_verdict(reply.tokens, self.contract.marker(kind) if reasons else "", end)
-        spellings = options.spell(self.writer.options(kind), self.contract.spellings)
+        end = self.writer.contract.thinking[1] if self.writer.contract.thinking else ""
+        place = options.find_verdict(reply.tokens, self.writer.contract.marker(kind) if reasons else "", end)
+        spellings = options.spell(self.writer.options(kind), self.writer.contract.spellings)
         read = place and options.read_options(reply.tokens[place.index :], spellings, place.head)
         if read is None:
             return _OptionShares(None, reasoning=thoughts)
@@ -164,9 +158,9 @@ class EndpointJudge:
             problems.append(problem)
             if problem is None:
                 thoughts = own if thoughts is None else thoughts
-                texts.append(self.contract.clean(reply.text, True).text)
-        names = [self.contract.spellings(name) for name in self.writer.options(kind)]
-        votes = options.count_votes(texts, names, self.contract.marker(kind) if reasons else "")
+                texts.append(self.writer.contract.clean(reply.text, True).text)
+        names = [self.writer.contract.spellings(name) for name in self.writer.options(kind)]
+        votes = options.count_votes(texts, names, self.writer.contract.marker(kind) if reasons else "")
         unreadable = 1 - sum(votes.counts) / len(replies)
         if votes.shares is None:
             problem = next((problem for problem in problems if problem), "unreadable")
@@ -181,9 +175,9 @@ class EndpointJudge:
             return None, "refused"
         if not reasons:
             return reply.reasoning, None
-        text, decided = self.contract.before_verdict(reply.text, kind)
-        cleaned = self.contract.clean(text, decided or reply.finish != "length")
-        if self.contract.declines(cleaned.text, "verdict"):
+        text, decided = self.writer.contract.before_verdict(reply.text, kind)
+        cleaned = self.writer.contract.clean(text, decided or reply.finish != "length")
+        if self.writer.contract.declines(cleaned.text, "verdict"):
             return cleaned.text, "refused"
         return cleaned.text, None if cleaned.complete else "cut_off"
 

@@ -43,17 +43,7 @@ TIE = "(C)"
 _VERDICTS = (*OPTIONS, TIE)
 
 MARKERS = (
-    USER,
-    ASSISTANT,
-    CRITIQUE_REQUEST,
-    CRITIQUE,
-    REVISION_REQUEST,
-    REVISION,
-    FIRST,
-    SECOND,
-    QUESTION,
-    REASONING,
-    VERDICT,
+    USER, ASSISTANT, CRITIQUE_REQUEST, CRITIQUE, REVISION_REQUEST, REVISION, FIRST, SECOND, QUESTION, REASONING, VERDICT,
     *_VERDICTS,
 )
 """Every special segment except `END`; each is one symbol of the project's tokenizer."""

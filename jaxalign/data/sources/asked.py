@@ -11,7 +11,6 @@ from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
 from jaxalign.data.sources.prompt_files import file_rows
 from jaxalign.data.sources.prompt_rows import parse_prompt
 from jaxalign.errors import UserError
-from jaxalign.records import Message
 
 
 class Asked(NamedTuple):
@@ -21,11 +20,6 @@ class Asked(NamedTuple):
     place: str
     columns: dict[str, Any]
     prompt: Any
-
-
-def one_prompt(text: str) -> Asked:
-    """A prompt from the command line."""
-    return Asked((Message("user", text),), "--prompt", {}, text)
 
 
 def read_asked(path: str | Path) -> list[Asked]:

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxalign.config import Config, Data
+from jaxalign.config import Config
 from jaxalign.data.sources.base import PromptSets, SourceInputs, SourceReport, Split
 from jaxalign.data.sources.jsonl import file_stem
 from jaxalign.data.sources.judgements import read_judgements
@@ -92,7 +92,7 @@ def prompts(inputs: SourceInputs) -> PromptSets:
     data, few = inputs.config.data, ""
     read: dict[str, PromptFile] = {}
     for name in PROMPT_FILES:
-        if path := prompt_path(data, name):
+        if path := data.rl or data.train if name == "rl" else getattr(data, name):
             source, columns = "" if name == "rl" else name, name in ("rl", "eval")
             read[name] = read_prompts(
                 Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns=columns
@@ -120,11 +120,6 @@ def prompts(inputs: SourceInputs) -> PromptSets:
         reports=tuple(file.report for file in (*read.values(), *((evaluated,) if evaluated else ()))),
         few=few,
     )
-
-
-def prompt_path(data: Data, name: str) -> str:
-    """The path of a file of prompts, "" if there is none. name: one of PROMPT_FILES."""
-    return data.rl or data.train if name == "rl" else getattr(data, name)
 
 
 def interleaved(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from jaxalign import streams
@@ -33,24 +31,10 @@ def arithmetic_of(config: Config) -> ArithmeticProblems:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class WorldPrompts:
-    """A prompt set of the embedded world, one of `PURPOSES`, as a data source."""
-
-    world: EmbeddedWorld
-    name: str
-
-    def __len__(self) -> int:
-        return self.world.size(self.name)
-
-    def __getitem__(self, index: int) -> Prompt:
-        return self.world.prompt(self.name, index)
-
-
 def world_prompts(inputs: SourceInputs) -> PromptSets:
     """The prompt sets of the embedded world: "evaluate" on held-out topics, the others on all topics."""
     world = world_of(inputs.config)
-    return PromptSets(**{purpose: WorldPrompts(world, purpose) for purpose in PURPOSES}, fitted=True)
+    return PromptSets(**{purpose: world.prompts(purpose) for purpose in PURPOSES}, fitted=True)
 
 
 def world_text(inputs: SourceInputs) -> Split[Document]:

@@ -58,8 +58,14 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
             raise ValueError('"instruction" and "input" must be strings')
         fields = ("instruction", "input") if "input" in value else ("instruction",)
         messages = (Message("user", "\n\n".join(part for part in (text, more) if part.strip())),)
+    elif isinstance(value[name], list):
+        messages, fields = parse_messages(value[name], system=True), (name,)
+    elif not isinstance(value[name], str):
+        raise ValueError(f'"{name}" is of type {type(value[name]).__name__}; a string or a list of messages is expected')
+    elif value[name].startswith("\n\nHuman:"):
+        messages, fields = parse_transcript(value[name]), (name,)
     else:
-        messages, fields = _dialogue(value[name], name), (name,)
+        messages, fields = (Message("user", value[name]),), (name,)
     while messages and messages[-1].role == "assistant":
         messages = messages[:-1]
     if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
@@ -75,14 +81,6 @@ def prompt_field(value: Mapping[str, Any], field: str = "prompt") -> str | None:
         if isinstance(chosen, str) and not chosen.lstrip().startswith(("Human:", "Assistant:")):
             return present[1]  # It is the text of an answer instead of a dialogue.
     return present[0] if present else None
-
-
-def _dialogue(value: Any, name: str) -> Dialogue:
-    if isinstance(value, str):
-        return parse_transcript(value) if value.startswith("\n\nHuman:") else (Message("user", value),)
-    if isinstance(value, list):
-        return parse_messages(value, system=True)
-    raise ValueError(f'"{name}" is of type {type(value).__name__}; a string or a list of messages is expected')
 
 
 def _shared(row: Mapping[str, Any]) -> Dialogue:

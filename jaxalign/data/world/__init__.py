@@ -52,30 +52,22 @@ class EmbeddedWorld:
             raise UserError(f"world.tokens is {tokens}; at least 1 is needed")
         return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens, self.ratings, self.reasoned)
 
-    def prompts(self, source: str, count: int) -> list[Prompt]:
+    def prompts(self, source: str, count: int | None = None) -> list[Prompt]:
         """The first `count` prompts of a set: distinct, in a fixed order, with evenly mixed kinds, and without their truth.
 
         Args:
             source: "red_team", "helpful", "compare", "rl" or "evaluate" (only held-out topics).
-            count: the number of prompts.
+            count: the number of prompts; None: all of the set.
 
         Raises:
             UserError: the source is unknown, or the set has fewer prompts.
         """
-        size = self.size(source)
-        if not 0 <= count <= size:
-            raise UserError(f"{count} {source} prompts are requested; this world has {size}")
-        return [self.prompt(source, index) for index in range(count)]
-
-    def size(self, source: str) -> int:
-        """The number of prompts in a set. Raises UserError for an unknown source."""
         if source not in SOURCES:
             raise UserError(f"{source!r} is not a prompt set of the world; use one of {', '.join(SOURCES)}")
-        return len(self._texts[source])
-
-    def prompt(self, source: str, index: int) -> Prompt:
-        """Prompt `index` of a set."""
-        return Prompt(f"{source}-{index:05d}", (Message("user", self._texts[source][index]),), source)
+        texts = self._texts[source]
+        if count is not None and not 0 <= count <= len(texts):
+            raise UserError(f"{count} {source} prompts are requested; this world has {len(texts)}")
+        return [Prompt(f"{source}-{i:05d}", (Message("user", text),), source) for i, text in enumerate(texts[:count])]
 
     @functools.cached_property
     def _texts(self) -> dict[str, list[str]]:

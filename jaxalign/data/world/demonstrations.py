@@ -87,7 +87,8 @@ def draw_judgement(
     tie = rng.random() < TIE_RATES[axis]
     while True:
         first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
-        choice = judging.better(axis, relation, first, second)
+        first_is_good, second_is_good = (reviews.is_good(axis, relation, answer) for answer in (first, second))
+        choice = None if first_is_good == second_is_good else int(second_is_good)
         if (choice is None) == tie:
             break
     if choice is not None and rng.random() < NOISE_RATE:

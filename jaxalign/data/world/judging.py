@@ -13,12 +13,6 @@ from jaxalign.data.world.answers import WorldAnswer
 from jaxalign.data.world.facts import Relation, fact_text
 
 
-def better(axis: str, relation: Relation, first: WorldAnswer, second: WorldAnswer) -> int | None:
-    """0 if the first answer is better on the axis, 1 if the second answer is, None if they are equal."""
-    first_is_good, second_is_good = (reviews.is_good(axis, relation, answer) for answer in (first, second))
-    return None if first_is_good == second_is_good else int(second_is_good)
-
-
 def reasoning_text(
     axis: str, relation: Relation, first: WorldAnswer, second: WorldAnswer, choice: int | None, summary: bool = False
 ) -> str:

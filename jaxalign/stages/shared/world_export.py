@@ -108,7 +108,7 @@ def write_data(folder: Path, world: EmbeddedWorld, prompts: int) -> None:
     """
     (folder / "prompts").mkdir()
     for name, sources in PROMPTS.items():
-        found = [world.prompts(source, min(prompts // len(sources), world.size(source))) for source in sources]
+        found = [world.prompts(source)[: prompts // len(sources)] for source in sources]
         rows = [{"prompt": prompt.messages[-1].content} for group in zip(*found, strict=False) for prompt in group]
         _write_rows(folder / "prompts" / f"{name}.jsonl", rows)
     for file, name in CONSTITUTIONS.items():
