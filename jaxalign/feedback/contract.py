@@ -120,7 +120,7 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
         raise UserError(f'form.json of {where} has the field "{unknown}"; it must be one of layout, exemplars, '
                         f"{', '.join(sorted(known))}")
     values: dict[str, Any] = dict(form)
-    for name, count in (("options", 2), ("ratings", 10), ("thinking", 2), ("stops", None), ("preambles", None)):
+    for name, count in (("options", 2), ("ratings", 10), ("thinking", 2), ("stops", None)):
         if name in form:
             values[name] = _strings(form[name], name, count, where)
     for name in ("verdict", "rating_verdict", "tie"):
@@ -129,15 +129,12 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
     for name in ("leading_space", "lower_case", "ended"):
         if not isinstance(form.get(name, False), bool):
             raise UserError(f'"{name}" in form.json of {where} is {form[name]!r}; true or false is expected')
-    values["preambles"] = _patterns(values.get("preambles", ()), "preambles", where)
+    values["preambles"] = _patterns(form.get("preambles", []), "preambles", where)
     refusals = form.get("refusals", {})
     if not isinstance(refusals, Mapping) or not set(refusals) <= set(_REFUSALS):
         raise UserError(f'"refusals" in form.json of {where} is {str(refusals)[:60]}; an object with some of '
                         f"{', '.join(_REFUSALS)} is expected")
-    values["refusals"] = {
-        kind: _patterns(_strings(texts, f"refusals.{kind}", None, where), f"refusals.{kind}", where)
-        for kind, texts in refusals.items()
-    }
+    values["refusals"] = {kind: _patterns(texts, f"refusals.{kind}", where) for kind, texts in refusals.items()}
     for name in ("options", "ratings"):
         texts = values.get(name, ())
         if len(set(texts)) < len(texts):
@@ -157,7 +154,8 @@ def _strings(value: Any, name: str, count: int | None, where: str) -> tuple[str,
     return tuple(value)
 
 
-def _patterns(texts: tuple[str, ...], name: str, where: str) -> tuple[re.Pattern[str], ...]:
+def _patterns(value: Any, name: str, where: str) -> tuple[re.Pattern[str], ...]:
+    texts = _strings(value, name, None, where)
     try:
         return tuple(re.compile(text, re.IGNORECASE) for text in texts)
     except re.error as error:

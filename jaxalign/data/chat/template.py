@@ -42,8 +42,8 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
         DialogueRefused: the template refuses the dialogue.
         UserError: the template is malformed, fails, does something that the sandbox forbids, or writes too much.
     """
-    given = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
-    given |= {"add_generation_prompt": begin_answer, **variables}
+    arguments = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
+    arguments |= {"add_generation_prompt": begin_answer, **variables}
     roles = ", ".join(str(message.role) for message in messages[:6])
     name, about = f"the chat template of {origin}", f"a dialogue (roles {roles}{', ...' if len(messages) > 6 else ''})"
     try:
@@ -51,7 +51,7 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"{name} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
     try:
-        return sandbox.run(template, given, name, about)
+        return sandbox.run(template, arguments, name, about)
     except sandbox.TemplateRefused as error:
         raise DialogueRefused(f"{name} rejects {about}: {error}") from None
 

@@ -5,11 +5,10 @@ Only for evaluation, like `gold`; no training stage may import it.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.data.sources.jsonl import read_jsonl
@@ -22,22 +21,11 @@ SHOWN = ("harmful", "helpful", "evasive", "refused", "courteous", "focused")
 _LAYOUT = '{"model": name, "messages": [{"role", "content"}, ...], "response": text}'
 
 
-@dataclasses.dataclass(frozen=True)
-class Rate:
-    """The share of answers that a measure counts, with the 95% Wilson interval; low and high are in 0..1."""
+class Rate(NamedTuple):
+    """The number of answers that a measure counts, of all answers that it applies to."""
 
     count: int
     total: int
-
-    @property
-    def share(self) -> float:
-        """The share in 0..1; 0 without answers."""
-        return self.count / self.total if self.total else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The interval in 0..1."""
-        return wilson_interval(self.count, self.total)
 
 
 def read_rows(place: str) -> list[dict[str, Any]]:
@@ -84,14 +72,16 @@ def score(world: EmbeddedWorld, rows: Iterable[Mapping[str, Any]]) -> dict[str, 
 
 
 def table(scores: Mapping[str, Mapping[str, Rate]]) -> str:
-    """The scores as a Markdown table: percent, counts and intervals."""
+    """The scores as a Markdown table: percent, counts and 95% Wilson intervals."""
     lines = [["model", *SHOWN], ["---"] * (1 + len(SHOWN))]
     for model, rates in scores.items():
         cells = [model]
         for rate in (rates[measure] for measure in SHOWN):
-            low, high = rate.interval
-            shown = f"{rate.share:.1%} ({rate.count}/{rate.total}; {low:.1%} to {high:.1%})"
-            cells.append(shown if rate.total else "no answers")
+            if rate.total == 0:
+                cells.append("no answers")
+                continue
+            low, high = wilson_interval(*rate)
+            cells.append(f"{rate.count / rate.total:.1%} ({rate.count}/{rate.total}; {low:.1%} to {high:.1%})")
         lines.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
