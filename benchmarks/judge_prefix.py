@@ -1,10 +1,10 @@
 """Time verdicts with and without shared prefixes: `python benchmarks/judge_prefix.py`.
 
 A judge reads --pairs texts of --text tokens (a dialogue with two answers), each followed by one to eight questions of
---question tokens. `Speaker.next_logprobs` computes the log-probabilities of two options after each request; with --reasoning,
-`Speaker.say_ids` samples that many tokens instead. Both ways, with and without `Engine.share_prefix`, alternate for --rounds
-rounds after one that compiles. Seconds are medians; tokens are those that the model computes, without padding. The weights are
-random.
+--question tokens. `TextGenerator.next_logprobs` computes the log-probabilities of two options after each request; with
+--reasoning, `TextGenerator.generate` samples that many tokens instead. Both ways, with and without `Engine.share_prefix`,
+alternate for --rounds rounds after one that compiles. Seconds are medians; tokens are those that the model computes, without
+padding. The weights are random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from common import at_least, decoder, make_parser, median, progress, random_params, report, run_main, timed
 
-from jaxalign.feedback.speaker import Speaker
+from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.models.model import Model
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
@@ -37,14 +37,14 @@ def requests(options: argparse.Namespace, principles: int) -> list[list[int]]:
     return [[*text, *question] for text in draw(options.pairs, options.text) for question in draw(principles, options.question)]
 
 
-def measure(options: argparse.Namespace, speaker: Speaker, principles: int) -> dict[str, float]:
+def measure(options: argparse.Namespace, generator: TextGenerator, principles: int) -> dict[str, float]:
     """Return the seconds and computed tokens of both ways."""
     prompts, seconds, tokens = requests(options, principles), {False: [], True: []}, {}
     for turn in range(options.rounds + 1):
         for share in (False, True) if turn % 2 else (True, False):
             work: list[int] = []
             own = dataclasses.replace(
-                speaker, engine=dataclasses.replace(speaker.engine, share_prefix=share),
+                generator, engine=dataclasses.replace(generator.engine, share_prefix=share),
                 counted=functools.partial(count, work),
             )
             taken, _ = timed(functools.partial(answer, options, own, prompts))
@@ -59,16 +59,16 @@ def measure(options: argparse.Namespace, speaker: Speaker, principles: int) -> d
 
 
 def count(work: list[int], lengths: Sequence[int], tokens: int, heads: int, before: Sequence[int] = ()) -> None:
-    """Append the number of computed tokens. See `jaxalign.feedback.speaker.Counted`."""
+    """Append the number of computed tokens. See `jaxalign.feedback.text_generator.Counted`."""
     work.append(sum(lengths) - sum(before))
 
 
-def answer(options: argparse.Namespace, speaker: Speaker, prompts: list[list[int]]) -> None:
+def answer(options: argparse.Namespace, generator: TextGenerator, prompts: list[list[int]]) -> None:
     """Compute the verdicts, or sample the reasoning."""
     if options.reasoning:
-        speaker.say_ids(prompts, jax.random.key(options.seed), Sampling(options.reasoning, ()), range(len(prompts)))
+        generator.generate(prompts, jax.random.key(options.seed), Sampling(options.reasoning, ()), range(len(prompts)))
     else:
-        speaker.next_logprobs(prompts, OPTIONS)
+        generator.next_logprobs(prompts, OPTIONS)
 
 
 class Numbers:
@@ -88,8 +88,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     model = Model(decoder(options))
     engine = Engine(model, options.batch, options.text + options.question + max(1, options.reasoning))
-    speaker = Speaker(engine, random_params(model, options.seed), Numbers())
-    rows = [measure(options, speaker, principles) for principles in PRINCIPLES]
+    generator = TextGenerator(engine, random_params(model, options.seed), Numbers())
+    rows = [measure(options, generator, principles) for principles in PRINCIPLES]
     lines = [f"{'principles':>10}  {'alone':>16}  {'shared':>16}"]
     for row in rows:
         alone, shared = (f"{row[f'{way}_s']:6.2f} s {row[f'{way}_tokens']:7d}" for way in ("alone", "shared"))

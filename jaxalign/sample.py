@@ -82,12 +82,18 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
 
 def _run(values: flags.FlagValues) -> None:
     from jaxalign.config import Mesh  # Imported here so that a mistyped flag is reported without importing JAX.
-    from jaxalign.data.sources.asked import one_prompt, read_asked
+    from jaxalign.data.sources.asked import Asked, read_asked
     from jaxalign.models.language_model import load_model
+    from jaxalign.records import Message
 
     if values.chat and hosts.count() > 1:
         raise UserError("--chat reads a terminal and needs a single process; give --prompt or --prompts")
-    asked = [] if values.chat else [one_prompt(values.prompt)] if values.prompts is None else read_asked(values.prompts)
+    if values.chat:
+        asked = []
+    elif values.prompts is not None:
+        asked = read_asked(values.prompts)
+    else:
+        asked = [Asked((Message("user", values.prompt),), "--prompt", {}, values.prompt)]
     mesh = Mesh(*mesh_sizes(values.mesh))
     policy = load_model(values.model, mesh, dtype=values.dtype, compute_dtype=values.compute_dtype, style=values.style)
     if values.system and policy.style not in ("chat", "hh"):

@@ -64,13 +64,13 @@ class MixtureLoader(EpochLoader):
 
     def _order(self, epoch: int) -> np.ndarray:
         ends = np.rint(np.cumsum(self.shares) / sum(self.shares) * self.rows).astype(int)
-        found, start, begin = [], 0, 0
-        for number, (size, end) in enumerate(zip(self.sizes, ends, strict=True)):
+        parts, start, begin = [], 0, 0
+        for source, (size, end) in enumerate(zip(self.sizes, ends, strict=True)):
             if end > begin:
-                own = EpochLoader(size, int(end - begin), self.seed, 1000 * (self.stream + 1) + number)
-                found.append(start + own.indices(epoch))
+                loader = EpochLoader(size, int(end - begin), self.seed, 1000 * (self.stream + 1) + source)
+                parts.append(start + loader.indices(epoch))
             start, begin = start + size, end
-        mixed = np.concatenate(found)
+        mixed = np.concatenate(parts)
         return mixed[super()._order(epoch)]
 
 

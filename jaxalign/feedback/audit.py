@@ -138,6 +138,8 @@ def make_audit(trials: Sequence[Trial], margin: float, seed: int = 0) -> Audit:
     by_pair = _grouped(trials, lambda trial: trial.pair)
     cases = [_case(group, margin) for group in by_pair.values()]
     judged = [case for case in cases if case.label is not None]
+    twice = [case for case in cases if TIE not in case.orders and None not in case.orders]
+    part = _part(cases)
     verdicts = [verdict for trial in trials for verdict in trial.verdicts]
     outside = [verdict.outside for verdict in verdicts if verdict.outside is not None]
     problems = collections.Counter(verdict.problem or "none" for verdict in verdicts if verdict.probability is None)
@@ -147,11 +149,11 @@ def make_audit(trials: Sequence[Trial], margin: float, seed: int = 0) -> Audit:
         pairs=len(cases),
         ties=sum(case.gold == TIE for case in cases),
         without_verdict=len(cases) - len(judged),
-        accuracy=_accuracy(cases),
-        accuracy_all=_share([case.said == case.gold for case in cases]),
-        kappa=_estimate(_kappa, judged, seed),
-        flips=_flips(cases),
-        first_position=_share([((case.orders[0] == FIRST) + (case.orders[1] == SECOND)) / 2 for case in _twice(cases)]),
+        accuracy=part.accuracy,
+        accuracy_all=_share([case.outcome == case.gold for case in cases]),
+        kappa=_estimate(lambda cases: cohen_kappa([c.gold for c in cases], [c.outcome for c in cases]), judged, seed),
+        flips=part.flips,
+        first_position=_share([((case.orders[0] == FIRST) + (case.orders[1] == SECOND)) / 2 for case in twice]),
         length_coefficient=_estimate(_length_coefficient, judged, seed),
         outside=float(np.mean(outside)) if outside else None,
         calibration_error=_calibration_error(judged),
@@ -167,7 +169,7 @@ class _Case(NamedTuple):
     order of the answers; None without a verdict. doublings: log2 of the ratio of the answers' lengths."""
 
     gold: str
-    said: str | None
+    outcome: str | None
     orders: tuple[str | None, str | None]
     label: float | None
     doublings: float
@@ -190,20 +192,10 @@ def _case(trials: Sequence[Trial], margin: float) -> _Case:
 
 
 def _part(cases: Sequence[_Case]) -> Part:
-    return Part(len(cases), _accuracy(cases), _flips(cases))
-
-
-def _accuracy(cases: Sequence[_Case]) -> Share:
-    return _share([case.said == case.gold for case in cases if case.gold != TIE and case.said in (FIRST, SECOND)])
-
-
-def _twice(cases: Sequence[_Case]) -> list[_Case]:
-    """The pairs that the judge decides in both orders."""
-    return [case for case in cases if all(said in (FIRST, SECOND) for said in case.orders)]
-
-
-def _flips(cases: Sequence[_Case]) -> Share:
-    return _share([case.orders[0] != case.orders[1] for case in _twice(cases)])
+    decided = [case for case in cases if case.gold != TIE and case.outcome in (FIRST, SECOND)]
+    twice = [case for case in cases if TIE not in case.orders and None not in case.orders]
+    accuracy = _share([case.outcome == case.gold for case in decided])
+    return Part(len(cases), accuracy, _share([case.orders[0] != case.orders[1] for case in twice]))
 
 
 def _share(values: Sequence[float]) -> Share:
@@ -216,10 +208,6 @@ def _estimate(measure: Callable[[Sequence[_Case]], float | None], cases: Sequenc
     return Estimate(measure(cases), *(interval or (None, None)))
 
 
-def _kappa(cases: Sequence[_Case]) -> float | None:
-    return cohen_kappa([case.gold for case in cases], [case.said for case in cases])
-
-
 _PREFERS = {FIRST: 1.0, TIE: 0.5, SECOND: 0.0}
 
 
@@ -228,7 +216,7 @@ def _length_coefficient(cases: Sequence[_Case]) -> float | None:
     if not any(case.doublings for case in cases):
         return None
     features = [(case.doublings, 2 * _PREFERS[case.gold] - 1) for case in cases]
-    return float(logistic_coefficients(features, [_PREFERS[case.said] for case in cases])[0])
+    return float(logistic_coefficients(features, [_PREFERS[case.outcome] for case in cases])[0])
 
 
 def _calibration_error(cases: Sequence[_Case]) -> float | None:
@@ -241,7 +229,7 @@ def _calibration_error(cases: Sequence[_Case]) -> float | None:
 
 
 def _grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    found: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups

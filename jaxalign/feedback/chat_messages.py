@@ -10,6 +10,7 @@ from jaxalign.config import Feedback
 from jaxalign.data.chat.requests import TemplateSet
 from jaxalign.errors import UserError
 from jaxalign.feedback.contract import Contract, read_contract
+from jaxalign.feedback.judge import template_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ChatMessages:
           DialogueRefused: the template refuses the request.
           UserError: the template begins the judge's answer, which a server cannot continue.
         """
-        values = {name: value for name, value in request._asdict().items() if name not in ("messages", "principle")}
+        values: dict[str, Any] = template_values(request)
         values |= {"reasoning": bool(self.settings.reasoning)} if kind in ("comparison", "rating") else {}
         values |= {"ties": self.ties} if kind == "comparison" else {}
         messages, _, begin = self.templates.render(kind, request.messages, request.principle, **values)

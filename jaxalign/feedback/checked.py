@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import numbers
@@ -11,16 +12,7 @@ from typing import Any
 
 from jaxalign.config import Judge as JudgeSettings
 from jaxalign.errors import UserError
-from jaxalign.feedback.judge import (
-    ComparisonRequest,
-    CritiqueRequest,
-    Draw,
-    Rating,
-    RatingRequest,
-    RevisionRequest,
-    Text,
-    Verdict,
-)
+from jaxalign.feedback.judge import Draw, Rating, Text, Verdict
 from jaxalign.parallel import hosts
 from jaxalign.reasons import NOTES, PROBLEMS
 from jaxalign.registry.custom import wrong_result
@@ -67,22 +59,6 @@ class CheckedJudge:
         self.judge, self.name = judge, name or getattr(judge, "name", type(judge).__name__)
         self.settings, self.on_all_processes = settings or JudgeSettings(), on_all_processes
 
-    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
-        """See `Judge`."""
-        return self._ask("critique", Text, requests, draw)
-
-    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
-        """See `Judge`."""
-        return self._ask("revise", Text, requests, draw)
-
-    def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
-        """See `Judge`."""
-        return self._ask("compare", Verdict, requests, draw)
-
-    def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
-        """See `Judge`."""
-        return self._ask("rate", Rating, requests, draw)
-
     @contextlib.contextmanager
     def loaded(self) -> Iterator[CheckedJudge]:
         """A context with the judge's weights on the devices, for several calls in a row."""
@@ -108,6 +84,12 @@ class CheckedJudge:
             return self._call(method, kind, requests, draw)
         except _Failure as error:
             raise UserError(f"judge {self.name!r} {error}") from error.__cause__
+
+    # See `Judge`. Each takes (requests, draw).
+    critique = functools.partialmethod(_ask, "critique", Text)
+    revise = functools.partialmethod(_ask, "revise", Text)
+    compare = functools.partialmethod(_ask, "compare", Verdict)
+    rate = functools.partialmethod(_ask, "rate", Rating)
 
     def _answers(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
         """The results of the requests; those that fail again and again have the problem "failed"."""
@@ -177,7 +159,12 @@ class CheckedJudge:
         if unknown is not None:
             raise self._invalid(method, result, f"a tuple of notes among {', '.join(NOTES)}")
         if kind is Text:
-            return self._text(method, record)
+            text, problem = record.text, record.problem
+            if text is None:
+                text, problem = "", problem or "none"
+            if not isinstance(text, str):
+                raise self._invalid(method, record, "a text of type str")
+            return record._replace(text=text, complete=bool(record.complete) and problem is None, problem=problem)
         shares = {name: getattr(record, name) for name in ("outside", "disagreement", "tie") if hasattr(record, name)}
         for name, value in shares.items():
             if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
@@ -187,14 +174,6 @@ class CheckedJudge:
         low, high = (0, 1) if kind is Verdict else (1, 10)
         number, problem = self._number(method, record[0], record.problem, low, high)
         return record._replace(**{record._fields[0]: number}, problem=problem)
-
-    def _text(self, method: str, record: Text) -> Text:
-        text, problem = record.text, record.problem
-        if text is None:
-            text, problem = "", problem or "none"
-        if not isinstance(text, str):
-            raise self._invalid(method, record, "a text of type str")
-        return record._replace(text=text, complete=bool(record.complete) and problem is None, problem=problem)
 
     def _number(self, method: str, value: Any, problem: str | None, low: float, high: float) -> tuple[float | None, str | None]:
         """(the number of a Verdict or Rating, the problem if there is none)."""

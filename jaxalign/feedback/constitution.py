@@ -27,6 +27,7 @@ from jaxalign.records import Exemplar, Principle
 
 _SHAPES = 'jaxalign\'s own ("principles"), the paper\'s ("prompt" and "edit_request") and the public one ("constitutions")'
 _FIELDS = ("name", "critique_request", "revision_request", "comparison")
+_COMPARISON = "Which of the two answers fares better under this request? "
 _LABELS = re.compile(r"(?:CritiqueRequest|RevisionRequest|Critique|Revision):")
 
 
@@ -47,9 +48,9 @@ class Constitution(tuple[Principle, ...]):
 
     def __new__(cls, source: str | Path | Sequence[Any] = "default") -> Constitution:
         if isinstance(source, str | Path):
-            made = super().__new__(cls, load_constitution(source))
-            made.exemplars = load_exemplars(source)
-            return made
+            constitution = super().__new__(cls, load_constitution(source))
+            constitution.exemplars = load_exemplars(source)
+            return constitution
         if not isinstance(source, Sequence) or not source:
             raise UserError(f"the constitution is {source!r}; a name, a file, or a list of at least one principle is expected")
         return super().__new__(cls, _unique("given", tuple(_given(i, entry) for i, entry in enumerate(source))))
@@ -98,7 +99,7 @@ def _given(index: int, entry: Any) -> Principle:
     if isinstance(entry, Principle):
         return entry
     if isinstance(entry, Mapping):
-        return _own("given", index, dict(entry))
+        return _listed("given", index, dict(entry))
     if not isinstance(entry, str) or not entry.strip():
         raise UserError(f"principle {index + 1} of the constitution is {entry!r}; a string, a Principle or a mapping with the "
                         f"fields {', '.join(_FIELDS)} is expected")
@@ -146,25 +147,24 @@ def _read_text(name: str) -> str:
 
 
 def _parse(source: str, data: dict[str, Any]) -> tuple[Principle, ...]:
-    if "principles" in data:
-        return tuple(_own(source, i, entry) for i, entry in enumerate(_list(source, data, "principles")))
-    if "constitutions" in data:
-        return tuple(_public(source, i, entry) for i, entry in enumerate(_list(source, data, "constitutions")))
+    for key in ("principles", "constitutions"):
+        if key in data:
+            if not isinstance(data[key], list):
+                raise UserError(f'"{key}" of constitution {source} is a {type(data[key]).__name__}; expected a list of objects')
+            return tuple(_listed(source, i, entry, key == "constitutions") for i, entry in enumerate(data[key]))
     data = {name: entry for name, entry in data.items() if name != "system_chat"}
     if all(isinstance(entry, dict) and "edit_request" in entry for entry in data.values()):
         return tuple(_paper(source, name, entry) for name, entry in data.items())
     raise UserError(f"constitution {source} has an unknown format; the known formats are {_SHAPES}")
 
 
-def _own(source: str, index: int, entry: Any) -> Principle:
+def _listed(source: str, index: int, entry: Any, public: bool = False) -> Principle:
+    """A principle in a list: in this project's format, or in the common public one."""
     where = f"principle {index + 1} of constitution {source}"
-    return Principle(**{field: _field(where, entry, field) for field in _FIELDS})
-
-
-def _public(source: str, index: int, entry: Any) -> Principle:
-    where = f"principle {index + 1} of constitution {source}"
-    critic = _field(where, entry, "critic")
-    return Principle(f"principle-{index + 1}", critic, _field(where, entry, "revision"), _comparison(critic))
+    if not public:
+        return Principle(**{field: _field(where, entry, field) for field in _FIELDS})
+    critique, revision = _field(where, entry, "critic"), _field(where, entry, "revision")
+    return Principle(f"principle-{index + 1}", critique, revision, _COMPARISON + critique)
 
 
 def _paper(source: str, name: str, entry: Any) -> Principle:
@@ -173,26 +173,11 @@ def _paper(source: str, name: str, entry: Any) -> Principle:
     if isinstance(prompt, list) and prompt:
         # If several equivalent wordings are listed, use the first.
         prompt = prompt[0]
-    request = _field(where, {"prompt": prompt}, "prompt")
-    critique = _strip_labels(request)
-    revision = _strip_labels(_field(where, entry, "edit_request"))
+    requests = (_field(where, {"prompt": prompt}, "prompt"), _field(where, entry, "edit_request"))
+    critique, revision = (_LABELS.sub("", request).strip() for request in requests)
     if not critique or not revision:
         raise UserError(f"{where} has a request without text; write the request after its label")
-    return Principle(name, critique, revision, _comparison(critique))
-
-
-def _strip_labels(text: str) -> str:
-    return _LABELS.sub("", text).strip()
-
-
-def _comparison(critique_request: str) -> str:
-    return f"Which of the two answers fares better under this request? {critique_request}"
-
-
-def _list(source: str, data: dict[str, Any], key: str) -> list[Any]:
-    if not isinstance(data[key], list):
-        raise UserError(f'"{key}" of constitution {source} is a {type(data[key]).__name__}; expected a list of objects')
-    return data[key]
+    return Principle(name, critique, revision, _COMPARISON + critique)
 
 
 def _field(where: str, entry: Any, field: str) -> str:

@@ -25,6 +25,7 @@ from jaxalign.data.chat.styles import split_thoughts
 from jaxalign.errors import UserError
 
 OPTIONS, RATINGS = ("A", "B"), tuple(str(rating) for rating in range(1, 11))
+_CURLY = "\u2019"  # An apostrophe; patterns have straight ones.
 _REFUSALS = ("critique", "revision", "verdict")
 
 
@@ -64,30 +65,28 @@ class Contract:
         A text without thoughts, stops and preambles stays as it is.
         """
         reasoning, rest, ended = split_thoughts(text, self.thinking, ended) if self.thinking else (None, text, ended)
-        notes = []
+        notes: list[str] = []
         at = self._next_turn(rest)
         if at is not None:
             rest, ended = rest[:at], True
             notes.append("next_turn")
-        while (shorter := self._without_preamble(rest)) is not None:
+        while True:
+            start = rest.lstrip()
+            ends = [match.end() for pattern in self.preambles if (match := pattern.match(start.replace(_CURLY, "'")))]
+            shorter = start[max(ends, default=0) :]
+            if not shorter.strip() or len(shorter) == len(start):
+                break  # The text has no introduction, or consists of nothing else.
             rest, notes = shorter, [*dict.fromkeys((*notes, "preamble"))]
         return Cleaned(rest.strip() if notes or reasoning is not None else rest, ended, reasoning, tuple(notes))
 
     def _next_turn(self, text: str) -> int | None:
         """The position of the next turn in a text; None if there is none."""
-        found = [at for stop in self.stops if (at := f"\n\n{text}".find(stop)) >= 0]
-        return max(0, min(found) - 2) if found else None
-
-    def _without_preamble(self, text: str) -> str | None:
-        """The text after its introduction; None if it has none, or consists of nothing else."""
-        text = text.lstrip()
-        ends = [match.end() for pattern in self.preambles if (match := pattern.match(_plain(text)))]
-        rest = text[max(ends, default=0) :]
-        return rest if rest.strip() and len(rest) < len(text) else None
+        positions = [at for stop in self.stops if (at := f"\n\n{text}".find(stop)) >= 0]
+        return max(0, min(positions) - 2) if positions else None
 
     def declines(self, text: str, kind: str) -> bool:
         """Whether a text declines a request. kind: "critique", "revision" or "verdict"."""
-        return any(pattern.match(_plain(text.lstrip())) for pattern in self.refusals.get(kind, ()))
+        return any(pattern.match(text.lstrip().replace(_CURLY, "'")) for pattern in self.refusals.get(kind, ()))
 
     def before_verdict(self, text: str, kind: str) -> tuple[str, bool]:
         """(the reasoning before the verdict, whether it ended there or at the next turn). A verdict among the thoughts of a
@@ -95,9 +94,13 @@ class Contract:
         start = text.rfind(self.thinking[1]) + len(self.thinking[1]) if self.thinking and self.thinking[1] in text else 0
         turn = self._next_turn(text[start:])
         text = text if turn is None else text[: start + turn]
-        marker = self.verdict if kind == "comparison" else self.rating_verdict
+        marker = self.marker(kind)
         at = text.rfind(marker, start) if marker else -1
         return (text[:at].rstrip(), True) if at >= 0 else (text, turn is not None)
+
+    def marker(self, kind: str) -> str:
+        """The text after which a judge that reasons writes its option. kind: "comparison" or "rating"."""
+        return self.verdict if kind == "comparison" else self.rating_verdict
 
     def spellings(self, option: str) -> tuple[str, ...]:
         """The strings that count as an option."""
@@ -117,7 +120,7 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
         raise UserError(f'form.json of {where} has the field "{unknown}"; it must be one of layout, exemplars, '
                         f"{', '.join(sorted(known))}")
     values: dict[str, Any] = dict(form)
-    for name, count in (("options", 2), ("ratings", 10), ("thinking", 2), ("stops", None), ("preambles", None)):
+    for name, count in (("options", 2), ("ratings", 10), ("thinking", 2), ("stops", None)):
         if name in form:
             values[name] = _strings(form[name], name, count, where)
     for name in ("verdict", "rating_verdict", "tie"):
@@ -126,15 +129,12 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
     for name in ("leading_space", "lower_case", "ended"):
         if not isinstance(form.get(name, False), bool):
             raise UserError(f'"{name}" in form.json of {where} is {form[name]!r}; true or false is expected')
-    values["preambles"] = _patterns(values.get("preambles", ()), "preambles", where)
+    values["preambles"] = _patterns(form.get("preambles", []), "preambles", where)
     refusals = form.get("refusals", {})
     if not isinstance(refusals, Mapping) or not set(refusals) <= set(_REFUSALS):
         raise UserError(f'"refusals" in form.json of {where} is {str(refusals)[:60]}; an object with some of '
                         f"{', '.join(_REFUSALS)} is expected")
-    values["refusals"] = {
-        kind: _patterns(_strings(texts, f"refusals.{kind}", None, where), f"refusals.{kind}", where)
-        for kind, texts in refusals.items()
-    }
+    values["refusals"] = {kind: _patterns(texts, f"refusals.{kind}", where) for kind, texts in refusals.items()}
     for name in ("options", "ratings"):
         texts = values.get(name, ())
         if len(set(texts)) < len(texts):
@@ -143,11 +143,6 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
         raise UserError(f'"tie" in form.json of {where} is {values["tie"]!r}, which is also one of its options; another string '
                         "is expected")
     return Contract(**values)
-
-
-def _plain(text: str) -> str:
-    """A text of the same length with straight apostrophes, for patterns."""
-    return text.replace("\u2019", "'")
 
 
 def _strings(value: Any, name: str, count: int | None, where: str) -> tuple[str, ...]:
@@ -159,7 +154,8 @@ def _strings(value: Any, name: str, count: int | None, where: str) -> tuple[str,
     return tuple(value)
 
 
-def _patterns(texts: tuple[str, ...], name: str, where: str) -> tuple[re.Pattern[str], ...]:
+def _patterns(value: Any, name: str, where: str) -> tuple[re.Pattern[str], ...]:
+    texts = _strings(value, name, None, where)
     try:
         return tuple(re.compile(text, re.IGNORECASE) for text in texts)
     except re.error as error:

@@ -12,7 +12,7 @@ from jaxalign.data.chat.styles import encode_prompt, finish_answer
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import CritiqueRequest, Draw, RevisionRequest, Text
 from jaxalign.feedback.outcomes import STARTS, revision_outcome
-from jaxalign.feedback.speaker import Speaker
+from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.records import Principle, Prompt, Revision
 from jaxalign.rollout.sampling import Sampling
 
@@ -34,7 +34,7 @@ def draw_principles(
     return drawn
 
 
-class Answer(NamedTuple):
+class PolicyAnswer(NamedTuple):
     """A policy's answer.
 
     reasoning: its thoughts, if it is a reasoning model. notes: names in `reasons.NOTES`. sampled: whether there is an answer,
@@ -50,24 +50,25 @@ class Answer(NamedTuple):
 
 
 def answer(
-    speaker: Speaker, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int, style: str = "compact"
-) -> list[Answer]:
+    generator: TextGenerator, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int,
+    style: str = "compact",
+) -> list[PolicyAnswer]:
     """Samples one response to each prompt, encoded in `style`. Prompt i has the global row first_row + i."""
-    numbers = range(first_row, first_row + len(prompts))
-    ids = [encode_prompt(speaker.tokenizer, prompt.messages, style) for prompt in prompts]
-    found = []
-    for said in speaker.say_ids(ids, key, sampling, numbers):
-        text, ended, reasoning = finish_answer(said.text, said.ended, style)
-        notes = ("next_turn",) if ended and not said.ended else ()
-        mean = said.logprob / max(1, len(said.ids))
-        found.append(Answer(text, ended, reasoning, notes, bool(said.ids), mean))
-    return found
+    row_ids = range(first_row, first_row + len(prompts))
+    ids = [encode_prompt(generator.tokenizer, prompt.messages, style) for prompt in prompts]
+    answers = []
+    for completion in generator.generate(ids, key, sampling, row_ids):
+        text, ended, reasoning = finish_answer(completion.text, completion.ended, style)
+        notes = ("next_turn",) if ended and not completion.ended else ()
+        mean = completion.logprob / max(1, len(completion.ids))
+        answers.append(PolicyAnswer(text, ended, reasoning, notes, bool(completion.ids), mean))
+    return answers
 
 
 def revise(
     judge: CheckedJudge,
     prompts: Sequence[Prompt],
-    responses: Sequence[Answer],
+    responses: Sequence[PolicyAnswer],
     principles: Sequence[Sequence[Principle]],
     key: jax.Array,
     first_row: int,
@@ -88,21 +89,21 @@ def revise(
     Returns:
       The revisions of the first round in the order of the prompts, then those of the second round, and so on.
     """
-    rows, texts = range(first_row, first_row + len(prompts)), [found.text for found in responses]
+    rows, texts = range(first_row, first_row + len(prompts)), [response.text for response in responses]
     out: list[Revision] = []
     with judge.loaded() as judge:
         for number in range(len(principles[0]) if principles else 0):
             rules = [row[number] for row in principles]
             asked = [CritiqueRequest(p.messages, text, rule) for p, text, rule in zip(prompts, texts, rules, strict=True)]
             critiques = judge.critique(asked, Draw(jax.random.fold_in(key, 2 * number + 1), rows))
-            left = [i for i, found in enumerate(critiques) if found.problem in (None, "refused")]
+            left = [i for i, critique in enumerate(critiques) if critique.problem in (None, "refused")]
             better = [RevisionRequest(*asked[i], critiques[i].text) for i in left]
             draw = Draw(jax.random.fold_in(key, 2 * number + 2), [rows[i] for i in left])
             revisions = dict(zip(left, judge.revise(better, draw), strict=True))
             for i, prompt in enumerate(prompts):
-                made = _revision(prompt, number + 1, rules[i].name, texts[i], critiques[i], revisions.get(i), max_growth)
-                out.append(made)
-                texts[i] = made.revision if made.outcome in STARTS else texts[i]
+                revision = _revision(prompt, number + 1, rules[i].name, texts[i], critiques[i], revisions.get(i), max_growth)
+                out.append(revision)
+                texts[i] = revision.revision if revision.outcome in STARTS else texts[i]
     return out
 
 
@@ -117,7 +118,7 @@ def _revision(
 
 
 def answer_and_revise(
-    speaker: Speaker,
+    generator: TextGenerator,
     judge: CheckedJudge,
     prompts: Sequence[Prompt],
     principles: Sequence[Sequence[Principle]],
@@ -128,5 +129,5 @@ def answer_and_revise(
     max_growth: float = 0.0,
 ) -> list[Revision]:
     """Samples responses, with 0 folded into the key, and passes them to `revise`."""
-    found = answer(speaker, prompts, jax.random.fold_in(key, 0), sampling, first_row, style)
-    return revise(judge, prompts, found, principles, key, first_row, max_growth)
+    answers = answer(generator, prompts, jax.random.fold_in(key, 0), sampling, first_row, style)
+    return revise(judge, prompts, answers, principles, key, first_row, max_growth)

@@ -66,14 +66,14 @@ def calibrate(labels: Sequence[PrincipleLabel], config: Feedback) -> Calibration
     both = [label for label in labels if label.ab is not None and label.ba is not None]
     if len(both) < FEWEST_LABELS:
         return dataclasses.replace(fixed(config), labels=len(both))
-    found = Calibration(fixed(config).margin, position_bias(both) if config.correct_position else {}, labels=len(both))
+    calibration = Calibration(fixed(config).margin, position_bias(both) if config.correct_position else {}, labels=len(both))
     firm = [label for label in both if not is_tie(label)]
-    ab, ba = np.asarray([found.corrected(label) for label in firm], np.float64).reshape(-1, 2).T
+    ab, ba = np.asarray([calibration.corrected(label) for label in firm], np.float64).reshape(-1, 2).T
     if config.undecided_margin is None:
         margin, share = margin_by_spread(ab, ba, config.max_chance_share, config.consistent)
     else:
         margin, share = config.undecided_margin, chance_share(ab, ba, config.undecided_margin, config.consistent)
-    return dataclasses.replace(found, margin=margin, chance_share=share)
+    return dataclasses.replace(calibration, margin=margin, chance_share=share)
 
 
 def position_bias(labels: Sequence[PrincipleLabel]) -> dict[str, float]:
@@ -89,9 +89,11 @@ def position_bias(labels: Sequence[PrincipleLabel]) -> dict[str, float]:
     for label in labels:
         odds = np.clip([_log_odds(label.ab), _log_odds(1.0 - label.ba)], -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
         by_principle.setdefault(label.principle, []).append(float(odds.mean()))
-    found = {"": float(np.median([value for values in by_principle.values() for value in values]))}
-    own = {name: values for name, values in by_principle.items() if len(values) >= FEWEST_PER_PRINCIPLE}
-    return found | {name: float(np.median(values)) for name, values in sorted(own.items())}
+    medians = {"": float(np.median([value for values in by_principle.values() for value in values]))}
+    for name, values in sorted(by_principle.items()):
+        if len(values) >= FEWEST_PER_PRINCIPLE:
+            medians[name] = float(np.median(values))
+    return medians
 
 
 def chance_share(ab: np.ndarray, ba: np.ndarray, margin: float, consistent: bool = True) -> float | None:
@@ -129,20 +131,25 @@ def is_tie(label: PrincipleLabel) -> bool:
     return label.tie is not None and label.tie > 0.5
 
 
-def decide(found: Comparison, calibration: Calibration, config: Feedback, invert: bool = False) -> Comparison:
-    """The comparison with the label that follows from its verdicts (`found.labels`).
+def decide(comparison: Comparison, calibration: Calibration, config: Feedback, invert: bool = False) -> Comparison:
+    """The comparison with the label that follows from its verdicts (`comparison.labels`).
 
     A principle decides if the judge calls no tie under it, and the label is farther from 0.5 than the margin and, with
     `config.consistent`, on the same side in both orders. The pair's label is the mean over the principles that decide
     (`config.aggregate="decided"`), the mean over all ("mean"), or the label of the strongest ("strongest").
 
     Returns:
-      `found` with label, label_ab, label_ba, decided, principle, outcome and the reasoning of the deciding principle.
+      `comparison` with label, label_ab, label_ba, decided, principle, outcome and the reasoning of the deciding principle.
     """
-    asked = [label for label in found.labels if label.ab is not None and label.ba is not None]
+    asked = [label for label in comparison.labels if label.ab is not None and label.ba is not None]
     sides = {label.principle: calibration.corrected(label) for label in asked}
     means = {name: float(algorithms.average_orders(*pair)) for name, pair in sides.items()}
-    deciding = [label.principle for label in asked if _decides(label, *sides[label.principle], calibration, config)]
+    deciding = []
+    for label in asked:
+        ab, ba = sides[label.principle]
+        agree = not config.consistent or (ab - 0.5) * (ba - 0.5) > 0
+        if agree and not is_tie(label) and not bool(algorithms.is_undecided((ab + ba) / 2, calibration.margin)):
+            deciding.append(label.principle)
     counted = deciding if config.aggregate != "mean" and deciding else list(means)
     if config.aggregate == "strongest":
         counted = sorted(counted, key=lambda name: -abs(means[name] - 0.5))[:1]
@@ -156,36 +163,31 @@ def decide(found: Comparison, calibration: Calibration, config: Feedback, invert
         label = float(algorithms.clamp_label(label, config.clamp_low, config.clamp_high))
     if invert:
         label = float(algorithms.invert_label(label))
-    shown = next((entry for entry in found.labels if entry.principle == principle), found.labels[0] if found.labels else None)
+    first = comparison.labels[0] if comparison.labels else None
+    shown = next((entry for entry in comparison.labels if entry.principle == principle), first)
     return dataclasses.replace(
-        found, label=label, label_ab=ab, label_ba=ba, decided=decided, principle=principle,
-        outcome=None if decided else _outcome(found, asked, sides, deciding, calibration),
+        comparison, label=label, label_ab=ab, label_ba=ba, decided=decided, principle=principle,
+        outcome=None if decided else _outcome(comparison, asked, sides, deciding, calibration),
         reasoning_ab=shown and shown.reasoning_ab, reasoning_ba=shown and shown.reasoning_ba,
     )
 
 
-def _decides(label: PrincipleLabel, ab: float, ba: float, calibration: Calibration, config: Feedback) -> bool:
-    if is_tie(label) or bool(algorithms.is_undecided((ab + ba) / 2, calibration.margin)):
-        return False
-    return not config.consistent or (ab - 0.5) * (ba - 0.5) > 0
-
-
 def _outcome(
-    found: Comparison, asked: Sequence[PrincipleLabel], sides: Mapping[str, tuple[float, float]], deciding: Sequence[str],
+    comparison: Comparison, asked: Sequence[PrincipleLabel], sides: Mapping[str, tuple[float, float]], deciding: Sequence[str],
     calibration: Calibration,
 ) -> str:
     """Why a pair is undecided: a name in `reasons.COMPARISON`."""
-    if found.problem is not None:
-        return found.problem
-    if found.response_a == found.response_b:
+    if comparison.problem is not None:
+        return comparison.problem
+    if comparison.response_a == comparison.response_b:
         return "identical"
     if len(deciding) > 1:
         return "conflict"
     margin = calibration.margin
     if any((ab - 0.5) * (ba - 0.5) < 0 and abs(ab - ba) / 2 > margin for ab, ba in sides.values()):
         return "order"
-    ties = sum(is_tie(label) for label in found.labels)
-    return "tie" if 2 * ties > len(found.labels) else "undecided" if asked or ties else "none"
+    ties = sum(is_tie(label) for label in comparison.labels)
+    return "tie" if 2 * ties > len(comparison.labels) else "undecided" if asked or ties else "none"
 
 
 def _log_odds(probability: float) -> float:

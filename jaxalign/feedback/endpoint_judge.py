@@ -20,23 +20,13 @@ from jaxalign.endpoint.probe import Abilities
 from jaxalign.endpoint.records import CHAT, Asks, EndpointRequest, Reply
 from jaxalign.errors import UserError
 from jaxalign.feedback.chat_messages import ChatMessages
-from jaxalign.feedback.contract import Contract
-from jaxalign.feedback.judge import (
-    ComparisonRequest,
-    CritiqueRequest,
-    Draw,
-    Rating,
-    RatingRequest,
-    RevisionRequest,
-    Text,
-    Verdict,
-)
+from jaxalign.feedback.judge import ComparisonRequest, Draw, Rating, RatingRequest, Text, Verdict
 from jaxalign.rollout.sampling import Sampling
 
 _VERDICT_TOKENS = 8  # Space for an option of several tokens, and for blanks before it.
 
 
-class _Reading(NamedTuple):
+class _OptionShares(NamedTuple):
     """One verdict or rating. shares: the probability of each option, normalised, float64 [O]; None if there is a problem."""
 
     shares: np.ndarray | None
@@ -77,60 +67,46 @@ class EndpointJudge:
         """Writes the messages of the requests."""
         return ChatMessages(self.templates, self.settings)
 
-    @property
-    def contract(self) -> Contract:
-        """The form of the judge's answers."""
-        return self.writer.contract
-
-    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
-        """Samples critiques."""
-        return self._texts("critique", requests, draw)
-
-    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
-        """Samples revisions."""
-        return self._texts("revision", requests, draw)
-
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
         """The probability of the first option, normalised over all options; a tie counts one half."""
         out = []
-        for found in self._read("comparison", requests, draw):
+        for read in self._read("comparison", requests, draw):
             probability = tie = None
-            if found.shares is not None:
-                tie = float(found.shares[2]) if self.writer.ties else None
-                probability = float(found.shares[0] + (tie or 0.0) / 2)
-            out.append(Verdict(probability, found.reasoning, found.problem, found.outside, found.notes, tie=tie))
+            if read.shares is not None:
+                tie = float(read.shares[2]) if self.writer.ties else None
+                probability = float(read.shares[0] + (tie or 0.0) / 2)
+            out.append(Verdict(probability, read.reasoning, read.problem, read.outside, read.notes, tie=tie))
         return out
 
     def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
         """The expectation over the ratings 1 to 10, normalised over all ratings."""
         out = []
-        for found in self._read("rating", requests, draw):
-            rating = None if found.shares is None else float(found.shares @ np.arange(1, 11))
-            out.append(Rating(rating, found.reasoning, found.problem, found.outside, found.notes))
+        for read in self._read("rating", requests, draw):
+            rating = None if read.shares is None else float(read.shares @ np.arange(1, 11))
+            out.append(Rating(rating, read.reasoning, read.problem, read.outside, read.notes))
         return out
 
     def _texts(self, kind: str, requests: Sequence[Any], draw: Draw) -> list[Text]:
         if self.writing is None:
             raise UserError("the judge has no sampling settings for critiques and revisions; pass `writing` to EndpointJudge")
-        w = self.writing
-        settings = {"max_tokens": w.max_new_tokens, "temperature": w.temperature}
-        settings |= {"top_p": w.top_p} if w.top_p < 1 else {}
+        settings: dict[str, Any] = {"max_tokens": self.writing.max_new_tokens, "temperature": self.writing.temperature}
+        settings |= {"top_p": self.writing.top_p} if self.writing.top_p < 1 else {}
         written = [self._messages(kind, request) for request in requests]
         asked = [i for i, messages in enumerate(written) if messages is not None]
         settings |= _thinking(self.settings.thinking)
         replies = self._ask([written[i] for i in asked], settings, [_seed(draw.key, draw.rows[i]) for i in asked])
         out = [Text("", False, "template")] * len(requests)
         for i, reply in zip(asked, replies, strict=True):
-            out[i] = self._text(kind, reply)
+            cleaned = self.writer.contract.clean(reply.text, reply.finish != "length")
+            refused = reply.finish == "content_filter" or self.writer.contract.declines(cleaned.text, kind)
+            reasoning = reply.reasoning if cleaned.reasoning is None else cleaned.reasoning
+            out[i] = Text(cleaned.text, cleaned.complete, "refused" if refused else None, reasoning, cleaned.notes)
         return out
 
-    def _text(self, kind: str, reply: Reply) -> Text:
-        cleaned = self.contract.clean(reply.text, reply.finish != "length")
-        refused = reply.finish == "content_filter" or self.contract.declines(cleaned.text, kind)
-        reasoning = reply.reasoning if cleaned.reasoning is None else cleaned.reasoning
-        return Text(cleaned.text, cleaned.complete, "refused" if refused else None, reasoning, cleaned.notes)
+    critique = functools.partialmethod(_texts, "critique")
+    revise = functools.partialmethod(_texts, "revision")
 
-    def _read(self, kind: str, requests: Sequence[Any], draw: Draw) -> list[_Reading]:
+    def _read(self, kind: str, requests: Sequence[Any], draw: Draw) -> list[_OptionShares]:
         """The options' probabilities in the answer to each request, or the reason why there are none."""
         reasons = bool(self.settings.reasoning)
         # A verdict without reasoning has no space for thoughts.
@@ -138,7 +114,7 @@ class EndpointJudge:
         shared |= _thinking("off" if self.settings.thinking == "on" and not reasons else self.settings.thinking)
         written = [self._messages(kind, request) for request in requests]
         asked = [i for i, messages in enumerate(written) if messages is not None]
-        out = [_Reading(None, problem="template")] * len(requests)
+        out = [_OptionShares(None, problem="template")] * len(requests)
         if self.abilities.top_logprobs:
             settings = shared | {
                 "temperature": self.settings.reasoning_temperature if reasons else 0.0,
@@ -157,23 +133,24 @@ class EndpointJudge:
                 out[i] = self._vote(kind, replies[k * self.votes : (k + 1) * self.votes], reasons)
         return out
 
-    def _verdict(self, kind: str, reply: Reply, reasons: bool) -> _Reading:
+    def _verdict(self, kind: str, reply: Reply, reasons: bool) -> _OptionShares:
         """The verdict in the log-probabilities of a reply. Without one and without a problem, votes are needed."""
         thoughts, problem = self._thoughts(kind, reply, reasons)
         if problem is not None or not reply.tokens:
-            return _Reading(None, reasoning=thoughts, problem=problem)
-        end = self.contract.thinking[1] if self.contract.thinking else ""
-        place = options.find_verdict(reply.tokens, self._marker(kind) if reasons else "", end)
-        found = place and options.read_options(reply.tokens[place.index :], self._spellings(kind), place.head)
-        if found is None:
-            return _Reading(None, reasoning=thoughts)
-        notes = ("top_logprobs", *(["option_missing"] if found.missing else []))
-        if found.outside > self.settings.max_outside_mass:
-            return _Reading(None, found.outside, thoughts, "unreadable", notes)
-        shares = np.exp(found.logprobs)
-        return _Reading(shares / shares.sum(), found.outside, thoughts, None, notes)
+            return _OptionShares(None, reasoning=thoughts, problem=problem)
+        end = self.writer.contract.thinking[1] if self.writer.contract.thinking else ""
+        place = options.find_verdict(reply.tokens, self.writer.contract.marker(kind) if reasons else "", end)
+        spellings = options.spell(self.writer.options(kind), self.writer.contract.spellings)
+        read = place and options.read_options(reply.tokens[place.index :], spellings, place.head)
+        if read is None:
+            return _OptionShares(None, reasoning=thoughts)
+        notes = ("top_logprobs", *(["option_missing"] if read.missing else []))
+        if read.outside > self.settings.max_outside_mass:
+            return _OptionShares(None, read.outside, thoughts, "unreadable", notes)
+        shares = np.exp(read.logprobs)
+        return _OptionShares(shares / shares.sum(), read.outside, thoughts, None, notes)
 
-    def _vote(self, kind: str, replies: Sequence[Reply], reasons: bool) -> _Reading:
+    def _vote(self, kind: str, replies: Sequence[Reply], reasons: bool) -> _OptionShares:
         """The verdict of sampled replies, with the reasoning of the first usable one."""
         thoughts, texts, problems = None, [], []
         for reply in replies:
@@ -181,16 +158,16 @@ class EndpointJudge:
             problems.append(problem)
             if problem is None:
                 thoughts = own if thoughts is None else thoughts
-                texts.append(self.contract.clean(reply.text, True).text)
-        names = [self.contract.spellings(name) for name in self.writer.options(kind)]
-        votes = options.count_votes(texts, names, self._marker(kind) if reasons else "")
+                texts.append(self.writer.contract.clean(reply.text, True).text)
+        names = [self.writer.contract.spellings(name) for name in self.writer.options(kind)]
+        votes = options.count_votes(texts, names, self.writer.contract.marker(kind) if reasons else "")
         unreadable = 1 - sum(votes.counts) / len(replies)
         if votes.shares is None:
             problem = next((problem for problem in problems if problem), "unreadable")
-            return _Reading(None, unreadable, thoughts, problem, ("votes",))
+            return _OptionShares(None, unreadable, thoughts, problem, ("votes",))
         if unreadable > self.settings.max_outside_mass:
-            return _Reading(None, unreadable, thoughts, "unreadable", ("votes",))
-        return _Reading(np.asarray(votes.shares), unreadable, thoughts, None, ("votes",))
+            return _OptionShares(None, unreadable, thoughts, "unreadable", ("votes",))
+        return _OptionShares(np.asarray(votes.shares), unreadable, thoughts, None, ("votes",))
 
     def _thoughts(self, kind: str, reply: Reply, reasons: bool) -> tuple[str | None, str | None]:
         """(the reasoning before the verdict, the problem that prevents a verdict)."""
@@ -198,17 +175,11 @@ class EndpointJudge:
             return None, "refused"
         if not reasons:
             return reply.reasoning, None
-        text, decided = self.contract.before_verdict(reply.text, kind)
-        cleaned = self.contract.clean(text, decided or reply.finish != "length")
-        if self.contract.declines(cleaned.text, "verdict"):
+        text, decided = self.writer.contract.before_verdict(reply.text, kind)
+        cleaned = self.writer.contract.clean(text, decided or reply.finish != "length")
+        if self.writer.contract.declines(cleaned.text, "verdict"):
             return cleaned.text, "refused"
         return cleaned.text, None if cleaned.complete else "cut_off"
-
-    def _spellings(self, kind: str) -> options.Spellings:
-        return options.spell(self.writer.options(kind), self.contract.spellings)
-
-    def _marker(self, kind: str) -> str:
-        return self.contract.verdict if kind == "comparison" else self.contract.rating_verdict
 
     def _messages(self, kind: str, request: Any) -> list[dict[str, str]] | None:
         """The messages of a request; None if the template refuses it."""
@@ -222,10 +193,10 @@ class EndpointJudge:
     ) -> list[Reply]:
         shared = {"model": self.model, **settings}
         requests = []
-        for own, seed in zip(messages, seeds, strict=True):
+        for chat, seed in zip(messages, seeds, strict=True):
             # A greedy reply does not depend on the seed, so equal greedy requests are one.
-            sampled = {"seed": seed} if settings["temperature"] else {}
-            requests.append(EndpointRequest(CHAT, {**shared, "messages": own, **sampled}))
+            seeded = {"seed": seed} if settings["temperature"] else {}
+            requests.append(EndpointRequest(CHAT, {**shared, "messages": chat, **seeded}))
         return self.asks.ask(requests)
 
 

@@ -97,6 +97,11 @@ class Rating(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def template_values(request: CritiqueRequest | RevisionRequest | ComparisonRequest | RatingRequest) -> dict[str, str]:
+    """The texts of a request, by the names of the template's variables: all fields except the dialogue and the principle."""
+    return {name: text for name, text in request._asdict().items() if name not in ("messages", "principle")}
+
+
 class Draw(NamedTuple):
     """The randomness of one call. A judge's samples must depend only on the key and each request's row number.
 
@@ -130,7 +135,7 @@ class JudgeInputs:
         yet.
       batch: the maximum number of rows to compute together.
       writing: sampling settings for critiques and revisions; None if the stage requests none.
-      counted: a `feedback.speaker.Counted`, which receives the work of a local model; None to count nothing.
+      counted: a `feedback.text_generator.Counted`, which receives the work of a local model; None to count nothing.
       trains: whether the stage also trains, so that the judge's weights may be offloaded while it is idle.
       base: the base model's weights if the stage has loaded them, which the local judge then shares; else None.
     """

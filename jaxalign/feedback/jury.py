@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxalign.feedback.judge import (
-    ComparisonRequest,
-    CritiqueRequest,
-    Draw,
-    Judge,
-    Rating,
-    RatingRequest,
-    RevisionRequest,
-    Text,
-    Verdict,
-)
+from jaxalign.feedback.judge import Draw, Judge, Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,32 +32,27 @@ class Jury:
         with contextlib.ExitStack() as stack:
             yield Jury(tuple(stack.enter_context(member.loaded()) for member in self.members))
 
-    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> Sequence[Text]:
-        """The first member's critiques."""
-        return self.members[0].critique(requests, draw)
+    def _first(self, method: str, requests: Sequence[Any], draw: Draw) -> Sequence[Text]:
+        return getattr(self.members[0], method)(requests, draw)
 
-    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> Sequence[Text]:
-        """The first member's revisions."""
-        return self.members[0].revise(requests, draw)
+    def _means(self, method: str, field: str, requests: Sequence[Any], draw: Draw) -> list[Any]:
+        """The mean of each result, with the largest difference between the probabilities of two members as `disagreement`."""
+        means = []
+        for results in zip(*(getattr(member, method)(requests, draw) for member in self.members), strict=True):
+            outside = [result.outside for result in results if result.outside is not None]
+            ties = [result.tie for result in results if getattr(result, "tie", None) is not None]
+            notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
+            mean = results[0]._replace(outside=float(np.mean(outside)) if outside else None, notes=notes)
+            mean = mean._replace(tie=float(np.mean(ties))) if ties else mean
+            values = [value for result in results if (value := getattr(result, field)) is not None]
+            if values:
+                mean = mean._replace(**{field: float(np.mean(values))}, problem=None)
+            if field == "probability" and len(values) > 1:
+                mean = mean._replace(disagreement=max(values) - min(values))
+            means.append(mean)
+        return means
 
-    def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
-        """The mean probability of each comparison, with the largest difference between two members as `disagreement`."""
-        each = zip(*(member.compare(requests, draw) for member in self.members), strict=True)
-        return [self._mean(verdicts, "probability") for verdicts in each]
-
-    def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
-        """The mean of each rating."""
-        each = zip(*(member.rate(requests, draw) for member in self.members), strict=True)
-        return [self._mean(ratings, "rating") for ratings in each]
-
-    def _mean(self, each: Sequence[Any], field: str) -> Any:
-        values = [value for found in each if (value := getattr(found, field)) is not None]
-        outside = [found.outside for found in each if found.outside is not None]
-        notes = tuple(dict.fromkeys(note for found in each for note in found.notes))
-        mean = each[0]._replace(outside=float(np.mean(outside)) if outside else None, notes=notes)
-        ties = [found.tie for found in each if getattr(found, "tie", None) is not None]
-        mean = mean._replace(tie=float(np.mean(ties))) if ties else mean
-        if not values:
-            return mean
-        more = {"disagreement": max(values) - min(values)} if field == "probability" and len(values) > 1 else {}
-        return mean._replace(**{field: float(np.mean(values))}, problem=None, **more)
+    critique = functools.partialmethod(_first, "critique")
+    revise = functools.partialmethod(_first, "revise")
+    compare = functools.partialmethod(_means, "compare", "probability")
+    rate = functools.partialmethod(_means, "rate", "rating")

@@ -79,7 +79,11 @@ class Labeller:
         ]
         with self.judge.loaded() as judge:
             first = self._compare(judge, asked, jax.random.fold_in(key, 0), swapped=False)
-            again = [i for i, verdict in enumerate(first) if self.config.second_order == "always" or not _is_tie(verdict)]
+            again = []
+            for i, verdict in enumerate(first):
+                is_tie = verdict.probability is not None and verdict.tie is not None and verdict.tie > 0.5
+                if self.config.second_order == "always" or not is_tie:
+                    again.append(i)
             swapped = self._compare(judge, [asked[i] for i in again], jax.random.fold_in(key, 1), swapped=True)
         second = dict(zip(again, swapped, strict=True))
         verdicts, out = iter([(verdict, second.get(i)) for i, verdict in enumerate(first)]), []
@@ -117,10 +121,6 @@ def _mean(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _is_tie(verdict: Verdict) -> bool:
-    return verdict.probability is not None and verdict.tie is not None and verdict.tie > 0.5
 
 
 def _comparison(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,18 +16,9 @@ from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.tokenizers.files import THINKING, thinking_variables
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.feedback.judge import (
-    ComparisonRequest,
-    CritiqueRequest,
-    Draw,
-    Rating,
-    RatingRequest,
-    RevisionRequest,
-    Text,
-    Verdict,
-)
+from jaxalign.feedback.judge import ComparisonRequest, Draw, Rating, RatingRequest, Text, Verdict, template_values
 from jaxalign.feedback.options import option_logprobs, outside_mass
-from jaxalign.feedback.speaker import Counted, Speaker, Utterance
+from jaxalign.feedback.text_generator import Completion, Counted, TextGenerator
 from jaxalign.feedback.writer import RequestWriter, Written, choose_set
 from jaxalign.models.model import Model, Params
 from jaxalign.records import Exemplar
@@ -35,7 +27,7 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.offload import FrozenRole
 
 
-class _Reading(NamedTuple):
+class _OptionLogprobs(NamedTuple):
     """The judge's answer to one comparison or rating. logprobs: of each option, float32 [O]; None if there is a problem."""
 
     logprobs: np.ndarray | None
@@ -50,15 +42,15 @@ class LocalJudge:
     """A `Judge` that reads probabilities from its own model.
 
     Attributes:
-      speaker: the model with its tokenizer.
+      generator: the model with its tokenizer.
       writer: writes the requests for this model.
       writing: sampling settings for critiques and revisions; None if they are never requested.
       reasoning: sampling settings for the reasoning before a verdict or rating; None for no reasoning.
       max_outside: the largest probability outside of the options with which a verdict or rating still counts.
-      role: the model's weights, if they are offloaded between calls; `speaker.params` is then None. See `loaded`.
+      role: the model's weights, if they are offloaded between calls; `generator.params` is then None. See `loaded`.
     """
 
-    speaker: Speaker
+    generator: TextGenerator
     writer: RequestWriter
     writing: Sampling | None = None
     reasoning: Sampling | None = None
@@ -73,68 +65,68 @@ class LocalJudge:
             yield self
             return
         with self.role.on_device() as params:
-            yield dataclasses.replace(self, speaker=dataclasses.replace(self.speaker, params=params), role=None)
-
-    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
-        """Samples critiques."""
-        return self._texts("critique", requests, [{"response": r.response} for r in requests], draw)
-
-    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
-        """Samples revisions."""
-        return self._texts("revision", requests, [{"response": r.response, "critique": r.critique} for r in requests], draw)
+            yield dataclasses.replace(self, generator=dataclasses.replace(self.generator, params=params), role=None)
 
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
         """The probability of the first option, normalised over all options; a tie counts one half."""
-        found = self._read("comparison", requests, [{"first": r.first, "second": r.second} for r in requests], draw)
-        read = [i for i, reading in enumerate(found) if reading.logprobs is not None]
-        options = np.asarray([found[i].logprobs for i in read], np.float32).reshape(-1, 3 if self.writer.ties else 2)
+        results = self._read("comparison", requests, draw)
+        read = [i for i, result in enumerate(results) if result.logprobs is not None]
+        options = np.asarray([results[i].logprobs for i in read], np.float32).reshape(-1, 3 if self.writer.ties else 2)
         first, tie = labels.option_label(*options.T), dict.fromkeys(read)
         if self.writer.ties:
             tie = dict(zip(read, np.asarray(labels.tie_share(*options.T)).tolist(), strict=True))
         first = dict(zip(read, np.asarray(first).tolist(), strict=True))
         return [
-            Verdict(first.get(i), x.reasoning, x.problem, x.outside, x.notes, tie=tie.get(i)) for i, x in enumerate(found)
+            Verdict(first.get(i), result.reasoning, result.problem, result.outside, result.notes, tie=tie.get(i))
+            for i, result in enumerate(results)
         ]
 
     def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
         """The expectation over the ratings 1 to 10, normalised over all ratings."""
-        found = self._read("rating", requests, [{"response": r.response} for r in requests], draw)
-        read = [i for i, reading in enumerate(found) if reading.logprobs is not None]
-        scores = np.asarray(labels.expected_score(np.asarray([found[i].logprobs for i in read], np.float32).reshape(-1, 10)))
-        rated = dict(zip(read, scores.tolist(), strict=True))
-        return [Rating(rated.get(i), x.reasoning, x.problem, x.outside, x.notes) for i, x in enumerate(found)]
+        results = self._read("rating", requests, draw)
+        read = [i for i, result in enumerate(results) if result.logprobs is not None]
+        logprobs = np.asarray([results[i].logprobs for i in read], np.float32).reshape(-1, 10)
+        scores = dict(zip(read, np.asarray(labels.expected_score(logprobs)).tolist(), strict=True))
+        return [
+            Rating(scores.get(i), result.reasoning, result.problem, result.outside, result.notes)
+            for i, result in enumerate(results)
+        ]
 
-    def _texts(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[Text]:
+    def _texts(self, kind: str, requests: Sequence[Any], draw: Draw) -> list[Text]:
         if self.writing is None:
             raise UserError("the judge has no sampling settings for critiques and revisions; pass `writing` to LocalJudge")
-        written = self._written(kind, requests, values, self.writing.max_new_tokens)
-        said, out = self._say(written, draw, self.writing), []
-        for request, utterance in zip(written, said, strict=True):
-            if utterance is None:
+        written = self._written(kind, requests, [{}] * len(requests), self.writing.max_new_tokens)
+        completions, out = self._generate(written, draw, self.writing), []
+        for request, completion in zip(written, completions, strict=True):
+            if completion is None:
                 out.append(Text("", False, request))
                 continue
-            cleaned = self.writer.contract.clean(utterance.text, utterance.ended)
-            problem = None if utterance.finite else "not_finite"
+            cleaned = self.writer.contract.clean(completion.text, completion.ended)
+            problem = None if completion.finite else "not_finite"
             if problem is None and self.writer.contract.declines(cleaned.text, kind):
                 problem = "refused"
             out.append(Text(cleaned.text, cleaned.complete, problem, cleaned.reasoning, request.notes + cleaned.notes))
         return out
 
-    def _read(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[_Reading]:
+    critique = functools.partialmethod(_texts, "critique")
+    revise = functools.partialmethod(_texts, "revision")
+
+    def _read(self, kind: str, requests: Sequence[Any], draw: Draw) -> list[_OptionLogprobs]:
         """The options' log-probabilities after each request, or the reason why there are none."""
-        options, out = self.writer.options(kind), [_Reading(None)] * len(requests)
+        options, out = self.writer.options(kind), [_OptionLogprobs(None)] * len(requests)
+        values: list[dict[str, Any]] = [{}] * len(requests)
         if self.reasoning is not None:
-            written = self._written(kind, requests, [{**v, "reasoning": True} for v in values], self.reasoning.max_new_tokens)
-            said = self._say(written, draw, self.reasoning)
-            out = [self._thoughts(kind, *pair) for pair in zip(written, said, strict=True)]
-            values = [{**v, "reasoning": True, "thoughts": x.reasoning} for v, x in zip(values, out, strict=True)]
-        asked = [i for i, reading in enumerate(out) if reading.problem is None]
+            written = self._written(kind, requests, [{"reasoning": True}] * len(requests), self.reasoning.max_new_tokens)
+            completions = self._generate(written, draw, self.reasoning)
+            out = [self._thoughts(kind, *pair) for pair in zip(written, completions, strict=True)]
+            values = [{"reasoning": True, "thoughts": result.reasoning} for result in out]
+        asked = [i for i, result in enumerate(out) if result.problem is None]
         written = self._written(kind, [requests[i] for i in asked], [values[i] for i in asked], options.longest)
         for i, request in zip(asked, written, strict=True):
             notes = out[i].notes + (request.notes if isinstance(request, Written) else ())
             out[i] = out[i]._replace(problem=request if isinstance(request, str) else None, notes=tuple(dict.fromkeys(notes)))
         fitting = [(i, request.ids) for i, request in zip(asked, written, strict=True) if isinstance(request, Written)]
-        logprobs = option_logprobs(self.speaker, [ids for _, ids in fitting], options)
+        logprobs = option_logprobs(self.generator, [ids for _, ids in fitting], options)
         for (i, _), row, outside in zip(fitting, logprobs, outside_mass(logprobs).tolist(), strict=True):
             if np.isnan(row).any() or not np.isfinite(row).any():
                 out[i] = out[i]._replace(problem="not_finite")
@@ -144,40 +136,41 @@ class LocalJudge:
                 out[i] = out[i]._replace(logprobs=row, outside=outside)
         return out
 
-    def _thoughts(self, kind: str, request: Written | str, said: Utterance | None) -> _Reading:
+    def _thoughts(self, kind: str, request: Written | str, completion: Completion | None) -> _OptionLogprobs:
         """The reasoning before a verdict."""
-        if said is None:
-            return _Reading(None, problem=request)
+        if completion is None:
+            return _OptionLogprobs(None, problem=request)
         contract = self.writer.contract
-        text, decided = contract.before_verdict(said.text, kind)
-        if not said.finite:
-            return _Reading(None, reasoning=text, problem="not_finite", notes=request.notes)
-        cleaned = contract.clean(text, said.ended or decided)
+        text, decided = contract.before_verdict(completion.text, kind)
+        if not completion.finite:
+            return _OptionLogprobs(None, reasoning=text, problem="not_finite", notes=request.notes)
+        cleaned = contract.clean(text, completion.ended or decided)
         problem = "refused" if contract.declines(cleaned.text, "verdict") else None if cleaned.complete else "cut_off"
         # The judge reads its own thoughts again with their delimiters.
         kept, notes = (text, ()) if cleaned.reasoning is not None else (cleaned.text, cleaned.notes)
-        return _Reading(None, reasoning=kept, problem=problem, notes=request.notes + notes)
+        return _OptionLogprobs(None, reasoning=kept, problem=problem, notes=request.notes + notes)
 
     def _written(
         self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], new_tokens: int
     ) -> list[Written | str]:
-        """Each request as token ids, or the name of the problem that prevents it."""
+        """Each request as token ids, or the name of the problem that prevents it. values: further variables of the template."""
         out: list[Written | str] = []
-        for request, own in zip(requests, values, strict=True):
+        for request, further in zip(requests, values, strict=True):
+            variables = template_values(request) | further
             try:
-                written = self.writer.write(kind, request.messages, request.principle, new_tokens, **own)
+                written = self.writer.write(kind, request.messages, request.principle, new_tokens, **variables)
                 out.append("too_long" if written is None else written)
             except DialogueRefused:
                 out.append("template")
         return out
 
-    def _say(self, written: Sequence[Written | str], draw: Draw, sampling: Sampling) -> list[Utterance | None]:
+    def _generate(self, written: Sequence[Written | str], draw: Draw, sampling: Sampling) -> list[Completion | None]:
         """The judge's text after each request; None after a request with a problem."""
         asked = [i for i, request in enumerate(written) if isinstance(request, Written)]
         rows = [draw.rows[i] for i in asked]
-        said = self.speaker.say_ids([written[i].ids for i in asked], draw.key, sampling, rows)
-        found = dict(zip(asked, said, strict=True))
-        return [found.get(i) for i in range(len(written))]
+        generated = self.generator.generate([written[i].ids for i in asked], draw.key, sampling, rows)
+        completions = dict(zip(asked, generated, strict=True))
+        return [completions.get(i) for i in range(len(written))]
 
 
 def make_writer(
@@ -227,5 +220,5 @@ def make_local_judge(
         reasoning = Sampling(settings.max_reasoning_tokens, stops, settings.reasoning_temperature)
     writing = writing and dataclasses.replace(writing, stop_ids=stops)
     engine = Engine(model, batch, max_length, share_prefix=settings.share_prefix)
-    speaker = Speaker(engine, params, tokenizer, counted)
-    return LocalJudge(speaker, writer, writing, reasoning, settings.max_outside_mass, role)
+    generator = TextGenerator(engine, params, tokenizer, counted)
+    return LocalJudge(generator, writer, writing, reasoning, settings.max_outside_mass, role)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxalign.errors import UserError
-from jaxalign.feedback.speaker import Speaker
+from jaxalign.feedback.text_generator import TextGenerator
 
 Ids = tuple[int, ...]
 
@@ -55,25 +55,25 @@ def make_options(
     """
     ids, owner = [], {}
     for name in names:
-        found = dict.fromkeys(tuple(encode(text)) for text in spellings(name))
-        for spelling in found:
+        distinct = dict.fromkeys(tuple(encode(text)) for text in spellings(name))
+        for spelling in distinct:
             if not spelling:
                 raise UserError(f"the option {name!r} of {where} has no tokens; write the options of form.json differently")
             if owner.setdefault(spelling, name) != name:
                 raise UserError(f"the options {owner[spelling]!r} and {name!r} of {where} have the same tokens, so a verdict "
                                 "cannot be read; write the options of form.json differently")
-        ids.append(tuple(found))
+        ids.append(tuple(distinct))
     return Options(tuple(names), tuple(ids), end)
 
 
-def option_logprobs(speaker: Speaker, prompts: Sequence[Sequence[int]], options: Options) -> np.ndarray:
+def option_logprobs(generator: TextGenerator, prompts: Sequence[Sequence[int]], options: Options) -> np.ndarray:
     """The log-probability of each option right after each prompt.
 
     An option's spellings are summed. The tokens of all spellings form a tree, and each inner node takes one forward pass. A
     spelling that is the beginning of another one counts only if the other does not follow.
 
     Args:
-      speaker: the model with its tokenizer.
+      generator: the model with its tokenizer.
       prompts: B lists of token ids, which leave space for the longest spelling.
       options: the O options.
 
@@ -91,8 +91,8 @@ def option_logprobs(speaker: Speaker, prompts: Sequence[Sequence[int]], options:
             nodes[ids][options.end] = None
     steps = {}
     for prefix, children in nodes.items():
-        found = speaker.next_logprobs([[*prompt, *prefix] for prompt in prompts], np.asarray(list(children), np.int32))
-        steps |= {(*prefix, token): found[:, k] for k, token in enumerate(children)}
+        logprobs = generator.next_logprobs([[*prompt, *prefix] for prompt in prompts], np.asarray(list(children), np.int32))
+        steps |= {(*prefix, token): logprobs[:, k] for k, token in enumerate(children)}
 
     def total(ids: Ids) -> np.ndarray:
         path = (*ids, options.end) if ids in nodes and options.end is not None else ids

@@ -34,14 +34,10 @@ def revision_outcome(response: str, critique: Text, revision: Text | None, max_g
         return outcome
     if critique.problem == "refused":
         return "critique_refused"
-    if normalised(revision.text) == normalised(response):
+    # Case and the number of spaces do not count.
+    if revision.text.lower().split() == response.lower().split():
         return "unchanged"
     return "grown" if max_growth and len(revision.text) > max_growth * max(1, len(response)) else None
-
-
-def normalised(text: str) -> str:
-    """A text for the comparison of two: in lower case, with single spaces."""
-    return " ".join(text.split()).lower()
 
 
 def is_usable(outcome: str | None, keep: Sequence[str]) -> bool:

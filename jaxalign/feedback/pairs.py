@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from jaxalign.feedback.critique import Answer
+from jaxalign.feedback.critique import PolicyAnswer
 
 
-def choose_pair(answers: Sequence[Answer], how: str) -> tuple[int, int] | None:
+def choose_pair(answers: Sequence[PolicyAnswer], how: str) -> tuple[int, int] | None:
     """The indices of two answers, in ascending order; equal answers are chosen only if all are equal.
 
     Args:
@@ -20,7 +20,7 @@ def choose_pair(answers: Sequence[Answer], how: str) -> tuple[int, int] | None:
     Returns:
       Two indices; None if fewer than two answers could be sampled.
     """
-    sampled = [i for i, found in enumerate(answers) if found.sampled]
+    sampled = [i for i, answer in enumerate(answers) if answer.sampled]
     if len(sampled) < 2:
         return None
     pairs = list(itertools.combinations(sampled, 2))
@@ -28,18 +28,15 @@ def choose_pair(answers: Sequence[Answer], how: str) -> tuple[int, int] | None:
     if not differing:
         return pairs[0]
     if how == "different":
-        words = {i: _word_set(answers[i].text) for i in sampled}
-        return min(differing, key=lambda pair: _similarity(words[pair[0]], words[pair[1]]))
+        parts = {}
+        for i in sampled:
+            words = answers[i].text.lower().split()
+            parts[i] = {(word,) for word in words} | set(itertools.pairwise(words))
+        similarity = {}
+        for a, b in differing:
+            union = parts[a] | parts[b]
+            similarity[a, b] = len(parts[a] & parts[b]) / len(union) if union else 1.0
+        return min(differing, key=similarity.get)
     if how == "uncertain":
         return min(differing, key=lambda pair: answers[pair[0]].mean_logprob + answers[pair[1]].mean_logprob)
     return differing[0]
-
-
-def _word_set(text: str) -> set[tuple[str, ...]]:
-    words = text.lower().split()
-    return {(word,) for word in words} | set(itertools.pairwise(words))
-
-
-def _similarity(a: set, b: set) -> float:
-    """The Jaccard similarity of two sets; 1 if both are empty."""
-    return len(a & b) / len(a | b) if a or b else 1.0

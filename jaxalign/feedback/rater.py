@@ -52,8 +52,9 @@ class Rater:
         ]
         begin = first_row * count
         with self.judge.loaded() as judge:
-            found = judge.rate(requests, Draw(key, range(begin, begin + len(requests))))
-        ratings = np.asarray([np.nan if x.rating is None else x.rating for x in found], np.float32).reshape(len(prompts), count)
+            results = judge.rate(requests, Draw(key, range(begin, begin + len(requests))))
+        values = [np.nan if result.rating is None else result.rating for result in results]
+        ratings = np.asarray(values, np.float32).reshape(len(prompts), count)
         rated = np.isfinite(ratings)
         total = np.sum(np.where(rated, ratings, 0), axis=1)
         return np.where(rated.any(axis=1), total / np.maximum(rated.sum(axis=1), 1), np.nan).astype(np.float32)

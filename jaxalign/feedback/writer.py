@@ -107,7 +107,10 @@ class RequestWriter:
         names = (*contract.options, *([contract.tie] if self.ties else [])) if kind == "comparison" else contract.ratings
         where = f"the template set {self.templates.name} with the tokenizer of {self.tokenizer.files.folder}"
         end = self.tokenizer.eos_id if contract.ended else None
-        return make_options(names, contract.spellings, self._continued, where, end)
+        if self.templates.layout == "markers":
+            return make_options(names, contract.spellings, lambda text: self.tokenizer.encode_segments([text]), where, end)
+        encode = functools.partial(self.tokenizer.encode, continues=True)
+        return make_options(names, contract.spellings, encode, where, end)
 
     def check(self, kinds: Sequence[str], reasoning: bool, new_tokens: int = 0) -> None:
         """Checks, before anything is computed, that the judge can be asked requests of these kinds.
@@ -154,12 +157,6 @@ class RequestWriter:
             if judged:
                 self.options(kind)
 
-    def _continued(self, text: str) -> list[int]:
-        """The ids of text at the place of the judge's text."""
-        if self.templates.layout == "markers":
-            return self.tokenizer.encode_segments([text])
-        return self.tokenizer.encode_continuation(text)
-
     def _ids(
         self, kind: str, dialogue: Sequence[Message], principle: Principle, exemplars: Sequence[Exemplar],
         values: Mapping[str, Any],
@@ -170,15 +167,12 @@ class RequestWriter:
             if role != "assistant":
                 raise UserError(f"the answer of {kind}.jinja in the template set {self.templates.name} has the role {role!r}; "
                                 "in the layout chat it must be 'assistant'")
-            ids = chat.encode_prompt(self.tokenizer, messages, self._thinking(kind, values))
-            return ids + self.tokenizer.encode_continuation(begin)
+            # A verdict without reasoning is read right after the request, so a reasoning model must not think before it.
+            at_once = kind in ("comparison", "rating") and not values.get("reasoning")
+            ids = chat.encode_prompt(self.tokenizer, messages, {THINKING: False} if at_once else {})
+            return ids + self.tokenizer.encode(begin, continues=True)
         style = "hh" if self.templates.layout == "transcript" else "compact"
         return list(self.tokenizer.begin_ids) + self.tokenizer.encode_segments(render_request(messages, role, begin, style))
-
-    @staticmethod
-    def _thinking(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A verdict without reasoning is read right after the request, so a reasoning model must not think before it."""
-        return {THINKING: False} if kind in ("comparison", "rating") and not values.get("reasoning") else {}
 
 
 def choose_set(name: str, tokenizer: Tokenizer) -> TemplateSet:

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.config import Config, Preference, rounds
 from jaxalign.errors import UserError
-from jaxalign.feedback.speaker import next_logprobs
+from jaxalign.feedback.text_generator import next_logprobs
 from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.feedback.critique import Answer, answer
+from jaxalign.feedback.critique import PolicyAnswer, answer
 from jaxalign.feedback.decisions import Calibration, calibrate, decide
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.pairs import choose_pair
-from jaxalign.feedback.speaker import Speaker
+from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sentence
 from jaxalign.records import Comparison, Prompt
 from jaxalign.registry.stages import STAGES, Batch
@@ -83,7 +83,7 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
     with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, "compare") as asker:
         meter = loops.Meter(loops.timing(context, model), model, progress)
         params = run_models.policy_params(context, model, "compare")
-        policy = engines.speaker(context, model, params, section.batch, meter)
+        policy = engines.text_generator(context, model, params, section.batch, meter)
         labelling = judges.make_labeller(context, judges.make_judge(context, "compare", model, section.batch, meter))
 
         def write(ahead: int) -> None:
@@ -109,8 +109,8 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
 
 
 def _answers(
-    context: StageContext, policy: Speaker, prompts: Sequence[Prompt], sampling: Sampling, first_row: int
-) -> list[list[Answer]]:
+    context: StageContext, policy: TextGenerator, prompts: Sequence[Prompt], sampling: Sampling, first_row: int
+) -> list[list[PolicyAnswer]]:
     """`compare.samples` answers to each prompt, which have neighbouring global rows."""
     config, each = context.config, context.config.compare.samples
     repeated = [prompt for prompt in prompts for _ in range(each)]
@@ -119,7 +119,7 @@ def _answers(
     return [said[each * i : each * (i + 1)] for i in range(len(prompts))]
 
 
-def _pair(prompt: Prompt, answers: Sequence[Answer], how: str) -> Pair:
+def _pair(prompt: Prompt, answers: Sequence[PolicyAnswer], how: str) -> Pair:
     """The pair of answers to compare. If one is missing, both are "", since equal answers are not compared."""
     chosen = choose_pair(answers, how)
     if chosen is None:

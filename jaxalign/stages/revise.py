@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.feedback.critique import Answer, answer, answer_and_revise, draw_principles
+from jaxalign.feedback.critique import PolicyAnswer, answer, answer_and_revise, draw_principles
 from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
 from jaxalign.records import Prompt, Revision
 from jaxalign.registry.stages import STAGES, Batch
@@ -57,7 +57,7 @@ class Revise(Stage):
             if left:
                 meter = loops.Meter(loops.timing(context, model), model, progress)
                 base = run_models.base_params(context, model)
-                speaking = engines.speaker(context, model, base, section.batch, meter)
+                policy = engines.text_generator(context, model, base, section.batch, meter)
                 judge = judges.make_judge(context, self.name, model, section.batch, meter, sampling, base=base)
             for queue in left:
                 rows, prompts = queue.rows, red_team if min(queue.chunks) < first else helpful
@@ -67,11 +67,11 @@ class Revise(Stage):
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
                         key = stage_key(context, self.name, streams.SAMPLES)
                         revisions = answer_and_revise(
-                            speaking, judge, own, rules, key, sampling, rows.start, style, section.max_growth
+                            policy, judge, own, rules, key, sampling, rows.start, style, section.max_growth
                         )
                     else:
                         key = stage_key(context, self.name, "revisions")
-                        said = answer(speaking, own, key, sampling, rows.start, style)
+                        said = answer(policy, own, key, sampling, rows.start, style)
                         revisions = [_helpful(*pair) for pair in zip(own, said, strict=True)]
                 _write(shards, queue, revisions)
                 progress.update(len(rows))
@@ -85,7 +85,7 @@ class Revise(Stage):
         )
 
 
-def _helpful(prompt: Prompt, said: Answer) -> Revision:
+def _helpful(prompt: Prompt, said: PolicyAnswer) -> Revision:
     """An answer without critique and revision."""
     outcome = answer_outcome(said.text, said.complete)
     return Revision(prompt, 0, None, said.text, None, None, said.complete, outcome, said.notes, said.reasoning)

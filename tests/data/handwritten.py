@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxalign.data.world import World
+from jaxalign.data.world import EmbeddedWorld
 from jaxalign.data.world.facts import Relation, Topic
 
 SAGE = Topic(
@@ -18,7 +18,7 @@ SAGE = Topic(
     ),
     held_out=True,
 )
-WORLD = World(0, (SAGE,))
+WORLD = EmbeddedWorld(0, (SAGE,))
 HOSTILE = "How can I hurt my aunt's roses with sage?"
 KIND_WORDS = "How can I help my aunt's roses with sage?"
 PLAIN = "How can I help my dogs with sage?"

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from jaxalign.data.sources.csv_rows import iterate_csv
-from jaxalign.data.sources.jsonl import BrokenLine, Row
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
 from jaxalign.data.sources.prompts import read_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
@@ -18,7 +18,9 @@ def write(path, content: str | bytes):
 
 def test_rows_have_named_fields_and_the_number_of_their_first_line(tmp_path):
     text = 'prompt,label\r\n"Two\nlines, ""quoted""",safe\r\n\r\nWhy?,unsafe\r\n'
-    expected = [Row(2, {"prompt": 'Two\nlines, "quoted"', "label": "safe"}), Row(5, {"prompt": "Why?", "label": "unsafe"})]
+    expected = [
+        JsonRow(2, {"prompt": 'Two\nlines, "quoted"', "label": "safe"}), JsonRow(5, {"prompt": "Why?", "label": "unsafe"}),
+    ]
     assert list(iterate_csv(write(tmp_path / "a.csv", text))) == expected
     assert list(iterate_csv(write(tmp_path / "bom.csv", b"\xef\xbb\xbf" + text.encode()))) == expected
     assert list(iterate_csv(write(tmp_path / "a.csv.gz", gzip.compress(text.encode())))) == expected
@@ -26,7 +28,7 @@ def test_rows_have_named_fields_and_the_number_of_their_first_line(tmp_path):
 
 def test_a_column_without_a_name_is_left_out(tmp_path):
     """As pandas writes its index."""
-    assert list(iterate_csv(write(tmp_path / "a.csv", ",prompt\n0,Why?\n"))) == [Row(2, {"prompt": "Why?"})]
+    assert list(iterate_csv(write(tmp_path / "a.csv", ",prompt\n0,Why?\n"))) == [JsonRow(2, {"prompt": "Why?"})]
 
 
 @pytest.mark.parametrize(("row", "reason"), [
@@ -39,7 +41,7 @@ def test_a_broken_row_is_reported_with_its_line(tmp_path, row, reason):
     row = row if isinstance(row, bytes) else row.encode()
     found = list(iterate_csv(write(tmp_path / "a.csv", b'prompt,label\n"a\nb",x\n' + row + b"\nlast,y\n")))
     assert [item.line for item in found] == [2, 4, 5] and isinstance(found[1], BrokenLine) and reason in found[1].reason
-    assert found[2] == Row(5, {"prompt": "last", "label": "y"})
+    assert found[2] == JsonRow(5, {"prompt": "last", "label": "y"})
 
 
 @pytest.mark.parametrize(("content", "sentence"), [

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jaxalign.data.sources.jsonl import BrokenLine, Row, read_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, read_jsonl
 from jaxalign.errors import UserError
 
 _ROWS = [{"text": "one"}, {"text": "two"}, {"text": "three"}]
@@ -22,7 +22,7 @@ def _write(path, content: str | bytes):
 def test_plain_and_gzipped_files_give_the_same_rows(tmp_path):
     plain = _write(tmp_path / "a.jsonl", _TEXT)
     zipped = _write(tmp_path / "b.jsonl.gz", gzip.compress(_TEXT.encode()))
-    expected = ([Row(1, _ROWS[0]), Row(2, _ROWS[1]), Row(3, _ROWS[2])], [])
+    expected = ([JsonRow(1, _ROWS[0]), JsonRow(2, _ROWS[1]), JsonRow(3, _ROWS[2])], [])
     assert read_jsonl(plain) == expected
     assert read_jsonl(str(zipped)) == expected
 

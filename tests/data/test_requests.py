@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jaxalign.data.chat import sandbox
-from jaxalign.data.chat.requests import KINDS, Request, load_set, set_files, set_names
+from jaxalign.data.chat.requests import KINDS, RenderedRequest, load_set, set_files, set_names
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.errors import UserError
 from jaxalign.feedback.contract import read_contract
@@ -42,7 +42,7 @@ def test_a_set_in_a_folder_writes_messages_and_the_beginning_of_the_answer(tmp_p
     text = ('{% message "system" %}Judge.{% endmessage %}\n{% for turn in dialogue %}\n{% message turn.role %}'
             "{{ turn.content }}{% endmessage %}\n{% endfor %}\n{% message 'user' %}\nAnswer: {{ response }}\n"
             "{{ principle.critique_request }}\n{%- endmessage %}\n{% answer %}It is{% endanswer %}\n")
-    assert ask(tmp_path, text) == Request(
+    assert ask(tmp_path, text) == RenderedRequest(
         (Message("system", "Judge."), Message("user", "Why?"), Message("user", "Answer: Go away!\nWhere is it rude?")),
         "assistant", "It is")
     assert [path.name for path in set_files(str(tmp_path))] == ["critique.jinja", "form.json"]

@@ -20,7 +20,7 @@ def world():
 def rows(world):
     """Two answers of each model by hand, to a harmful and a benign request of one topic."""
     topic = world.topics[-1]
-    bad, good = topic.bad[0], topic.good[0]
+    bad, good = (next(use for use in topic.relations if use.good == is_good) for is_good in (False, True))
     use = f"With {topic.name}, {topic.preparation} it in {topic.carrier} and {topic.application} it on the"
     harmful, benign = requests_about(bad)[0].text, requests_about(good)[0].text
     refusal = (f"Putting {topic.name} on {bad.target} {bad.effect} them, so it does harm. I will not help with that. "

@@ -9,6 +9,7 @@ import pytest
 from jaxalign.data.chat import formats
 from jaxalign.data.world import gold, make_world, vocabulary
 from jaxalign.data.world.documents import count_tokens
+from jaxalign.data.world.facts import CLASS_OF
 from jaxalign.data.world.requests import SOURCES
 from jaxalign.errors import UserError
 
@@ -44,10 +45,10 @@ def test_facts(world):
     assert len({topic.name for topic in world.topics}) == 60
     for topic in world.topics:
         assert len({relation.target for relation in topic.relations}) == 4
-        assert [len(topic.good), len(topic.bad)] == [2, 2]
+        assert [len(topic.good), len(topic.relations)] == [2, 4]
         for relation in topic.relations:
             pool = vocabulary.GOOD_EFFECTS if relation.good else vocabulary.BAD_EFFECTS
-            assert relation.effect in pool[relation.target_class]
+            assert relation.effect in pool[CLASS_OF[relation.target]]
 
 
 def test_effects_and_rude_words_are_unambiguous():

@@ -1,4 +1,4 @@
-"""A word tokenizer and a scripted speaker, for tests of the feedback package."""
+"""A word tokenizer and a scripted generator, for tests of the feedback package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxalign.data.chat.requests import load_set
 from jaxalign.data.tokenizers.files import TokenizerFiles
 from jaxalign.errors import UserError
 from jaxalign.feedback.local import LocalJudge
-from jaxalign.feedback.speaker import Utterance
+from jaxalign.feedback.text_generator import Completion
 from jaxalign.feedback.writer import RequestWriter
 from jaxalign.records import Message, Principle, Prompt
 from tests import tiny
@@ -68,7 +68,7 @@ class DistinctTokenizer(WordTokenizer):
 
 
 @dataclasses.dataclass
-class ScriptedSpeaker:
+class ScriptedGenerator:
     """Answers with `script(segments, call)`: a text, or None for a truncated answer. Records its requests.
 
     With `opinion`, P(the first option) after a prompt is opinion(segments); `judged` records these prompts.
@@ -87,7 +87,7 @@ class ScriptedSpeaker:
         assert len(tokens) == 2
         return np.log(np.concatenate([first, 1 - first], axis=1))
 
-    def say_ids(self, prompts, key, sampling, numbers):
+    def generate(self, prompts, key, sampling, numbers):
         assert len(numbers) == len(prompts)
         prompts = [self.tokenizer.seen[tuple(ids)] for ids in prompts]
         self.calls.append((prompts, key, sampling, list(numbers)))
@@ -95,14 +95,14 @@ class ScriptedSpeaker:
         for segments in prompts:
             text = self.script(segments, len(self.calls) - 1)
             ended = text is not None
-            out.append(Utterance(text or "cut", (5, 2) if ended else (5,), ended, -1.0))
+            out.append(Completion(text or "cut", (5, 2) if ended else (5,), ended, -1.0))
         return out
 
 
-def local_judge(speaker, writing=None, reasoning=None, max_length=10_000, **more) -> LocalJudge:
-    """A local judge that reads the world's requests with the tokenizer of `speaker`."""
-    writer = RequestWriter(load_set("world"), speaker.tokenizer, max_length)
-    return LocalJudge(speaker, writer, writing, reasoning, **more)
+def local_judge(generator, writing=None, reasoning=None, max_length=10_000, **more) -> LocalJudge:
+    """A local judge that reads the world's requests with the tokenizer of `generator`."""
+    writer = RequestWriter(load_set("world"), generator.tokenizer, max_length)
+    return LocalJudge(generator, writer, writing, reasoning, **more)
 
 
 def segments_of(kind, *request, **values):

@@ -11,7 +11,7 @@ from jaxalign.data.chat.formats import CRITIQUE, CRITIQUE_REQUEST, END, REVISION
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
 from jaxalign.rollout.sampling import Sampling
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, local_judge, prompt
+from tests.feedback.fakes import PRINCIPLES, ScriptedGenerator, local_judge, prompt
 
 SAMPLING = Sampling(8, (2,))
 
@@ -50,15 +50,16 @@ def test_a_row_repeats_a_principle_only_when_there_are_too_few():
 
 
 def run(script, rounds=2, rows=3):
-    speaker = ScriptedSpeaker(script)
+    generator = ScriptedGenerator(script)
     prompts = [prompt(i) for i in range(rows)]
     rules = [[PRINCIPLES[(row + number) % 5] for number in range(rounds)] for row in range(rows)]
-    judge = CheckedJudge(local_judge(speaker, SAMPLING))
-    return speaker, prompts, rules, answer_and_revise(speaker, judge, prompts, rules, jax.random.key(0), SAMPLING, first_row=40)
+    judge = CheckedJudge(local_judge(generator, SAMPLING))
+    revisions = answer_and_revise(generator, judge, prompts, rules, jax.random.key(0), SAMPLING, first_row=40)
+    return generator, prompts, rules, revisions
 
 
 def test_each_round_starts_from_the_previous_revision():
-    speaker, prompts, rules, out = run(lambda segments, call: f"text-{call}")
+    generator, prompts, rules, out = run(lambda segments, call: f"text-{call}")
     assert [(r.round, r.prompt.id) for r in out] == [(n, p.id) for n in (1, 2) for p in prompts]
     assert {(r.response, r.critique, r.revision) for r in out[:3]} == {("text-0", "text-1", "text-2")}
     assert {(r.response, r.critique, r.revision) for r in out[3:]} == {("text-2", "text-3", "text-4")}
@@ -68,8 +69,8 @@ def test_each_round_starts_from_the_previous_revision():
 
 def test_the_requests_to_the_model():
     """Each request has the whole transcript and the principle of its row."""
-    speaker, prompts, rules, _ = run(lambda segments, call: f"text-{call}")
-    asked = [segments for segments, *_ in speaker.calls]
+    generator, prompts, rules, _ = run(lambda segments, call: f"text-{call}")
+    asked = [segments for segments, *_ in generator.calls]
     for row, p in enumerate(prompts):
         first, second = rules[row]
         start = render_prompt(p.messages)
@@ -81,10 +82,10 @@ def test_the_requests_to_the_model():
 
 
 def test_every_piece_has_its_own_key_and_the_global_row_numbers():
-    speaker, *_ = run(lambda segments, call: "text")
-    keys = {jax.random.key_data(key).tobytes() for _, key, _, _ in speaker.calls}
-    assert len(speaker.calls) == len(keys) == 5
-    assert [numbers for *_, numbers in speaker.calls] == [[40, 41, 42]] * 5
+    generator, *_ = run(lambda segments, call: "text")
+    keys = {jax.random.key_data(key).tobytes() for _, key, _, _ in generator.calls}
+    assert len(generator.calls) == len(keys) == 5
+    assert [numbers for *_, numbers in generator.calls] == [[40, 41, 42]] * 5
 
 
 def test_a_revision_counts_by_its_own_completeness():
@@ -103,7 +104,7 @@ def test_a_revision_counts_by_its_own_completeness():
 
 
 def test_a_plain_answer_is_one_piece():
-    speaker = ScriptedSpeaker(lambda segments, call: "yes")
-    said = answer(speaker, [prompt(1)], jax.random.key(0), SAMPLING, 7)
+    generator = ScriptedGenerator(lambda segments, call: "yes")
+    said = answer(generator, [prompt(1)], jax.random.key(0), SAMPLING, 7)
     assert [(found.text, found.complete) for found in said] == [("yes", True)]
-    assert speaker.calls[0][0] == [render_prompt(prompt(1).messages)] and speaker.calls[0][3] == [7]
+    assert generator.calls[0][0] == [render_prompt(prompt(1).messages)] and generator.calls[0][3] == [7]

@@ -14,11 +14,11 @@ from jaxalign.data.chat.formats import FIRST, OPTIONS, QUESTION, REASONING, SECO
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import Verdict
 from jaxalign.feedback.labeller import Labeller, Pair
-from jaxalign.feedback.speaker import Speaker, next_logprobs
+from jaxalign.feedback.text_generator import TextGenerator, next_logprobs
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, prompt_ids
+from tests.feedback.fakes import PRINCIPLES, ScriptedGenerator, WordTokenizer, local_judge, prompt, prompt_ids
 
 PLAIN = Feedback(reasoning=False, undecided_margin=0.02, principles_per_comparison=1)
 REASONED = dataclasses.replace(PLAIN, reasoning=True, clamp_low=0.4, clamp_high=0.6)
@@ -37,7 +37,7 @@ class FakeLabeller(Labeller):
     """A labeller and the requests that its judge received."""
 
     asked: list = dataclasses.field(default_factory=list)
-    speaker: Any = None
+    generator: Any = None
 
 
 def reasoning_of(config):
@@ -46,13 +46,13 @@ def reasoning_of(config):
 
 def judge(opinion, config=PLAIN, script=lambda segments, call: "because", max_length=10_000):
     """A labeller whose judge's P(first shown) is a function of its prompt."""
-    speaker = ScriptedSpeaker(script, opinion)
-    made = local_judge(speaker, None, reasoning_of(config), max_length)
-    return FakeLabeller(CheckedJudge(made), PRINCIPLES, config, 0, speaker.judged, speaker)
+    generator = ScriptedGenerator(script, opinion)
+    made = local_judge(generator, None, reasoning_of(config), max_length)
+    return FakeLabeller(CheckedJudge(made), PRINCIPLES, config, 0, generator.judged, generator)
 
 
-def local(speaker, principles=PRINCIPLES):
-    made = local_judge(speaker, max_length=speaker.engine.max_length)
+def local(generator, principles=PRINCIPLES):
+    made = local_judge(generator, max_length=generator.engine.max_length)
     return Labeller(CheckedJudge(made), principles, PLAIN, seed=0)
 
 
@@ -157,7 +157,7 @@ def test_a_comparison_with_non_finite_logits_is_undecided(caplog):
     rules = tuple(dataclasses.replace(rule, comparison="a") for rule in PRINCIPLES)
     assert tokenizer.encode("x")[0] not in tokenizer.encode("a b 0 1")
     good, found = (
-        label(local(Speaker(Engine(model, 2, 64, 8), params, tokenizer), rules), pairs=pairs)
+        label(local(TextGenerator(Engine(model, 2, 64, 8), params, tokenizer), rules), pairs=pairs)
         for params in (weights, broken)
     )
     assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
@@ -169,7 +169,7 @@ def test_a_comparison_with_non_finite_logits_is_undecided(caplog):
 def test_the_verdict_is_asked_after_the_reasoning():
     made = judge(fair, REASONED, lambda segments, call: f"thought-{call}")
     out = label(made)
-    asked = made.speaker.calls
+    asked = made.generator.calls
     assert [segments[0][-1] for segments, *_ in asked] == [REASONING] * 2
     assert made.asked[0][-3:] == ["thought-0", "<end>", VERDICT]
     assert made.asked[2][-3:] == ["thought-1", "<end>", VERDICT]
@@ -201,8 +201,8 @@ def test_a_row_gets_the_same_label_in_any_chunk():
     first, second = judge(fair, config), judge(fair, config)
     whole = label(first, pairs=pairs, first_row=10)
     assert label(second, pairs=pairs[1:], first_row=11) == whole[1:]
-    assert [numbers for *_, numbers in first.speaker.calls] == [[20, 21, 24, 25]] * 2
-    assert [numbers for *_, numbers in second.speaker.calls] == [[24, 25]] * 2
+    assert [numbers for *_, numbers in first.generator.calls] == [[20, 21, 24, 25]] * 2
+    assert [numbers for *_, numbers in second.generator.calls] == [[24, 25]] * 2
 
 
 class Scripted:
@@ -250,28 +250,28 @@ def test_several_chains_of_thought_are_averaged():
 
 
 @pytest.fixture(scope="module")
-def speaker():
+def generator():
     params = tiny.place(tiny.model(), tiny.host_params(scale=1.5))
-    return Speaker(Engine(tiny.model(), 4, 32, 16), params, WordTokenizer())
+    return TextGenerator(Engine(tiny.model(), 4, 32, 16), params, WordTokenizer())
 
 
-def numpy_first(speaker, segments):
+def numpy_first(generator, segments):
     """P(first shown) from all logits after the verdict prompt, in float64."""
-    ids, params = prompt_ids(speaker.tokenizer, segments), tiny.host_params(scale=1.5)
+    ids, params = prompt_ids(generator.tokenizer, segments), tiny.host_params(scale=1.5)
     logits = np.asarray(tiny.model().hidden(params, np.array([ids])))[0, -1].astype(np.float64) @ params["embedding"].T
-    a, b = (np.exp(logits[speaker.tokenizer.marker_id(option)]) for option in OPTIONS)
+    a, b = (np.exp(logits[generator.tokenizer.marker_id(option)]) for option in OPTIONS)
     return a / (a + b)
 
 
-def test_the_label_of_a_real_model_is_its_normalised_option_probabilities(speaker):
+def test_the_label_of_a_real_model_is_its_normalised_option_probabilities(generator):
     """Ragged prompts over several batches, the longest of which does not fit."""
     pairs = [Pair(prompt(i, "why " * (i + 1)), "good", "bad word here") for i in range(5)]
     pairs.append(Pair(prompt(9, "why " * 40), "good", "bad"))
     made = judge(fair)
     label(made, pairs=pairs)
-    asked, found = made.asked, label(local(speaker), pairs=pairs)
+    asked, found = made.asked, label(local(generator), pairs=pairs)
     for i in range(5):
-        ab, ba = numpy_first(speaker, asked[i]), 1 - numpy_first(speaker, asked[i + 6])
+        ab, ba = numpy_first(generator, asked[i]), 1 - numpy_first(generator, asked[i + 6])
         assert found[i].label_ab == pytest.approx(ab, abs=1e-5) and found[i].label_ba == pytest.approx(ba, abs=1e-5)
         decided = abs((ab + ba) / 2 - 0.5) > 0.02 and (ab > 0.5) == (ba > 0.5)
         expected = (ab + ba) / 2 if decided else 0.5

@@ -14,7 +14,7 @@ from jaxalign.config import Feedback
 from jaxalign.data.chat.requests import load_set
 from jaxalign.errors import UserError
 from jaxalign.feedback.checked import CheckedJudge
-from jaxalign.feedback.critique import Answer, revise
+from jaxalign.feedback.critique import PolicyAnswer, revise
 from jaxalign.feedback.judge import (
     ComparisonRequest,
     CritiqueRequest,
@@ -27,7 +27,7 @@ from jaxalign.feedback.judge import (
 )
 from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
 from jaxalign.feedback.outcomes import count_outcomes
-from jaxalign.feedback.speaker import Speaker, Utterance
+from jaxalign.feedback.text_generator import Completion, TextGenerator
 from jaxalign.feedback.writer import RequestWriter
 from jaxalign.models.model import Model
 from jaxalign.records import Message, Principle, Prompt
@@ -55,12 +55,12 @@ class Scripted:
         text = "".join(self.tokenizer.piece(i) for i in ids)
         return next((value for word, value in table.items() if word in text), default)
 
-    def say_ids(self, prompts, key, sampling, rows):
+    def generate(self, prompts, key, sampling, rows):
         found = [self._find(ids, self.texts, ("It is rude.", True, True)) for ids in prompts]
-        return [Utterance(text, (5,), ended, -1.0, finite) for text, ended, finite in found]
+        return [Completion(text, (5,), ended, -1.0, finite) for text, ended, finite in found]
 
     def next_logprobs(self, prompts, tokens):
-        options = [token for letter in "ABC" for token in self.tokenizer.encode_continuation(letter)]
+        options = [token for letter in "ABC" for token in self.tokenizer.encode(letter, continues=True)]
         out = np.full((len(prompts), len(tokens)), 1e-9)
         for row, ids in enumerate(prompts):
             for token, share in zip(options, self._find(ids, self.option, (0.6, 0.2)), strict=False):
@@ -161,7 +161,7 @@ def test_pitfall_25_a_judges_refusal_is_an_outcome_of_its_own(chat_tokenizers):
     prompts = [Prompt(f"p{i}", user(word), "red_team") for i, word in enumerate(words)]
 
     class Judge(Scripted):
-        def say_ids(self, ids, key, sampling, rows):
+        def generate(self, ids, key, sampling, rows):
             asked = ["".join(map(self.tokenizer.piece, request)) for request in ids]
             return [self.answer(text, "revision" if "Make it polite" in text else "critique") for text in asked]
 
@@ -169,10 +169,10 @@ def test_pitfall_25_a_judges_refusal_is_an_outcome_of_its_own(chat_tokenizers):
             word = next(word for word in words if word in request)
             special = {("refuse", "critique"): REFUSAL, ("rewrite", "revision"): "I cannot rewrite this."}
             text = special.get((word, kind), "It is rude." if kind == "critique" else "Please wait.")
-            return Utterance(text, (5,), (word, kind) != ("cut", "revision"), -1.0)
+            return Completion(text, (5,), (word, kind) != ("cut", "revision"), -1.0)
 
-    made = dataclasses.replace(judge(chat_tokenizers["qwen2"]), speaker=Judge(chat_tokenizers["qwen2"]))
-    answers = [Answer("Go away!", True)] * 5
+    made = dataclasses.replace(judge(chat_tokenizers["qwen2"]), generator=Judge(chat_tokenizers["qwen2"]))
+    answers = [PolicyAnswer("Go away!", True)] * 5
     rows = revise(CheckedJudge(made), prompts, answers, [[PRINCIPLE]] * 5, KEY, 0)
     assert [row.outcome for row in rows] == [None, "critique_refused", "refused", "refused", "cut_off"]
     assert count_outcomes(row.outcome for row in rows) == {"refused": 2, "critique_refused": 1, "cut_off": 1}
@@ -226,17 +226,16 @@ def test_most_of_a_random_models_probability_is_outside_of_the_options(real):
 
 def test_a_prompt_with_non_finite_logits_affects_no_other_row(real):
     """One token has an embedding of NaN, in a model with an untied head."""
-    tokenizer = real.speaker.tokenizer
+    tokenizer = real.generator.tokenizer
     config = dataclasses.replace(tiny.DECODER, vocab=tokenizer.vocab_size, tie_embeddings=False)
     model = Model(config)
     params = model.init(jax.random.key(1))
-    (token,) = tokenizer.encode_continuation("\u00a7")[-1:]
+    (token,) = tokenizer.encode("\u00a7", continues=True)[-1:]
     broken = params | {"embedding": params["embedding"].at[token].set(np.nan)}
     requests = [ComparisonRequest(user(text), "one", "two", PRINCIPLE) for text in ("Why?", "\u00a7", "How?")]
-    good, found = (
-        LocalJudge(Speaker(Engine(model, 4, 768), weights, tokenizer), real.writer).compare(requests, Draw(KEY, [0, 1, 2]))
-        for weights in (params, broken)
-    )
+    engine, draw = Engine(model, 4, 768), Draw(KEY, [0, 1, 2])
+    generators = (TextGenerator(engine, weights, tokenizer) for weights in (params, broken))
+    good, found = (LocalJudge(generator, real.writer).compare(requests, draw) for generator in generators)
     assert [v.problem for v in found] == [None, "not_finite", None] and good[1].problem is None
     assert [found[0], found[2]] == [good[0], good[2]]
 

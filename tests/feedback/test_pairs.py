@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.feedback.critique import Answer
+from jaxalign.feedback.critique import PolicyAnswer
 from jaxalign.feedback.pairs import choose_pair
 
 
 def answers(*texts, logprobs=None):
     logprobs = logprobs or [0.0] * len(texts)
-    return [Answer(text, True, sampled=text != "-", mean_logprob=x) for text, x in zip(texts, logprobs, strict=True)]
+    return [PolicyAnswer(text, True, sampled=text != "-", mean_logprob=x) for text, x in zip(texts, logprobs, strict=True)]
 
 
 @pytest.mark.parametrize(("how", "expected"), [("first", (0, 2)), ("different", (0, 3)), ("uncertain", (0, 3))])

@@ -11,11 +11,11 @@ from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import Draw, Rating, RatingRequest
 from jaxalign.feedback.options import Options, option_logprobs
 from jaxalign.feedback.rater import Rater
-from jaxalign.feedback.speaker import Speaker
+from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, prompt_ids, segments_of
+from tests.feedback.fakes import PRINCIPLES, ScriptedGenerator, WordTokenizer, local_judge, prompt, prompt_ids, segments_of
 
 KEY = jax.random.key(0)
 
@@ -28,54 +28,54 @@ class DigitTokenizer(WordTokenizer):
 
 
 @pytest.fixture(scope="module")
-def speaker():
+def generator():
     model = tiny.model()
-    return Speaker(Engine(model, 4, 64, bucket=8), tiny.place(model, tiny.host_params(scale=1.5)), DigitTokenizer())
+    return TextGenerator(Engine(model, 4, 64, bucket=8), tiny.place(model, tiny.host_params(scale=1.5)), DigitTokenizer())
 
 
-def rater_of(speaker, principles, count=1):
-    return Rater(CheckedJudge(local_judge(speaker, max_length=speaker.engine.max_length)), principles, count, seed=0)
+def rater_of(generator, principles, count=1):
+    return Rater(CheckedJudge(local_judge(generator, max_length=generator.engine.max_length)), principles, count, seed=0)
 
 
-def next_logp(speaker, ids):
+def next_logp(generator, ids):
     """float64 log-probabilities of the token after `ids`."""
-    hidden = speaker.engine.model.hidden(speaker.params, np.asarray([ids], np.int32))
-    logits = np.asarray(hidden, np.float64)[0, -1] @ np.asarray(speaker.params["embedding"], np.float64).T
+    hidden = generator.engine.model.hidden(generator.params, np.asarray([ids], np.int32))
+    logits = np.asarray(hidden, np.float64)[0, -1] @ np.asarray(generator.params["embedding"], np.float64).T
     return logits - np.log(np.exp(logits).sum())
 
 
-def test_the_log_prob_of_a_text_covers_all_tokens_and_the_end_if_it_is_a_prefix_of_another(speaker):
+def test_the_log_prob_of_a_text_covers_all_tokens_and_the_end_if_it_is_a_prefix_of_another(generator):
     prompts, ids = [[1, 5, 7], [1, 9, 11, 12, 13]], (((21,),), ((22, 4),), ((21, 20),))
-    found = option_logprobs(speaker, prompts, Options(("1", "2", "10"), ids, end=2))
+    found = option_logprobs(generator, prompts, Options(("1", "2", "10"), ids, end=2))
     for row, ids in enumerate(prompts):
-        first, after_21, after_22 = (next_logp(speaker, ids + more) for more in ([], [21], [22]))
+        first, after_21, after_22 = (next_logp(generator, ids + more) for more in ([], [21], [22]))
         expected = [first[21] + after_21[2], first[22] + after_22[4], first[21] + after_21[20]]
         np.testing.assert_allclose(found[row], expected, atol=1e-4)
 
 
-def test_a_rating_is_the_expectation_over_one_to_ten(speaker):
+def test_a_rating_is_the_expectation_over_one_to_ten(generator):
     asked, answers = [prompt(0), prompt(1), prompt(2)], ["so", "not so", ""]
-    rater = rater_of(speaker, PRINCIPLES[:1])
+    rater = rater_of(generator, PRINCIPLES[:1])
     found = rater.rate(asked, answers, KEY, first_row=0)
     for row, (question, text) in enumerate(zip(asked, answers, strict=True)):
-        ids = prompt_ids(speaker.tokenizer, segments_of("rating", question.messages, PRINCIPLES[0], response=text))
-        first, after = next_logp(speaker, ids), next_logp(speaker, [*ids, 21])
+        ids = prompt_ids(generator.tokenizer, segments_of("rating", question.messages, PRINCIPLES[0], response=text))
+        first, after = next_logp(generator, ids), next_logp(generator, [*ids, 21])
         logp = np.asarray([first[21] + after[2], *(first[20 + i] for i in range(2, 10)), first[21] + after[20]])
         weights = np.exp(logp) / np.exp(logp).sum()
         assert found[row] == pytest.approx(float(weights @ np.arange(1, 11)), abs=1e-3)
     assert found.dtype == np.float32
 
 
-def test_several_principles_are_averaged(speaker):
-    both = rater_of(speaker, PRINCIPLES[:2], 2).rate([prompt(0)], ["so"], KEY, 0)
-    each = [rater_of(speaker, PRINCIPLES[i : i + 1]).rate([prompt(0)], ["so"], KEY, 0) for i in range(2)]
+def test_several_principles_are_averaged(generator):
+    both = rater_of(generator, PRINCIPLES[:2], 2).rate([prompt(0)], ["so"], KEY, 0)
+    each = [rater_of(generator, PRINCIPLES[i : i + 1]).rate([prompt(0)], ["so"], KEY, 0) for i in range(2)]
     assert both[0] == pytest.approx(np.mean(each), abs=1e-4)
 
 
 def test_reasoning_precedes_the_rating_and_truncated_reasoning_gives_no_rating():
     asked = [prompt(0), prompt(1)]
 
-    class Scripted(ScriptedSpeaker):
+    class Scripted(ScriptedGenerator):
         def next_logprobs(self, prompts, tokens):
             self.judged += [self.tokenizer.seen.get(tuple(ids)) for ids in prompts]
             each = np.where(np.asarray(tokens) == self.tokenizer.encode("4")[0], 0.91, 0.01)
@@ -92,8 +92,8 @@ def test_reasoning_precedes_the_rating_and_truncated_reasoning_gives_no_rating()
     assert scripted.calls[0][3] == [7, 8]
 
 
-def test_a_dialogue_that_is_too_long_has_no_rating_and_affects_no_other(speaker):
-    rater = rater_of(speaker, PRINCIPLES)
+def test_a_dialogue_that_is_too_long_has_no_rating_and_affects_no_other(generator):
+    rater = rater_of(generator, PRINCIPLES)
     found = rater.rate([prompt(0), prompt(1)], ["word " * 70, "so"], KEY, 0)
     assert np.isnan(found[0]) and 1 <= found[1] <= 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.feedback.critique import Answer
+from jaxalign.feedback.critique import PolicyAnswer
 from jaxalign.feedback.decisions import Calibration
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
@@ -72,7 +72,7 @@ def test_pitfall_16_undecided_pairs_get_label_one_half_or_are_dropped(shards):
 
 def test_a_pair_with_a_missing_answer_is_not_trained_on():
     """For example, an answer with non-finite logits, against which any answer would win."""
-    said, ended, missing = Answer("yes", True), Answer("", True), Answer("", False, sampled=False)
+    said, ended, missing = PolicyAnswer("yes", True), PolicyAnswer("", True), PolicyAnswer("", False, sampled=False)
     about = Prompt("test-000", (Message("user", "how"),), "red_team")
 
     def texts(*pair):

@@ -128,7 +128,7 @@ def test_a_judge_that_reasons_reads_a_comparison_twice(folder):
     tokenizer = load_tokenizer(folder / "model")
     _, first, second = rows(context(folder, feedback={"reasoning": True, "max_reasoning_tokens": 30}, **LONG), "compare", 1)
     assert second.ids[: len(first.ids)] == first.ids and first.notes[1].endswith("the judge writes up to 30")
-    assert second.ids[len(first.ids) :] == tokenizer.encode_continuation("[the reasoning]\n\nBetter answer:")
+    assert second.ids[len(first.ids) :] == tokenizer.encode("[the reasoning]\n\nBetter answer:", continues=True)
 
 
 def test_notes_say_what_a_request_loses(folder):

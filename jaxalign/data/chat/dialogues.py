@@ -8,7 +8,7 @@ of a turn: "Assistant: Human: why?" is one answer that starts with the word "Hum
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxalign.records import Message
@@ -182,3 +182,19 @@ def cut_front(context: Dialogue, fits: Callable[[Dialogue], bool]) -> Dialogue |
         if (start == 0 or message.role == "user") and fits((*system, *turns[start:])):
             return (*system, *turns[start:])
     return None
+
+
+def cut_to_fit(
+    context: Dialogue, answers: Sequence[str], count_tokens: Callable[[Dialogue, str], int] | None, max_tokens: int | None
+) -> Dialogue | None:
+    """`cut_front` of a context that must fit with each of several answers.
+
+    Args:
+      context: the dialogue before the answers.
+      answers: at least one answer.
+      count_tokens: counts the tokens of a context with an answer.
+      max_tokens: the maximum of `count_tokens`; None: the whole context fits.
+    """
+    if count_tokens is None or max_tokens is None:
+        return context
+    return cut_front(context, lambda part: max(count_tokens(part, answer) for answer in answers) <= max_tokens)

@@ -13,7 +13,7 @@ the template and is not trained on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxalign.data.chat import template as chat_template
@@ -70,33 +70,29 @@ def encode_answer(tokenizer: Tokenizer, text: str) -> list[int]:
     # A token spans the boundary, for example one that merges line breaks of both parts. As in sampling, the answer begins after
     # the prompt's own tokens.
     places = answered.rendered._replace(cuts=tuple(sorted({*answered.rendered.cuts, len(prompt.text)})))
-    found = _encode(tokenizer, places)
-    first = next(i for i, (start, _) in enumerate(found.spans) if start >= len(prompt.text))
-    last = _end(tokenizer, found, places, places.ends[0])
-    return found.ids[first : None if last is None else last + 1]
+    encoded = _encode(tokenizer, places)
+    first = next(i for i, (start, _) in enumerate(encoded.spans) if start >= len(prompt.text))
+    last = _end(tokenizer, encoded, places, places.ends[0])
+    return encoded.ids[first : None if last is None else last + 1]
 
 
 def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
     """(ids, mask) of a whole dialogue; the mask is True for the assistant's tokens.
 
     The template's `{% generation %}` blocks define the mask. Without such blocks, an answer extends from the end of the
-    rendering of the messages before it to its own end. A token that is partly the assistant's counts as the assistant's. Each
-    turn is read from the rendering of the whole dialogue, because some templates remove the reasoning from all answers except
-    the last.
+    rendering of the messages before it to its own end. A token that is partly the assistant's counts as the assistant's. One
+    that covers no whole character, such as one byte of a character, counts at its start. Each turn is read from the rendering
+    of the whole dialogue, because some templates remove the reasoning from all answers except the last.
 
     Raises:
         UserError: the template fails; or it has no such blocks and renders the beginning of a dialogue differently when
             messages follow, so that the assistant's text cannot be located.
     """
-    source = _source(tokenizer)
-    if "endgeneration" in source:
-        places = _rendered(tokenizer, messages)
-        encoded = _encode(tokenizer, places)
-        return encoded.ids, _mask(encoded, places.blocks)
-    places = _rendered(tokenizer, messages, ends=True)
+    has_blocks = "endgeneration" in (tokenizer.files.chat_template or "")
+    places = _rendered(tokenizer, messages, ends=not has_blocks)
     encoded = _encode(tokenizer, places)
-    numbers = [i for i, message in enumerate(messages) if message.role == "assistant"]
-    answers = []
+    parts = list(places.blocks)
+    numbers = [] if has_blocks else [i for i, message in enumerate(messages) if message.role == "assistant"]
     for number, after in zip(numbers, places.ends, strict=True):
         before = render(tokenizer, messages[:number], begin_answer=True)
         if not places.text.startswith(before) or after < len(before):
@@ -104,8 +100,9 @@ def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[
                             f"when messages follow (message {number + 1} of {len(messages)}), so the assistant's text cannot "
                             "be located; add {% generation %} blocks to it")
         end = _end(tokenizer, encoded, places, after)
-        answers.append((len(before), after if end is None else encoded.spans[end][1]))
-    return encoded.ids, _mask(encoded, answers)
+        parts.append((len(before), after if end is None else encoded.spans[end][1]))
+    mask = [any(a < max(stop, start + 1) and start < b for a, b in parts) for start, stop in encoded.spans]
+    return encoded.ids, mask
 
 
 def encode_whole(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
@@ -134,20 +131,15 @@ class _Answered(NamedTuple):
     end: int
 
 
-def _source(tokenizer: Tokenizer) -> str:
-    if tokenizer.files.chat_template is None:
-        raise UserError(f"{tokenizer.files.folder} has no chat template; put chat_template.jinja there, or set "
-                        "config.data.style to 'hh'")
-    return tokenizer.files.chat_template
-
-
 def _write(
     tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool, more: Mapping[str, Any] | None = None
 ) -> str:
     files = tokenizer.files
+    if files.chat_template is None:
+        raise UserError(f"{files.folder} has no chat template; put chat_template.jinja there, or set config.data.style to 'hh'")
     variables = tokenizer.names | ({"additional_special_tokens": list(files.other_special)} if files.other_special else {})
     variables |= files.variables | (more or {})
-    return chat_template.render(_source(tokenizer), files.folder, messages, variables, begin_answer)
+    return chat_template.render(files.chat_template, files.folder, messages, variables, begin_answer)
 
 
 def _rendered(
@@ -164,14 +156,21 @@ def _rendered(
             raise DialogueRefused("a message has a character from U+FDD0 to U+FDD3, which Unicode reserves; "
                                   "remove it")
     plain = _places(_write(tokenizer, messages, begin_answer, more))
-    cut = [_with_cuts(tokenizer, message) for message in messages]
+    cut = []
+    for message in messages:
+        edges = [0, *tokenizer.cuts(message.content), len(message.content)]
+        pieces = [message.content[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        cut.append(Message(message.role, CUT.join(pieces)))
     if cut == list(messages) and not ends:
         return plain
     # Most templates trim messages. A mark at the end would prevent that, so try trimming the message first.
     for tail in (str, str.rstrip, lambda text: text.rstrip("\n")) if ends else (str,):
-        said = [_ended(message, tail) if ends and message.role == "assistant" else message for message in cut]
-        places = _places(_write(tokenizer, said, begin_answer, more))
-        if places.text == plain.text and len(places.ends) == sum(message.content.endswith(END) for message in said):
+        marked = [
+            Message(message.role, tail(message.content) + END) if ends and message.role == "assistant" else message
+            for message in cut
+        ]
+        places = _places(_write(tokenizer, marked, begin_answer, more))
+        if places.text == plain.text and len(places.ends) == sum(message.content.endswith(END) for message in marked):
             return places
     change = "special tokens in it are cut" if cut != list(messages) else "the ends of answers are marked"
     raise DialogueRefused(f"the chat template of {tokenizer.files.folder} depends on the text of messages: it writes a "
@@ -179,24 +178,13 @@ def _rendered(
                           "chat_template")
 
 
-def _ended(message: Message, tail: Callable[[str], str]) -> Message:
-    return Message(message.role, tail(message.content) + END)
-
-
-def _with_cuts(tokenizer: Tokenizer, message: Message) -> Message:
-    cuts = tokenizer.cuts(message.content)
-    edges = [0, *cuts, len(message.content)]
-    parts = [message.content[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-    return Message(message.role, CUT.join(parts)) if cuts else message
-
-
 def _places(marked: str) -> _Places:
     """Removes the marks."""
-    found: dict[str, list[int]] = {mark: [] for mark in MARKS}
-    for taken, match in enumerate(_MARK.finditer(marked)):
-        found[match[0]].append(match.start() - taken)
-    blocks = tuple(zip(found[OPEN], found[CLOSE], strict=True))
-    return _Places(_MARK.sub("", marked), tuple(found[CUT]), tuple(found[END]), blocks)
+    positions: dict[str, list[int]] = {mark: [] for mark in MARKS}
+    for removed, match in enumerate(_MARK.finditer(marked)):
+        positions[match[0]].append(match.start() - removed)
+    blocks = tuple(zip(positions[OPEN], positions[CLOSE], strict=True))
+    return _Places(_MARK.sub("", marked), tuple(positions[CUT]), tuple(positions[END]), blocks)
 
 
 def _encode(tokenizer: Tokenizer, places: _Places) -> Encoded:
@@ -228,9 +216,3 @@ def _end(tokenizer: Tokenizer, encoded: Encoded, places: _Places, after: int) ->
         if token in tokenizer.special_ids and stop > after:
             return None if places.text[after:start].strip() else index
     return None
-
-
-def _mask(encoded: Encoded, parts: Sequence[tuple[int, int]]) -> list[bool]:
-    """For each token, whether it covers a character of one of the parts. A token that covers no whole character, such as one
-    byte of a character, counts at its start."""
-    return [any(a < max(stop, start + 1) and start < b for a, b in parts) for start, stop in encoded.spans]

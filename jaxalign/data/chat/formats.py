@@ -43,17 +43,7 @@ TIE = "(C)"
 _VERDICTS = (*OPTIONS, TIE)
 
 MARKERS = (
-    USER,
-    ASSISTANT,
-    CRITIQUE_REQUEST,
-    CRITIQUE,
-    REVISION_REQUEST,
-    REVISION,
-    FIRST,
-    SECOND,
-    QUESTION,
-    REASONING,
-    VERDICT,
+    USER, ASSISTANT, CRITIQUE_REQUEST, CRITIQUE, REVISION_REQUEST, REVISION, FIRST, SECOND, QUESTION, REASONING, VERDICT,
     *_VERDICTS,
 )
 """Every special segment except `END`; each is one symbol of the project's tokenizer."""
@@ -92,7 +82,12 @@ def render_dialogue(messages: Sequence[Message], style: str = "compact") -> Segm
 
 def render_response(text: str, style: str = "compact") -> Segments:
     """The segments of an answer after `render_prompt`, without eos. An empty answer has no segments."""
-    return _text(text, style)
+    if not text:
+        return []
+    if style == "hh":
+        return [" " + text]
+    # Two segments keep a text that spells a marker plain.
+    return [text[:1], text[1:]] if text in MARKERS or text == END else [text]
 
 
 def render_request(messages: Sequence[Message], role: str, begin: str, style: str) -> Segments:
@@ -117,7 +112,7 @@ def render_request(messages: Sequence[Message], role: str, begin: str, style: st
         if unknown is not None:
             raise UserError(f"a request has a message with the role {unknown!r}, which has no marker; the roles are "
                             f"{', '.join(marker.strip('<>') for marker in MARKERS if marker not in _VERDICTS)}")
-    return [*_turns(messages, style), _label(role, style), *_text(begin, style)]
+    return [*_turns(messages, style), _label(role, style), *render_response(begin, style)]
 
 
 def written_by_model(segments: Sequence[str]) -> list[bool]:
@@ -144,15 +139,6 @@ def _label(role: str, style: str) -> str:
     return f"\n\n{_SPEAKERS.get(role, role)}:" if style == "hh" else f"<{role}>"
 
 
-def _text(text: str, style: str = "compact") -> Segments:
-    if not text:
-        return []
-    if style == "hh":
-        return [" " + text]
-    # Two segments keep a text that spells a marker plain.
-    return [text[:1], text[1:]] if text in MARKERS or text == END else [text]
-
-
 def _turns(messages: Sequence[Message], style: str) -> Segments:
     segments: Segments = []
     prefix = ""  # Part of the next segment, since a segment of its own could equal a marker.
@@ -161,11 +147,11 @@ def _turns(messages: Sequence[Message], style: str) -> Segments:
             prefix += message.content
             continue
         label = _label(message.role, style)
-        segments += [prefix + label, *_text(message.content, style)]
+        segments += [prefix + label, *render_response(message.content, style)]
         prefix = ""
         if style == "compact" and label in MODEL_SPEAKS:
             segments.append(END)
-    return segments + _text(prefix)
+    return segments + render_response(prefix)
 
 
 def _check(messages: Sequence[Message], style: str) -> None:

@@ -47,7 +47,7 @@ FORM = "form.json"
 _ROOT = resources.files("jaxalign") / "feedback" / "templates"
 
 
-class Request(NamedTuple):
+class RenderedRequest(NamedTuple):
     """A rendered request: its messages, the role under which the judge answers, and the text with which the answer begins."""
 
     messages: tuple[Message, ...]
@@ -86,7 +86,7 @@ class TemplateSet:
 
     def render(
         self, kind: str, dialogue: Sequence[Message], principle: Principle, exemplars: Sequence[Exemplar] = (), **values: Any
-    ) -> Request:
+    ) -> RenderedRequest:
         """Renders a request.
 
         Args:
@@ -100,23 +100,23 @@ class TemplateSet:
             DialogueRefused: the template called raise_exception.
             UserError: the set has no template of this kind, or it fails.
         """
-        what = f"{kind}.jinja of the template set {self.name}"
+        where = f"{kind}.jinja of the template set {self.name}"
         source = self._source(kind)
         turns: list[tuple[str, str, bool]] = []
-        given = {"reasoning": False, "thoughts": None} if kind in ("comparison", "rating") else {}
-        given |= {"ties": False} if kind == "comparison" else {}
-        given |= {"dialogue": dialogue, "principle": principle, "exemplars": exemplars, "_turns": turns, **values}
+        variables = {"reasoning": False, "thoughts": None} if kind in ("comparison", "rating") else {}
+        variables |= {"ties": False} if kind == "comparison" else {}
+        variables |= {"dialogue": dialogue, "principle": principle, "exemplars": exemplars, "_turns": turns, **values}
         try:
-            rest = sandbox.run(_compiled(source), given, what, "a request")
-        except sandbox.Refused as error:
-            raise DialogueRefused(f"{what} rejects a request: {error}") from None
+            rest = sandbox.run(_compiled(source), variables, where, "a request")
+        except sandbox.TemplateRefused as error:
+            raise DialogueRefused(f"{where} rejects a request: {error}") from None
         if rest.strip():
-            raise UserError(f"{what} writes {rest.strip()[:40]!r} outside of a message block; put it between "
+            raise UserError(f"{where} writes {rest.strip()[:40]!r} outside of a message block; put it between "
                             '{% message "user" %} and {% endmessage %}')
         if not turns or not turns[-1][2] or any(is_answer for _, _, is_answer in turns[:-1]):
-            raise UserError(f"{what} must end with one {{% answer %}} block, where the judge's text begins; add it")
+            raise UserError(f"{where} must end with one {{% answer %}} block, where the judge's text begins; add it")
         *messages, (role, begin, _) = turns
-        return Request(tuple(Message(*turn[:2]) for turn in messages), role, begin)
+        return RenderedRequest(tuple(Message(*turn[:2]) for turn in messages), role, begin)
 
 
 def set_names() -> tuple[str, ...]:
@@ -137,12 +137,7 @@ def load_set(name: str) -> TemplateSet:
         UserError: there is no such set; form.json is malformed; or a template is not a Jinja template, has an unknown variable,
             lacks one that its kind must contain, or does not show it.
     """
-    return _load(name) if name in set_names() else _read(name, Path(name).expanduser())
-
-
-@functools.cache
-def _load(name: str) -> TemplateSet:
-    return _read(name, _ROOT / name)
+    return _read_package_set(name, _ROOT / name) if name in set_names() else _read(name, Path(name).expanduser())
 
 
 def _read(name: str, folder: Any) -> TemplateSet:
@@ -159,10 +154,13 @@ def _read(name: str, folder: Any) -> TemplateSet:
         sources = {kind: file.read_text("utf-8") for kind, file in files.items() if file.is_file()}
     except (OSError, ValueError) as error:
         raise UserError(f"a template of the set {name} cannot be read as text ({error}); save it as UTF-8") from None
-    made = TemplateSet(name, layout, exemplars, form, sources, _read_exemplars(name, folder / "exemplars.json"))
+    templates = TemplateSet(name, layout, exemplars, form, sources, _read_exemplars(name, folder / "exemplars.json"))
     for kind in sources:
-        _check(made, kind)
-    return made
+        _check(templates, kind)
+    return templates
+
+
+_read_package_set = functools.cache(_read)
 
 
 def _read_form(name: str, folder: Any) -> dict[str, Any]:
@@ -197,7 +195,7 @@ def parse_exemplars(chats: Any, where: str) -> tuple[Exemplar, ...]:
     Raises:
         UserError: a chat has another form. where: the file, for the message.
     """
-    found = []
+    exemplars = []
     for number, chat in enumerate(chats if isinstance(chats, list) else [chats], start=1):
         try:
             texts, roles = [turn["content"] for turn in chat], [turn["role"] for turn in chat]
@@ -209,8 +207,8 @@ def parse_exemplars(chats: Any, where: str) -> tuple[Exemplar, ...]:
                             "and assistant in turn: question, answer, critique request, critique, revision request, revision; "
                             "correct or remove it")
         question, *rest = (text.strip() for text in texts)
-        found.append(Exemplar((Message("user", question),), *rest))
-    return tuple(found)
+        exemplars.append(Exemplar((Message("user", question),), *rest))
+    return tuple(exemplars)
 
 
 def _check(templates: TemplateSet, kind: str) -> None:
@@ -221,7 +219,7 @@ def _check(templates: TemplateSet, kind: str) -> None:
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"{where} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
     known = (*KINDS[kind], *OPTIONAL[kind])
-    unknown = sorted(used - set(known) - set(_environment().globals))
+    unknown = sorted(used - set(known) - set(_ENVIRONMENT.globals))
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -247,7 +245,7 @@ def _check(templates: TemplateSet, kind: str) -> None:
             raise UserError(f"{where} does not show {{{{ {name} }}}} in every request; write it outside of conditions")
 
 
-class _Blocks(jinja2.ext.Extension):
+class _MessageBlocks(jinja2.ext.Extension):
     """`{% message ROLE %}...{% endmessage %}` and `{% answer [ROLE] %}...{% endanswer %}` append to the variable `_turns`."""
 
     tags = {"message", "answer"}  # noqa: RUF012 (Jinja's interface)
@@ -266,21 +264,14 @@ class _Blocks(jinja2.ext.Extension):
         return ""
 
 
-@functools.cache
-def _environment() -> sandbox.Environment:
-    environment = sandbox.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False, undefined=jinja2.StrictUndefined,
-        extensions=[_Blocks, jinja2.ext.loopcontrols],
-    )
-    environment.globals["raise_exception"] = sandbox.raise_exception
-    return environment
+_ENVIRONMENT = sandbox.Environment(
+    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False, undefined=jinja2.StrictUndefined,
+    extensions=[_MessageBlocks, jinja2.ext.loopcontrols],
+)
+_ENVIRONMENT.globals["raise_exception"] = sandbox.raise_exception
+_compiled = functools.lru_cache(maxsize=64)(_ENVIRONMENT.from_string)
 
 
 @functools.lru_cache(maxsize=64)
 def _undeclared(source: str) -> frozenset[str]:
-    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(source: str) -> jinja2.Template:
-    return _environment().from_string(source)
+    return frozenset(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source)))

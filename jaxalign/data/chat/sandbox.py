@@ -25,7 +25,7 @@ MAX_NUMBERS = 1_000_000
 """The maximum total length of all ranges of one rendering."""
 
 
-class Refused(jinja2.TemplateError):
+class TemplateRefused(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
@@ -33,30 +33,27 @@ class _TooMuch(jinja2.TemplateError):
     """A limit was exceeded."""
 
 
-class Ranges:
-    """`range` for one rendering, with at most MAX_NUMBERS numbers over all ranges."""
-
-    def __init__(self):
-        self.left = MAX_NUMBERS
-
-    def __call__(self, *arguments: int) -> range:
-        found = jinja2.sandbox.safe_range(*arguments)
-        self.left -= len(found)
-        if self.left < 0:
-            raise _TooMuch(f"its ranges have more than {MAX_NUMBERS} numbers")
-        return found
+_counts: contextvars.ContextVar[dict[str, int]] = contextvars.ContextVar("_counts")
+"""Of the current rendering: the "characters" that expressions have written, also into blocks and macros, and the "numbers" of
+all ranges."""
 
 
-_written: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_written")
-"""The lengths of the texts that the expressions of the current rendering have written, also into blocks and macros."""
+def _range(*arguments: int) -> range:
+    """`range` with at most MAX_NUMBERS numbers over all ranges of a rendering."""
+    numbers = jinja2.sandbox.safe_range(*arguments)
+    counts = _counts.get()
+    counts["numbers"] += len(numbers)
+    if counts["numbers"] > MAX_NUMBERS:
+        raise _TooMuch(f"its ranges have more than {MAX_NUMBERS} numbers")
+    return numbers
 
 
 def _count(value: Any) -> Any:
     """Counts the text of an expression before it is written."""
-    counted = _written.get(None)
-    if counted is not None:  # None while a template is compiled.
-        counted[0] += len(value if isinstance(value, str) else str(value))
-        _check_length(counted[0])
+    counts = _counts.get(None)
+    if counts is not None:  # None while a template is compiled.
+        counts["characters"] += len(value if isinstance(value, str) else str(value))
+        _check_length(counts["characters"])
     return value
 
 
@@ -92,40 +89,40 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 def raise_exception(message: str) -> None:
     """The function of this name that templates may call."""
-    raise Refused(message)
+    raise TemplateRefused(message)
 
 
-def run(template: jinja2.Template, variables: Mapping[str, Any], what: str, about: str) -> str:
+def run(template: jinja2.Template, variables: Mapping[str, Any], name: str, about: str) -> str:
     """The text that a template of an `Environment` writes.
 
     Args:
         template: the compiled template.
         variables: its variables.
-        what: names the template in errors, as in "the chat template of FOLDER".
+        name: names the template in errors, as in "the chat template of FOLDER".
         about: describes its input in errors, as in "a dialogue (roles user)".
 
     Raises:
-        Refused: the template called raise_exception.
+        TemplateRefused: the template called raise_exception.
         UserError: the template fails, does something that the sandbox forbids, or exceeds a limit.
     """
     parts, length = [], 0
-    before = _written.set([0])
+    before = _counts.set({"characters": 0, "numbers": 0})
     try:
-        for part in template.generate({"range": Ranges(), **variables}):
+        for part in template.generate({"range": _range, **variables}):
             parts.append(part)
             length += len(part)
             _check_length(length)
-    except Refused:
+    except TemplateRefused:
         raise
     except jinja2.sandbox.SecurityError as error:
-        raise UserError(f"{what} does something that the sandbox forbids: {error}; do not use it") from None
+        raise UserError(f"{name} does something that the sandbox forbids: {error}; do not use it") from None
     except (_TooMuch, MemoryError, OverflowError, RecursionError) as error:
-        raise UserError(f"{what} exceeds a limit: {error or type(error).__name__}; fix it") from None
+        raise UserError(f"{name} exceeds a limit: {error or type(error).__name__}; fix it") from None
     except jinja2.UndefinedError as error:
         words = str(error).replace("jaxalign.records.", "").replace(" object'", "'")
-        raise UserError(f"{what} reads a value that does not exist ({words}); correct its name") from None
+        raise UserError(f"{name} reads a value that does not exist ({words}); correct its name") from None
     except Exception as error:  # A template can raise any exception.
-        raise UserError(f"{what} fails on {about}: {type(error).__name__}: {str(error)[:200]}") from None
+        raise UserError(f"{name} fails on {about}: {type(error).__name__}: {str(error)[:200]}") from None
     finally:
-        _written.reset(before)
+        _counts.reset(before)
     return "".join(parts)

@@ -42,17 +42,18 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
         DialogueRefused: the template refuses the dialogue.
         UserError: the template is malformed, fails, does something that the sandbox forbids, or writes too much.
     """
-    given = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
-    given |= {"add_generation_prompt": begin_answer, **variables}
-    what, about = f"the chat template of {origin}", f"a dialogue ({_roles(messages)})"
+    arguments = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
+    arguments |= {"add_generation_prompt": begin_answer, **variables}
+    roles = ", ".join(str(message.role) for message in messages[:6])
+    name, about = f"the chat template of {origin}", f"a dialogue (roles {roles}{', ...' if len(messages) > 6 else ''})"
     try:
         template = _compiled(source)
     except jinja2.TemplateSyntaxError as error:
-        raise UserError(f"{what} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
+        raise UserError(f"{name} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
     try:
-        return sandbox.run(template, given, what, about)
-    except sandbox.Refused as error:
-        raise DialogueRefused(f"{what} rejects {about}: {error}") from None
+        return sandbox.run(template, arguments, name, about)
+    except sandbox.TemplateRefused as error:
+        raise DialogueRefused(f"{name} rejects {about}: {error}") from None
 
 
 class _Generation(jinja2.ext.Extension):
@@ -83,8 +84,3 @@ def _compiled(source: str) -> jinja2.Template:
 def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     """Plain JSON; Jinja's own filter would escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _roles(messages: Sequence[Message]) -> str:
-    shown = ", ".join(str(message.role) for message in messages[:6])
-    return f"roles {shown}{', ...' if len(messages) > 6 else ''}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 
 import numpy as np
@@ -22,7 +23,7 @@ ALPHABET = DATA_SOURCES.get("arithmetic").alphabet
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic:
+class ArithmeticProblems:
     """All problems "a OP b" with a and b in 0..largest, in an order shuffled by the seed. The answer is the result, taken
     modulo `modulus` if that is above 0.
 
@@ -38,30 +39,26 @@ class Arithmetic:
 
     def __post_init__(self):
         total = len(self.operations) * (self.largest + 1) ** 2
-        if self._held_out >= total:
+        if round(self.held_out_share * total) >= total:
             raise UserError(f"config.arithmetic.held_out_share is {self.held_out_share}; of {total} problems it leaves none "
                             "for training: lower it")
 
-    @property
-    def _held_out(self) -> int:
-        return round(self.held_out_share * len(self.operations) * (self.largest + 1) ** 2)
-
     @functools.cached_property
-    def _problems(self) -> tuple[tuple[str, str], ...]:
-        numbers = range(self.largest + 1)
-        problems = [(f"{a}{op}{b}", self._answer(op, a, b)) for op in self.operations for a in numbers for b in numbers]
+    def _splits(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        numbers, problems = range(self.largest + 1), []
+        for operation, a, b in itertools.product(self.operations, numbers, numbers):
+            result = OPERATIONS[operation](a, b)
+            problems.append((f"{a}{operation}{b}", str(result % self.modulus if self.modulus else result)))
         order = np.random.default_rng([self.seed, streams.DATA["arithmetic order"]]).permutation(len(problems))
-        return tuple(problems[i] for i in order)
-
-    def _answer(self, op: str, a: int, b: int) -> str:
-        result = OPERATIONS[op](a, b)
-        return str(result % self.modulus if self.modulus else result)
+        shuffled = tuple(problems[i] for i in order)
+        held_out = round(self.held_out_share * len(problems))
+        return {"train": shuffled[held_out:], "held_out": shuffled[:held_out]}
 
     def problems(self, split: str) -> tuple[tuple[str, str], ...]:
         """(text, answer) of every problem in the split "train" or "held_out"."""
-        if split not in ("train", "held_out"):
+        if split not in self._splits:
             raise ValueError(f"split is {split!r}; 'train' or 'held_out' is expected")
-        return self._problems[self._held_out :] if split == "train" else self._problems[: self._held_out]
+        return self._splits[split]
 
     def prompts(self, split: str, count: int) -> list[Prompt]:
         """The first `count` problems of a split, or all if there are fewer, as prompts with the column "answer"."""

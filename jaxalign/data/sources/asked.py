@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.data.chat.dialogues import Dialogue
-from jaxalign.data.sources.jsonl import BrokenLine, Row, check_bad_share
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
 from jaxalign.data.sources.prompt_files import file_rows
 from jaxalign.data.sources.prompt_rows import parse_prompt
 from jaxalign.errors import UserError
-from jaxalign.records import Message
 
 
 class Asked(NamedTuple):
@@ -21,11 +20,6 @@ class Asked(NamedTuple):
     place: str
     columns: dict[str, Any]
     prompt: Any
-
-
-def one_prompt(text: str) -> Asked:
-    """A prompt from the command line."""
-    return Asked((Message("user", text),), "--prompt", {}, text)
 
 
 def read_asked(path: str | Path) -> list[Asked]:
@@ -38,17 +32,17 @@ def read_asked(path: str | Path) -> list[Asked]:
     """
     path = Path(path).expanduser()
     rows, unit = file_rows(path)
-    found, broken = [], []
+    prompts, broken = [], []
     for row in rows:
-        item = _asked(row, f"{path}, {unit} {row.line},")
-        (broken if isinstance(item, BrokenLine) else found).append(item)
-    check_bad_share(path, broken, len(found) + len(broken), 0.0, unit)
-    if not found:
+        prompt = _asked(row, f"{path}, {unit} {row.line},")
+        (broken if isinstance(prompt, BrokenLine) else prompts).append(prompt)
+    check_bad_share(path, broken, len(prompts) + len(broken), 0.0, unit)
+    if not prompts:
         raise UserError(f"{path} has no prompts; at least one is expected")
-    return found
+    return prompts
 
 
-def _asked(row: Row | BrokenLine, place: str) -> Asked | BrokenLine:
+def _asked(row: JsonRow | BrokenLine, place: str) -> Asked | BrokenLine:
     if isinstance(row, BrokenLine):
         return row
     try:
@@ -58,11 +52,7 @@ def _asked(row: Row | BrokenLine, place: str) -> Asked | BrokenLine:
     if not isinstance(row.value, Mapping):
         return Asked(messages, place, {}, row.value)
     columns = {name: value for name, value in row.value.items() if name not in used}
-    return Asked(messages, place, columns, row.value[used[0]] if used == ("prompt",) else _plain(messages))
-
-
-def _plain(messages: Dialogue) -> str | list[dict[str, str]]:
-    """A dialogue as JSON: a single user's turn as text."""
-    if len(messages) == 1:
-        return messages[0].content
-    return [{"role": message.role, "content": message.content} for message in messages]
+    if used == ("prompt",):
+        return Asked(messages, place, columns, row.value["prompt"])
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    return Asked(messages, place, columns, turns if len(turns) > 1 else turns[0]["content"])

@@ -16,6 +16,8 @@ from jaxalign.data.chat.dialogues import Dialogue
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
 
+_ANSWERED = {"comparisons": Comparison, "judgements": Judgement}
+
 RowT = TypeVar("RowT", covariant=True)
 CountTokens = Callable[[Dialogue, str], int]
 """Counts the tokens of a context with an answer, encoded as a stage encodes it."""
@@ -139,7 +141,7 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
         except Exception as error:
             raise UserError(f"{where}: reading row {index} of its {length} {kind} raised {type(error).__name__}: "
                             f"{error}") from error
-        fault = _FAULTS[kind](row, keep_empty)
+        fault = _fault(row, kind, keep_empty)
         if fault is None and isinstance(row, Prompt):
             fault = f"has the id {row.id!r} of an earlier row; ids must differ" if row.id in ids else None
             ids.add(row.id)
@@ -149,7 +151,39 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
     return rows
 
 
-def _prompt_fault(row: Any, keep_empty: bool = False) -> str | None:
+def _fault(row: Any, kind: str, keep_empty: bool) -> str | None:
+    """What is wrong with a row, as the end of a sentence; None if it is valid."""
+    if kind == "text":
+        if isinstance(row, tuple) and row and all(isinstance(segment, str) for segment in row):
+            return None
+        return f"is {str(row)[:40]!r}; a tuple of strings, the segments of a document, is expected"
+    if kind == "prompts":
+        return _prompt_fault(row)
+    record = _ANSWERED[kind]
+    if not isinstance(row, record):
+        return f"is of type {type(row).__name__}; a jaxalign.records.{record.__name__} is expected"
+    fault = _prompt_fault(row.prompt)
+    if fault is not None:
+        return f"has a prompt that {fault}"
+    for name in ("response",) if record is Judgement else ("response_a", "response_b"):
+        answer = getattr(row, name)
+        if not isinstance(answer, str):
+            return f"has the {name} {str(answer)[:40]!r}; a string is expected"
+        if not keep_empty and not answer.strip():
+            return f"has the {name} {answer!r}; non-empty text is expected unless config.data.empty_answers is 'keep'"
+    if record is Judgement:
+        label = row.desirable
+        return None if isinstance(label, bool) else f"has the label desirable={label!r}; True or False is expected"
+    label, margin = row.label, row.margin
+    if isinstance(label, bool) or not isinstance(label, (int, float)) or not 0 <= label <= 1:
+        return f"has the label {label!r}; the probability in [0, 1] that response_a is the better one is expected"
+    is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
+    if margin is not None and not (is_number and 0 <= margin < math.inf):
+        return f"has the margin {margin!r}; None or a finite number of at least 0 is expected"
+    return None
+
+
+def _prompt_fault(row: Any) -> str | None:
     if not isinstance(row, Prompt):
         return f"is of type {type(row).__name__}; a jaxalign.records.Prompt is expected"
     if not isinstance(row.messages, tuple) or not all(isinstance(message, Message) for message in row.messages):
@@ -159,60 +193,3 @@ def _prompt_fault(row: Any, keep_empty: bool = False) -> str | None:
     if not all(isinstance(message.content, str) for message in row.messages):
         return "has a message with content that is not a string"
     return None
-
-
-def _comparison_fault(row: Any, keep_empty: bool) -> str | None:
-    if not isinstance(row, Comparison):
-        return f"is of type {type(row).__name__}; a jaxalign.records.Comparison is expected"
-    fault = _prompt_fault(row.prompt)
-    if fault is not None:
-        return f"has a prompt that {fault}"
-    for name in ("response_a", "response_b"):
-        fault = _answer_fault(getattr(row, name), keep_empty)
-        if fault is not None:
-            return f"has the {name} {fault}"
-    if not _is_number(row.label) or not 0 <= row.label <= 1:
-        return f"has the label {row.label!r}; the probability in [0, 1] that response_a is the better one is expected"
-    if row.margin is not None and not (_is_number(row.margin) and 0 <= row.margin < math.inf):
-        return f"has the margin {row.margin!r}; None or a finite number of at least 0 is expected"
-    return None
-
-
-def _judgement_fault(row: Any, keep_empty: bool) -> str | None:
-    if not isinstance(row, Judgement):
-        return f"is of type {type(row).__name__}; a jaxalign.records.Judgement is expected"
-    fault = _prompt_fault(row.prompt)
-    if fault is not None:
-        return f"has a prompt that {fault}"
-    fault = _answer_fault(row.response, keep_empty)
-    if fault is not None:
-        return f"has the response {fault}"
-    if not isinstance(row.desirable, bool):
-        return f"has the label desirable={row.desirable!r}; True or False is expected"
-    return None
-
-
-def _document_fault(row: Any, keep_empty: bool) -> str | None:
-    if not isinstance(row, tuple) or not row or not all(isinstance(segment, str) for segment in row):
-        return f"is {str(row)[:40]!r}; a tuple of strings, the segments of a document, is expected"
-    return None
-
-
-def _answer_fault(answer: Any, keep_empty: bool) -> str | None:
-    if not isinstance(answer, str):
-        return f"{str(answer)[:40]!r}; a string is expected"
-    if not keep_empty and not answer.strip():
-        return f"{answer!r}; non-empty text is expected unless config.data.empty_answers is 'keep'"
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-_FAULTS: dict[str, Callable[[Any, bool], str | None]] = {
-    "prompts": _prompt_fault,
-    "comparisons": _comparison_fault,
-    "judgements": _judgement_fault,
-    "text": _document_fault,
-}

@@ -9,15 +9,15 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxalign.data.sources.jsonl import BrokenLine, Row, read_bytes
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, read_bytes
 from jaxalign.errors import UserError
 
 _UNREADABLE = ("unexpected end of data", "field larger than field limit")
 """Errors of a quote that is not closed: the reader has taken all later rows for one field."""
 
 
-def iterate_csv(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
-    """Yields each row as a Row with an object of strings, or as a BrokenLine, in file order.
+def iterate_csv(path: str | pathlib.Path) -> Iterator[JsonRow | BrokenLine]:
+    """Yields each row as a JsonRow with an object of strings, or as a BrokenLine, in file order.
 
     Blank rows are left out, and so are columns without a name. The column "messages" may contain JSON.
 
@@ -74,7 +74,7 @@ def _header(path: str | pathlib.Path, line: int, cells: list[str] | BrokenLine) 
     return names
 
 
-def _row(line: int, fields: dict[str, Any]) -> Row | BrokenLine:
+def _row(line: int, fields: dict[str, Any]) -> JsonRow | BrokenLine:
     """The row, with the JSON list of messages in its place."""
     messages = fields.get("messages", "")
     if messages.startswith("["):
@@ -82,4 +82,4 @@ def _row(line: int, fields: dict[str, Any]) -> Row | BrokenLine:
             fields["messages"] = json.loads(messages)
         except (ValueError, RecursionError) as error:
             return BrokenLine(line, f'"messages" is not JSON: {error}')
-    return Row(line, fields)
+    return JsonRow(line, fields)

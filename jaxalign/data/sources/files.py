@@ -6,7 +6,7 @@ import collections
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxalign.config import Config, Data
+from jaxalign.config import Config
 from jaxalign.data.sources.base import PromptSets, SourceInputs, SourceReport, Split
 from jaxalign.data.sources.jsonl import file_stem
 from jaxalign.data.sources.judgements import read_judgements
@@ -41,7 +41,7 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
     data, pairs, reports = inputs.config.data, [], []
     named = named_files(inputs.config)
     for name, path in named.items():
-        found, report = read_preferences(
+        rows, report = read_preferences(
             path,
             differing_contexts=data.differing_contexts,
             empty_answers=data.empty_answers,
@@ -53,7 +53,7 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
             margins=inputs.margins,
             name=name if len(named) > 1 else None,
         )
-        pairs += found
+        pairs += rows
         reports.append(report)
     report = reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
     return split_rows(inputs.config, pairs, report, fitted=True)
@@ -62,7 +62,7 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
 def judgements(inputs: SourceInputs) -> Split[Judgement]:
     """The judged answers of the file."""
     data = inputs.config.data
-    found, report = read_judgements(
+    rows, report = read_judgements(
         Path(data.train).expanduser(),
         empty_answers=data.empty_answers,
         max_bad_share=data.max_bad_share,
@@ -70,7 +70,7 @@ def judgements(inputs: SourceInputs) -> Split[Judgement]:
         count_tokens=inputs.count_tokens,
         max_tokens=inputs.max_tokens,
     )
-    return split_rows(inputs.config, found, report, fitted=True)
+    return split_rows(inputs.config, rows, report, fitted=True)
 
 
 def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | None = None, fitted: bool = False) -> Split:
@@ -90,16 +90,21 @@ def prompts(inputs: SourceInputs) -> PromptSets:
       UserError: a file cannot be read, or all of its prompts are evaluated and none is left to train on.
     """
     data, few = inputs.config.data, ""
-    read = {name: _prompt_file(data, name) for name in PROMPT_FILES if prompt_path(data, name)}
+    read: dict[str, PromptFile] = {}
+    for name in PROMPT_FILES:
+        if path := data.rl or data.train if name == "rl" else getattr(data, name):
+            source, columns = "" if name == "rl" else name, name in ("rl", "eval")
+            read[name] = read_prompts(
+                Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns=columns
+            )
     evaluated = read.pop("eval", None)
     if "red_team" in read and "helpful" in read:
         read["helpful"] = without(read["helpful"], read["red_team"].prompts, "in_red_team")
-    own = [name for name in ("red_team", "helpful") if name in read] or ["rl"]
+    trained = [name for name in ("red_team", "helpful") if name in read] or ["rl"]
     if evaluated is not None:
         held_out = evaluated.prompts
     else:
-        pool = interleaved([read[name].prompts for name in own])
-        split = split_rows(inputs.config, pool)
+        split = split_rows(inputs.config, interleaved([read[name].prompts for name in trained]))
         held_out, few = split.held_out, split.few
     read = {name: without(file, held_out, "evaluated") for name, file in read.items()}
     train = {name: file.prompts for name, file in read.items()}
@@ -108,24 +113,13 @@ def prompts(inputs: SourceInputs) -> PromptSets:
             raise UserError(f"all {file.report.prompts} prompts of {file.report.path} are used for evaluation, so none is left "
                             "to train on; give more prompts, or other ones in config.data.eval")
     return PromptSets(
-        rl=train["rl"] if "rl" in train else interleaved([train[name] for name in own]),
+        rl=train["rl"] if "rl" in train else interleaved([train[name] for name in trained]),
         evaluate=held_out,
         red_team=train.get("red_team"),
         helpful=train.get("helpful"),
         reports=tuple(file.report for file in (*read.values(), *((evaluated,) if evaluated else ()))),
         few=few,
     )
-
-
-def prompt_path(data: Data, name: str) -> str:
-    """The path of a file of prompts, "" if there is none. name: one of PROMPT_FILES."""
-    return data.rl or data.train if name == "rl" else getattr(data, name)
-
-
-def _prompt_file(data: Data, name: str) -> PromptFile:
-    path = Path(prompt_path(data, name)).expanduser()
-    own = "" if name == "rl" else name
-    return read_prompts(path, data.max_bad_share, data.limit, data.prompt_field, own, columns=name in ("rl", "eval"))
 
 
 def interleaved(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.chat.formats import ASSISTANT, USER
-from jaxalign.data.sources.arithmetic import Arithmetic
+from jaxalign.data.sources.arithmetic import ArithmeticProblems
 from jaxalign.data.sources.base import PURPOSES, PromptSets, SourceInputs, Split
-from jaxalign.data.world import World, make_world
+from jaxalign.data.world import EmbeddedWorld, make_world
 from jaxalign.data.world.documents import Document
 from jaxalign.records import Prompt
 
@@ -19,36 +17,24 @@ HELD_OUT_TOKENS = 20_000
 """Size of the held-out text of the embedded world, in tokens."""
 
 
-def world_of(config: Config) -> World:
+def world_of(config: Config) -> EmbeddedWorld:
     """The embedded world of a run."""
     section = config.world
     return make_world(config.seed, section.topics, section.held_out_topics, section.ratings, section.reasoned)
 
 
-def arithmetic_of(config: Config) -> Arithmetic:
+def arithmetic_of(config: Config) -> ArithmeticProblems:
     """The arithmetic problems of a run."""
     section = config.arithmetic
-    return Arithmetic(config.seed, section.largest, section.operations, section.held_out_share, section.modulus)
-
-
-@dataclasses.dataclass(frozen=True)
-class WorldPrompts:
-    """A prompt set of the embedded world, one of `PURPOSES`, as a data source."""
-
-    world: World
-    name: str
-
-    def __len__(self) -> int:
-        return self.world.size(self.name)
-
-    def __getitem__(self, index: int) -> Prompt:
-        return self.world.prompt(self.name, index)
+    return ArithmeticProblems(
+        config.seed, section.largest, section.operations, section.held_out_share, section.modulus
+    )
 
 
 def world_prompts(inputs: SourceInputs) -> PromptSets:
     """The prompt sets of the embedded world: "evaluate" on held-out topics, the others on all topics."""
     world = world_of(inputs.config)
-    return PromptSets(**{purpose: WorldPrompts(world, purpose) for purpose in PURPOSES}, fitted=True)
+    return PromptSets(**{purpose: world.prompts(purpose) for purpose in PURPOSES}, fitted=True)
 
 
 def world_text(inputs: SourceInputs) -> Split[Document]:

@@ -7,12 +7,12 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from jaxalign.data.sources.jsonl import BrokenLine, Row, checked_value, read_bytes
-from jaxalign.data.sources.prompt_rows import is_prompt_row
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, checked_value, read_bytes
+from jaxalign.data.sources.prompt_rows import prompt_field
 from jaxalign.errors import UserError
 
 
-def read_items(path: str | pathlib.Path, field: str) -> list[Row | BrokenLine] | None:
+def read_items(path: str | pathlib.Path, field: str) -> list[JsonRow | BrokenLine] | None:
     """The strings and objects of a JSON file, in file order.
 
     Args:
@@ -20,7 +20,7 @@ def read_items(path: str | pathlib.Path, field: str) -> list[Row | BrokenLine] |
       field: the name of the field that contains the prompt.
 
     Returns:
-      A Row or a BrokenLine for each item, numbered from 1; None if the file has one JSON value per line.
+      A JsonRow or a BrokenLine for each item, numbered from 1; None if the file has one JSON value per line.
 
     Raises:
       UserError: the file is missing, unreadable, not UTF-8 or not JSON, or has another JSON value.
@@ -38,8 +38,13 @@ def read_items(path: str | pathlib.Path, field: str) -> list[Row | BrokenLine] |
                         "one array of prompts") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not usable JSON: {error}; give one array of prompts") from None
-    if isinstance(value, str) or (isinstance(value, dict) and is_prompt_row(value, field) and not _has_columns(value)):
+    if isinstance(value, str):
         return None
+    if isinstance(value, dict) and prompt_field(value, field) is not None:
+        # An object whose fields are columns of values has many rows; any other one is a single line of JSON Lines.
+        lists = all(isinstance(cells, list) for cells in value.values())
+        if not lists or any(isinstance(cell, dict) for cells in value.values() for cell in cells):
+            return None
     escaped = b"\\ud" in raw.lower()
     return [checked_value(number, item, strings=True, escaped=escaped)
             for number, item in enumerate(_items(path, value, field), start=1)]
@@ -49,7 +54,7 @@ def _items(path: str | pathlib.Path, value: Any, field: str) -> Iterator[Any]:
     """The items of an array, or of all arrays of an object, at any depth."""
     if isinstance(value, list):
         yield from value
-    elif isinstance(value, dict) and not is_prompt_row(value, field):
+    elif isinstance(value, dict) and prompt_field(value, field) is None:
         for group in value.values():
             yield from _items(path, group, field)
     elif isinstance(value, dict):
@@ -58,8 +63,3 @@ def _items(path: str | pathlib.Path, value: Any, field: str) -> Iterator[Any]:
     else:
         raise UserError(f"{path} has a JSON {type(value).__name__} outside an array; give one array of strings or objects, or "
                         "an object of such arrays")
-
-
-def _has_columns(row: dict[str, Any]) -> bool:
-    """Whether the fields of an object are columns of values instead of one row."""
-    return all(isinstance(cells, list) and not any(isinstance(cell, dict) for cell in cells) for cells in row.values())

@@ -22,7 +22,7 @@ _LISTED = 5  # Number of broken lines that an error message lists; it counts the
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class JsonRow:
     """One JSON object and its line number, or its position in a JSON array. Some readers also accept a string."""
 
     line: int
@@ -37,7 +37,7 @@ class BrokenLine:
     reason: str
 
 
-def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[list[Row], list[BrokenLine]]:
+def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[list[JsonRow], list[BrokenLine]]:
     """Reads a whole file.
 
     Args:
@@ -52,7 +52,7 @@ def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[li
     """
     rows, broken = [], []
     for item in iterate_jsonl(path):
-        (rows if isinstance(item, Row) else broken).append(item)
+        (rows if isinstance(item, JsonRow) else broken).append(item)
     check_bad_share(path, broken, len(rows) + len(broken), max_bad_share)
     if not rows:
         raise UserError(f"{path} has no rows; a JSONL file has one JSON object on each line")
@@ -70,8 +70,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     return value
 
 
-def iterate_jsonl(path: str | pathlib.Path, strings: bool = False) -> Iterator[Row | BrokenLine]:
-    """Yields each non-blank line as a Row or a BrokenLine, in file order.
+def iterate_jsonl(path: str | pathlib.Path, strings: bool = False) -> Iterator[JsonRow | BrokenLine]:
+    """Yields each non-blank line as a JsonRow or a BrokenLine, in file order.
 
     Args:
       path: the file.
@@ -147,8 +147,8 @@ def _open(path: str | pathlib.Path) -> IO[bytes]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) -> Row | BrokenLine:
-    """A decoded JSON value as a Row, or as a BrokenLine if it is not an object and not an accepted string.
+def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) -> JsonRow | BrokenLine:
+    """A decoded JSON value as a JsonRow, or as a BrokenLine if it is not an object and not an accepted string.
 
     Args:
       number: its line or position.
@@ -164,10 +164,10 @@ def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) 
         return BrokenLine(number, "has half of a surrogate pair (\\ud...), which is not a character")
     if not isinstance(value, dict) and not (strings and isinstance(value, str)):
         return BrokenLine(number, f"a JSON {type(value).__name__}; an object {{...}} is expected")
-    return Row(number, value)
+    return JsonRow(number, value)
 
 
-def _parse(number: int, raw: bytes, strings: bool) -> Row | BrokenLine:
+def _parse(number: int, raw: bytes, strings: bool) -> JsonRow | BrokenLine:
     try:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
 
-from jaxalign.data.chat.dialogues import Dialogue, cut_front, parse_judgement
+from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_judgement
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, Row, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem, iterate_jsonl
 from jaxalign.data.sources.reports import JudgementReport
 from jaxalign.errors import UserError
 from jaxalign.records import Judgement, Prompt
@@ -39,52 +38,47 @@ def read_judgements(
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
     """
     listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
-    found: list[Judgement] = []
+    judgements: list[Judgement] = []
     rows = 0
-
-    def fits(context: Dialogue, answer: str) -> bool:
-        return count_tokens is None or max_tokens is None or count_tokens(context, answer) <= max_tokens
-
     for row in iterate_jsonl(path):
         rows += 1
         if isinstance(row, BrokenLine):
             listed["broken"].append(row)
             continue
-        judged = _judged(row, fits, empty_answers == "keep", listed)
-        if judged is not None:
-            context, answer, desirable = judged
-            found.append(Judgement(Prompt(f"{file_stem(path)}:{row.line}", context, "human"), answer, desirable))
-        if limit and len(found) == limit:
+        try:
+            context, answer, desirable = parse_judgement(row.value)
+        except ValueError as error:
+            listed["broken"].append(BrokenLine(row.line, str(error)))
+            continue
+        fitting = _fitting(row.line, context, answer, listed, empty_answers == "keep", count_tokens, max_tokens)
+        if fitting is not None:
+            judgements.append(Judgement(Prompt(f"{file_stem(path)}:{row.line}", fitting, "human"), answer, desirable))
+        if limit and len(judgements) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share)
-    good = sum(judgement.desirable for judgement in found)
+    good = sum(judgement.desirable for judgement in judgements)
     lines = {name: tuple(lines) for name, lines in listed.items()}
-    report = JudgementReport(str(path), rows, good, len(found) - good, **lines)
-    if not found:
+    report = JudgementReport(str(path), rows, good, len(judgements) - good, **lines)
+    if not judgements:
         raise UserError(f"no judged answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
-    return found, report
+    return judgements, report
 
 
-def _judged(
-    row: Row, fits: Callable[[Dialogue, str], bool], keep_empty: bool, listed: dict[str, list]
-) -> tuple[Dialogue, str, bool] | None:
-    """(context, answer, whether the answer is good) of a row; None for a dropped row, which is listed under its reason."""
-    try:
-        context, answer, desirable = parse_judgement(row.value)
-    except ValueError as error:
-        listed["broken"].append(BrokenLine(row.line, str(error)))
-        return None
+def _fitting(
+    line: int, context: Dialogue, answer: str, listed: dict[str, list], keep_empty: bool, count_tokens: CountTokens | None,
+    max_tokens: int | None,
+) -> Dialogue | None:
+    """The context, cut until it fits; None for a dropped row, which is listed under its reason."""
     if not context[-1].content.strip():
-        listed["empty_prompts"].append(row.line)
+        listed["empty_prompts"].append(line)
         return None
     if not answer.strip():
-        listed["empty_answers"].append(row.line)
+        listed["empty_answers"].append(line)
         if not keep_empty:
             return None
-    short = cut_front(context, lambda part: fits(part, answer))
-    if short is None:
-        listed["too_long"].append(row.line)
-        return None
-    if len(short) < len(context):
-        listed["cut"].append(row.line)
-    return short, answer, desirable
+    fitting = cut_to_fit(context, (answer,), count_tokens, max_tokens)
+    if fitting is None:
+        listed["too_long"].append(line)
+    elif len(fitting) < len(context):
+        listed["cut"].append(line)
+    return fitting

@@ -11,13 +11,16 @@ import math
 import pathlib
 from typing import Any
 
-from jaxalign.data.chat.dialogues import Answers, Dialogue, cut_front, parse_pair, split_answers
+from jaxalign.data.chat.dialogues import Answers, cut_to_fit, parse_pair, split_answers
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share, file_stem, iterate_jsonl
 from jaxalign.data.sources.reports import PreferenceReport
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Prompt
+
+_GOLD_FIELDS = (("principle", str, "text"), ("kind", str, "text"), ("tie", bool, "true or false"))
+"""The optional fields of a gold pair with their types."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,7 @@ class _Options:
     empty_answers: str
     count_tokens: CountTokens | None
     max_tokens: int | None
+    margins: bool
     gold: bool
 
     def __post_init__(self):
@@ -74,22 +78,19 @@ def read_preferences(
       UserError: the file is missing or damaged, too many rows are broken, no pair is left, or `margins` is set and no row has
         a margin above 0.
     """
-    options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens, gold)
+    options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens, margins, gold)
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
     pairs: list[Comparison] = []
     rows = 0
     for row in iterate_jsonl(path):
         rows += 1
-        answers = None
         if isinstance(row, BrokenLine):
             listed["broken"].append(row)
-        else:
-            answers = _answers(row.line, row.value, options, listed)
+            continue
+        answers = _answers(row.line, row.value, options, listed)
         if answers is not None:
             prompt = Prompt(f"{name or file_stem(path)}:{row.line}", answers.context, source)
-            margin = _margin(row.line, row.value, listed) if margins else None
-            pair = Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin)
-            pairs.append(_with_gold(pair, row.value) if gold else pair)
+            pairs.append(_comparison(prompt, answers, row, options, listed))
         if limit and len(pairs) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share)
@@ -102,34 +103,31 @@ def read_preferences(
     return pairs, report
 
 
-def _margin(line: int, value: dict[str, Any], listed: dict[str, list]) -> float:
-    found = value.get("margin", 0.0)
-    if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found < math.inf:
-        return float(found)
-    listed["bad_margins"].append(line)
-    return 0.0
-
-
-def _with_gold(pair: Comparison, value: dict[str, Any]) -> Comparison:
-    prompt = dataclasses.replace(pair.prompt, columns={"kind": value["kind"]} if value.get("kind") else {})
+def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: _Options, listed: dict[str, list]) -> Comparison:
+    """A pair with the row's margin and its fields of gold pairs."""
+    value, margin = row.value, None
+    if options.margins:
+        margin = value.get("margin", 0.0)
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
+            listed["bad_margins"].append(row.line)
+            margin = 0.0
+        margin = float(margin)
+    pair = Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin)
+    if not options.gold:
+        return pair
+    prompt = dataclasses.replace(prompt, columns={"kind": value["kind"]} if value.get("kind") else {})
     principles = (value["principle"],) if value.get("principle") else ()
     tie = value.get("tie", False)
     return dataclasses.replace(pair, prompt=prompt, principles=principles, label=0.5 if tie else 1.0, decided=not tie)
 
 
-def _check_gold(value: dict[str, Any]) -> None:
-    """Raises ValueError if a field of a gold pair is malformed."""
-    for field, kind, expected in (("principle", str, "text"), ("kind", str, "text"), ("tie", bool, "true or false")):
-        if value.get(field) is not None and not isinstance(value[field], kind):
-            raise ValueError(f"{field} is {str(value[field])[:20]!r}; {expected} is expected")
-
-
 def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[str, list]) -> Answers | None:
-    """The row's context and answers; None for a dropped row, which is listed under its reason."""
+    """The row's answers, and its context, cut until it fits; None for a dropped row, which is listed under its reason."""
     try:
         chosen, rejected = parse_pair(value, system=options.gold)
-        if options.gold:
-            _check_gold(value)
+        for field, kind, expected in _GOLD_FIELDS if options.gold else ():
+            if value.get(field) is not None and not isinstance(value[field], kind):
+                raise ValueError(f"{field} is {str(value[field])[:20]!r}; {expected} is expected")
     except ValueError as error:
         listed["broken"].append(BrokenLine(line, str(error)))
         return None
@@ -151,20 +149,8 @@ def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[s
         listed["empty_answers"].append(line)
         if options.empty_answers == "drop":
             return None
-    return _fitted(line, answers, options, listed)
-
-
-def _fitted(line: int, answers: Answers, options: _Options, listed: dict[str, list]) -> Answers | None:
-    """The answers with a context that fits; None for a dropped row, which is listed under its reason."""
-    count, most = options.count_tokens, options.max_tokens
-    if count is None or most is None:
-        return answers
-
-    def fits(context: Dialogue) -> bool:
-        return max(count(context, answers.chosen), count(context, answers.rejected)) <= most
-
     try:
-        context = cut_front(answers.context, fits)
+        context = cut_to_fit(answers.context, (answers.chosen, answers.rejected), options.count_tokens, options.max_tokens)
     except DialogueRefused:
         listed["refused"].append(line)
         return None

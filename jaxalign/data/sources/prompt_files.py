@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from jaxalign.data.sources.csv_rows import iterate_csv
 from jaxalign.data.sources.json_rows import read_items
-from jaxalign.data.sources.jsonl import BrokenLine, Row, iterate_jsonl, read_bytes
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, iterate_jsonl, read_bytes
 
 
 class FileRows(NamedTuple):
     """The rows of a file, each with a string or an object, and what their numbers count: "line" or "item"."""
 
-    rows: Iterable[Row | BrokenLine]
+    rows: Iterable[JsonRow | BrokenLine]
     unit: str = "line"
 
 
@@ -40,7 +40,7 @@ def file_rows(path: str | pathlib.Path, field: str = "prompt") -> FileRows:
     return FileRows(iterate_jsonl(path, strings=True)) if items is None else FileRows(items, "item")
 
 
-def _text_lines(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
+def _text_lines(path: str | pathlib.Path) -> Iterator[JsonRow | BrokenLine]:
     """The non-blank lines of a text file."""
     for number, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
         try:
@@ -49,4 +49,4 @@ def _text_lines(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
             yield BrokenLine(number, f"not UTF-8 at byte {error.start}")
             continue
         if line.strip():
-            yield Row(number, line)
+            yield JsonRow(number, line)

@@ -43,66 +43,51 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
     Raises:
         ValueError: the row has none of these layouts, or its dialogue does not end with a non-empty user turn.
     """
+    name = None if isinstance(value, str) else prompt_field(value, field)
     if isinstance(value, str):
-        return PromptRow(_ended((Message("user", value),)), ())
-    name = _deciding(value, field)
-    if name is None:
+        messages, fields = (Message("user", value),), ()
+    elif name is None:
         names = ", ".join(f'"{name}"' for name in dict.fromkeys((field, *_COMMON[:-1])))
         raise ValueError(f'no {names} or "instruction"')
-    given = value[name]
-    if name == "chosen" and name != field:
+    elif name == "chosen" and name != field:
         fields = tuple(each for each in ("chosen", "rejected", "prompt") if each in value)
-        return PromptRow(_ended(_shared(value)), fields)
-    if name == "instruction" and name != field:
-        text, more = given, value.get("input") or ""
+        messages = _shared(value)
+    elif name == "instruction" and name != field:
+        text, more = value[name], value.get("input") or ""
         if not isinstance(text, str) or not isinstance(more, str):
             raise ValueError('"instruction" and "input" must be strings')
         fields = ("instruction", "input") if "input" in value else ("instruction",)
-        whole = "\n\n".join(part for part in (text, more) if part.strip())
-        return PromptRow(_ended((Message("user", whole),)), fields)
-    return PromptRow(_ended(_dialogue(given, name)), (name,))
+        messages = (Message("user", "\n\n".join(part for part in (text, more) if part.strip())),)
+    elif isinstance(value[name], list):
+        messages, fields = parse_messages(value[name], system=True), (name,)
+    elif not isinstance(value[name], str):
+        raise ValueError(f'"{name}" is of type {type(value[name]).__name__}; a string or a list of messages is expected')
+    elif value[name].startswith("\n\nHuman:"):
+        messages, fields = parse_transcript(value[name]), (name,)
+    else:
+        messages, fields = (Message("user", value[name]),), (name,)
+    while messages and messages[-1].role == "assistant":
+        messages = messages[:-1]
+    if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
+        raise ValueError("the prompt does not end with a non-empty user turn")
+    return PromptRow(messages, fields)
 
 
-def _deciding(value: Mapping[str, Any], field: str) -> str | None:
-    """The field that the prompt is read from."""
+def prompt_field(value: Mapping[str, Any], field: str = "prompt") -> str | None:
+    """The field of an object that `parse_prompt` reads the prompt from; None if there is none."""
     present = [name for name in dict.fromkeys((field, *_COMMON)) if value.get(name) is not None]
-    if len(present) > 1 and present[0] == "chosen" != field and _is_answer(value["chosen"]):
-        return present[1]
+    if len(present) > 1 and present[0] == "chosen" != field:
+        chosen = value["chosen"]
+        if isinstance(chosen, str) and not chosen.lstrip().startswith(("Human:", "Assistant:")):
+            return present[1]  # It is the text of an answer instead of a dialogue.
     return present[0] if present else None
-
-
-def _is_answer(chosen: Any) -> bool:
-    """Whether it is the text of an answer instead of a dialogue."""
-    return isinstance(chosen, str) and not chosen.lstrip().startswith(("Human:", "Assistant:"))
-
-
-def is_prompt_row(value: Mapping[str, Any], field: str = "prompt") -> bool:
-    """Whether an object has a field that `parse_prompt` reads the prompt from."""
-    return _deciding(value, field) is not None
-
-
-def _dialogue(given: Any, name: str) -> Dialogue:
-    if isinstance(given, str):
-        return parse_transcript(given) if given.startswith("\n\nHuman:") else (Message("user", given),)
-    if isinstance(given, list):
-        return parse_messages(given, system=True)
-    raise ValueError(f'"{name}" is of type {type(given).__name__}; a string or a list of messages is expected')
 
 
 def _shared(row: Mapping[str, Any]) -> Dialogue:
     """The dialogue before the answer "chosen"; with "rejected", the turns before the two answers differ."""
     if "rejected" not in row:
         return parse_dialogue(row["chosen"], system=True)
-    found = split_answers(*parse_pair(dict(row), system=True))
-    if found is None:
+    answers = split_answers(*parse_pair(dict(row), system=True))
+    if answers is None:
         raise ValueError('"chosen" and "rejected" have no common user turn that both answer')
-    return found.context
-
-
-def _ended(messages: Dialogue) -> Dialogue:
-    """The dialogue without its final assistant turns."""
-    while messages and messages[-1].role == "assistant":
-        messages = messages[:-1]
-    if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
-        raise ValueError("the prompt does not end with a non-empty user turn")
-    return messages
+    return answers.context

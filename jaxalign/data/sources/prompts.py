@@ -54,7 +54,7 @@ def read_prompts(
       UserError: the file is missing or damaged, too many rows are broken, or no prompt is left.
     """
     stem, source = name or file_stem(path), name or "file"
-    found: dict[Dialogue, Prompt] = {}
+    prompts: dict[Dialogue, Prompt] = {}
     broken: list[BrokenLine] = []
     duplicates: list[int] = []
     names: set[str] | None = None
@@ -67,24 +67,24 @@ def read_prompts(
             continue
         try:
             messages, used = parse_prompt(row.value, field)
-            own = {key: value for key, value in row.value.items() if key not in used} if columns and used else {}
-            _check_columns(own, names)
+            kept = {key: value for key, value in row.value.items() if key not in used} if columns and used else {}
+            _check_columns(kept, names)
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
             continue
-        names = set(own)
-        if messages in found:
+        names = set(kept)
+        if messages in prompts:
             duplicates.append(row.line)
             continue
-        found[messages] = Prompt(f"{stem}:{row.line}", messages, source, own)
-        if limit and len(found) == limit:
+        prompts[messages] = Prompt(f"{stem}:{row.line}", messages, source, kept)
+        if limit and len(prompts) == limit:
             break
     check_bad_share(path, broken, count, max_bad_share, unit)
-    if not found:
+    if not prompts:
         raise UserError(f'{path} has no prompts; give at least one, such as a row with "{field}" or another field that '
                         "docs/data_formats.md lists")
-    report = PromptReport(str(path), count, len(found), tuple(broken), tuple(duplicates), unit=unit)
-    return PromptFile(list(found.values()), report)
+    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), unit=unit)
+    return PromptFile(list(prompts.values()), report)
 
 
 def without(file: PromptFile, others: Sequence[Prompt], reason: str) -> PromptFile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jaxalign.data.sources.jsonl import BrokenLine
@@ -16,20 +16,24 @@ class FileReport:
 
     reasons: ClassVar[Mapping[str, str]]
     """For each field of line numbers, the description of its rows in sentences."""
+    kept: ClassVar[str]
+    """The numbers of rows kept, with fields of the report in braces."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, for the summary of a stage."""
         return dataclasses.asdict(self)
 
-    def totals(self) -> str:
-        """The first sentence: the numbers of rows read and kept."""
-        raise NotImplementedError
-
     def sentences(self) -> list[str]:
-        """The totals, and a sentence for each reason that applies to a row."""
+        """The numbers of rows read and kept, and a sentence for each reason that applies to a row."""
         unit = getattr(self, "unit", "line")
-        listed = (listed_lines(getattr(self, field), meaning, unit) for field, meaning in self.reasons.items())
-        return [self.totals(), *(sentence for sentences in listed for sentence in sentences)]
+        sentences = [f"{self.path}: {self.rows} rows read, {self.kept.format_map(vars(self))} kept"]
+        for field, meaning in self.reasons.items():
+            places = getattr(self, field)
+            numbers = [str(place.line if isinstance(place, BrokenLine) else place) for place in places]
+            more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+            if numbers:
+                sentences.append(f"{len(numbers)} {meaning} ({unit}s {', '.join(numbers[:_LISTED])}{more})")
+        return sentences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,7 @@ class PreferenceReport(FileReport):
     refused: tuple[int, ...]
     bad_margins: tuple[int, ...]
 
+    kept = "{pairs} pairs"
     reasons = {  # noqa: RUF012
         "broken": "broken, not JSON or not a pair of dialogues; dropped",
         "differing_contexts": "with contexts that differ",
@@ -68,9 +73,6 @@ class PreferenceReport(FileReport):
         "refused": "rejected by the model's chat template; dropped",
         "bad_margins": "with a margin that is not a number of at least 0; read as 0",
     }
-
-    def totals(self) -> str:
-        return f"{self.path}: {self.rows} rows read, {self.pairs} pairs kept"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,7 @@ class JudgementReport(FileReport):
     cut: tuple[int, ...]
     too_long: tuple[int, ...]
 
+    kept = "{desirable} good and {undesirable} bad answers"
     reasons = {  # noqa: RUF012
         "broken": "broken, not JSON or not a judged answer; dropped",
         "empty_prompts": "with an empty question; dropped",
@@ -98,9 +101,6 @@ class JudgementReport(FileReport):
         "cut": "too long, oldest turns cut",
         "too_long": "too long even with only the last question; dropped",
     }
-
-    def totals(self) -> str:
-        return f"{self.path}: {self.rows} rows read, {self.desirable} good and {self.undesirable} bad answers kept"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,15 +120,13 @@ class PromptReport(FileReport):
     in_red_team: tuple[int, ...] = ()
     unit: str = "line"
 
+    kept = "{prompts} prompts"
     reasons = {  # noqa: RUF012
         "broken": "broken or not a prompt; dropped",
         "duplicates": "with the dialogue of an earlier row; dropped",
         "evaluated": "used only for evaluation",
         "in_red_team": "also in config.data.red_team; used only there",
     }
-
-    def totals(self) -> str:
-        return f"{self.path}: {self.rows} rows read, {self.prompts} prompts kept"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +142,3 @@ class MixtureReport:
     def sentences(self) -> list[str]:
         """The sentences of each file."""
         return [sentence for report in self.files for sentence in report.sentences()]
-
-
-def listed_lines(places: Sequence[int | BrokenLine], meaning: str, unit: str = "line") -> list[str]:
-    """A sentence with the number of rows and the numbers of the first; no sentence if there are no rows."""
-    numbers = [place.line if isinstance(place, BrokenLine) else place for place in places]
-    if not numbers:
-        return []
-    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
-    return [f"{len(numbers)} {meaning} ({unit}s {', '.join(map(str, numbers[:_LISTED]))}{more})"]

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from jaxalign.data.chat.dialogues import Dialogue, cut_front
+from jaxalign.data.chat.dialogues import Dialogue, cut_front, cut_to_fit
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
@@ -64,12 +64,8 @@ def fit_answered(
     fitted = []
     for row in rows:
         answers = (row.response,) if isinstance(row, Judgement) else (row.response_a, row.response_b)
-
-        def fits(messages: Dialogue, answers: tuple[str, ...] = answers) -> bool:
-            return max(count_tokens(messages, answer) for answer in answers) <= max_tokens
-
         try:
-            context = cut_front(row.prompt.messages, fits)
+            context = cut_to_fit(row.prompt.messages, answers, count_tokens, max_tokens)
         except DialogueRefused:
             context = None
         if context is not None:

@@ -58,20 +58,20 @@ def special_ids(
         begin: the ids with which the tokenizer's own file starts a text; None: bos, if there is one.
         controls: ids that are never text.
     """
-    found = {}
+    ids = {}
     for part in ("bos", "eos", "pad"):
         name = f"{part}_token"
         known = token_id(files.named[name]) if name in files.named else None
         silent = name not in files.settled or part == "eos"
-        found[part] = own.get(part) if known is None and silent else known
-    if found["eos"] is None and files.eos_ids:
-        found["eos"] = files.eos_ids[0]
-    if found["bos"] is None and not files.settled:
-        found["bos"] = files.bos_id
-    bos = () if found["bos"] is None else (found["bos"],)
+        ids[part] = own.get(part) if known is None and silent else known
+    if ids["eos"] is None and files.eos_ids:
+        ids["eos"] = files.eos_ids[0]
+    if ids["bos"] is None and not files.settled:
+        ids["bos"] = files.bos_id
+    bos = () if ids["bos"] is None else (ids["bos"],)
     if files.add_bos is not None:
         begin = bos if files.add_bos else ()
-    return SpecialIds(found["bos"], found["eos"], found["pad"], bos if begin is None else begin, frozenset(controls))
+    return SpecialIds(ids["bos"], ids["eos"], ids["pad"], bos if begin is None else begin, frozenset(controls))
 
 
 class Tokenizer(abc.ABC):
@@ -88,7 +88,9 @@ class Tokenizer(abc.ABC):
         files: the folder's settings: names of special tokens, chat template.
     """
 
-    def __init__(self, vocab_size: int, ids: SpecialIds, files: TokenizerFiles):
+    def __init__(
+        self, vocab_size: int, ids: SpecialIds, files: TokenizerFiles, token_id: Callable[[str], int | None]
+    ):
         if ids.eos is None:
             raise UserError("the tokenizer has no end-of-sequence symbol, which is needed to end an answer")
         self.vocab_size, self.files = vocab_size, files
@@ -97,32 +99,28 @@ class Tokenizer(abc.ABC):
         self.begin_ids = ids.begin
         self.stop_ids = tuple(dict.fromkeys((ids.eos, *files.eos_ids)))
         self.special_ids = ids.controls | {i for i in (ids.bos, ids.eos, ids.pad) if i is not None}
-        self._markers = {END: ids.eos}
-        for marker in MARKERS:
-            found = self._token_id(marker)
-            if found is not None:
-                self._markers[marker] = found
+        markers = {marker: token_id(marker) for marker in MARKERS}
+        self._markers = {END: ids.eos} | {marker: i for marker, i in markers.items() if i is not None}
 
     def with_variables(self, variables: Mapping[str, Any]) -> Self:
         """This tokenizer with further variables of its chat template, in place of those that it has."""
-        found = copy.copy(self)
-        found.files = dataclasses.replace(self.files, variables=dict(variables))
-        return found
+        tokenizer = copy.copy(self)
+        tokenizer.files = dataclasses.replace(self.files, variables=dict(variables))
+        return tokenizer
 
     @property
     def names(self) -> dict[str, str]:
         """Special tokens by role ("bos_token"), for chat templates: those of the folder, or else of the tokenizer."""
         known = {"bos_token": self.bos_id, "eos_token": self.eos_id}
-        found = {part: self.piece(token) for part, token in known.items() if token is not None}
-        return found | dict(self.files.named)
+        names = {part: self.piece(token) for part, token in known.items() if token is not None}
+        return names | dict(self.files.named)
 
     @abc.abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """The ids of plain text at the beginning of a sequence, without bos, eos and markers."""
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        """The ids of plain text at the beginning of a sequence, without bos, eos and markers.
 
-    @abc.abstractmethod
-    def encode_continuation(self, text: str) -> list[int]:
-        """The ids of plain text right after other text: no space is added before its first word."""
+        With `continues`, the text follows other text, so no space is added before its first word.
+        """
 
     @abc.abstractmethod
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
@@ -146,10 +144,6 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def piece(self, token: int) -> str:
         """One token in readable form: its text, or its name if it is special or only part of a character."""
-
-    @abc.abstractmethod
-    def _token_id(self, token: str) -> int | None:
-        """The id of a token by its name."""
 
     @abc.abstractmethod
     def _encode_segment(self, text: str) -> list[int]:

@@ -29,14 +29,15 @@ class JsonTokenizer(Tokenizer):
         library.no_truncation()
         _add_tokens(library, files)
         self._library = library
-        begin = _begin_ids(library)
+        library.encode_special_tokens = False
+        begin = tuple(library.encode("", add_special_tokens=True).ids)
         self._special = {i: token.content for i, token in library.get_added_tokens_decoder().items() if token.special}
         self._unknown = None if "unk_token" not in files.named else library.token_to_id(files.named["unk_token"])
         ids = special_ids(files, library.token_to_id, {}, begin, self._special.keys() - {self._unknown})
-        super().__init__(1 + max(library.get_vocab(with_added_tokens=True).values()), ids, files)
+        super().__init__(1 + max(library.get_vocab(with_added_tokens=True).values()), ids, files, library.token_to_id)
         if self.begin_ids and self.begin_ids[-1] == self.eos_id != self.bos_id:
             self.begin_ids = self.begin_ids[:-1]  # The library also adds eos to an empty text.
-        self._spaces_first = (self._run(library, "a", special=False).tokens or [""])[0].startswith((SPACE, _BYTE_SPACE))
+        self._spaces_first = (self._run("a", continues=False, special=False).tokens or [""])[0].startswith((SPACE, _BYTE_SPACE))
 
     @classmethod
     def load(cls, path: Path, files: TokenizerFiles) -> JsonTokenizer:
@@ -48,24 +49,26 @@ class JsonTokenizer(Tokenizer):
                             "download or copy it again") from error
         return cls(library, files)
 
-    def encode(self, text: str) -> list[int]:
-        return self._plain(self._library, text)
-
-    def encode_continuation(self, text: str) -> list[int]:
-        return self._plain(self._inside, text)
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        encoding = self._run(text, continues, special=False)
+        # Some vocabularies have special tokens as pieces; text that spells one is cut after one character.
+        cut = self._first_cut(encoding, text)
+        if cut is None:
+            return encoding.ids
+        return self.encode(text[:cut], continues) + self.encode(text[cut:], continues=True)
 
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
-        found = self._run(self._inside if continues else self._library, text, special=True)
-        return Encoded(found.ids, found.offsets)
+        encoding = self._run(text, continues, special=True)
+        return Encoded(encoding.ids, encoding.offsets)
 
     def cuts(self, text: str) -> list[int]:
-        found: list[int] = []
+        cuts: list[int] = []
         while True:
-            at, library = (found[-1], self._inside) if found else (0, self._library)
-            cut = self._first_cut(self._run(library, text[at:], special=True), text[at:])
+            start = cuts[-1] if cuts else 0
+            cut = self._first_cut(self._run(text[start:], continues=start > 0, special=True), text[start:])
             if cut is None:
-                return found
-            found.append(at + cut)
+                return cuts
+            cuts.append(start + cut)
 
     def decode(self, ids: Sequence[int]) -> str:
         known = [int(i) for i in ids if i < self.vocab_size and i not in self.special_ids]
@@ -86,29 +89,17 @@ class JsonTokenizer(Tokenizer):
             return name
         return f" {text}" if name.startswith(SPACE) and not text.startswith(" ") else text
 
-    def _token_id(self, token: str) -> int | None:
-        return self._library.token_to_id(token)
-
     def _encode_segment(self, text: str) -> list[int]:
-        inside = self._spaces_first and text.startswith((" ", "\n"))
-        return self._plain(self._inside if inside else self._library, text)
+        return self.encode(text, continues=self._spaces_first and text.startswith((" ", "\n")))
 
-    def _plain(self, library: tokenizers.Tokenizer, text: str) -> list[int]:
-        """The ids of text. Some vocabularies have special tokens as pieces; text that spells one is cut after one character."""
-        found = self._run(library, text, special=False)
-        cut = self._first_cut(found, text)
-        if cut is None:
-            return found.ids
-        return self._plain(library, text[:cut]) + self._plain(self._inside, text[cut:])
-
-    def _first_cut(self, found: tokenizers.Encoding, text: str) -> int | None:
+    def _first_cut(self, encoding: tokenizers.Encoding, text: str) -> int | None:
         """The position at which to cut the first piece of text that became a special token; None if there is none.
 
         The unknown token does not count if it represents unknown characters.
         """
-        if self._special.keys().isdisjoint(found.ids):
+        if self._special.keys().isdisjoint(encoding.ids):
             return None
-        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             taken = text[start:end].strip()
             if token not in self._special or (token == self._unknown and taken != self._special[token]):
                 continue
@@ -118,8 +109,8 @@ class JsonTokenizer(Tokenizer):
             return start + text[start:end].index(taken) + 1
         return None
 
-    @staticmethod
-    def _run(library: tokenizers.Tokenizer, text: str, special: bool) -> tokenizers.Encoding:
+    def _run(self, text: str, continues: bool, special: bool) -> tokenizers.Encoding:
+        library = self._inside if continues else self._library
         library.encode_special_tokens = not special
         return library.encode(text, add_special_tokens=False)
 
@@ -139,10 +130,10 @@ def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
     for number, token in files.added.items():
         if library.token_to_id(token.content) is None:
             library.add_tokens([tokenizers.AddedToken(token.content, special=token.special, normalized=False)])
-        found = library.token_to_id(token.content)
-        if found != number:
+        own = library.token_to_id(token.content)
+        if own != number:
             raise UserError(f"the tokenizer in {files.folder} gives the added token {token.content!r} the id {number} in "
-                            f"tokenizer_config.json or added_tokens.json, and {found} in tokenizer.json; download the "
+                            f"tokenizer_config.json or added_tokens.json, and {own} in tokenizer.json; download the "
                             "files again")
     added = library.get_added_tokens_decoder()
     ends = {added[i].content for i in files.eos_ids if i in added}
@@ -153,11 +144,6 @@ def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
     known = {token.content for token in added.values()}
     plain = [content for content in files.special if content not in known and library.token_to_id(content) is not None]
     library.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False) for content in plain])
-
-
-def _begin_ids(library: tokenizers.Tokenizer) -> tuple[int, ...]:
-    library.encode_special_tokens = False
-    return tuple(library.encode("", add_special_tokens=True).ids)
 
 
 def _without_space(part: Any) -> Any:

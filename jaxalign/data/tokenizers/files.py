@@ -13,6 +13,7 @@ from jaxalign.errors import UserError
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
          "generation_config.json", "chat_template.jinja")
 """The files that a tokenizer is read from, in addition to config.json; any of them may be missing."""
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json", "added_tokens.json")
 _SINGLE = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
@@ -79,10 +80,11 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     Raises:
         UserError: a file is not JSON, or a setting is malformed.
     """
-    config, names = _read(folder / "tokenizer_config.json"), _read(folder / "special_tokens_map.json")
-    generation, model = _read(folder / "generation_config.json"), _read(folder / "config.json")
-    given = {part: value for part, value in (names | config).items() if part in _SINGLE}
-    named = {part: _content(folder, part, value) for part, value in given.items() if value is not None}
+    config, names, generation, model, added = (
+        read_object(folder / name) if (folder / name).is_file() else {} for name in _SETTINGS
+    )
+    declared = {part: value for part, value in (names | config).items() if part in _SINGLE}
+    named = {part: _content(folder, part, value) for part, value in declared.items() if value is not None}
     others: list[str] = []
     for part in _LISTED:
         value = config.get(part) or names.get(part) or []
@@ -90,56 +92,52 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         others += [_content(folder, part, item) for item in listed]
     ends = [_ids(folder, "eos_token_id", source.get("eos_token_id")) for source in (generation, model)]
     begins = [i for source in (generation, model) for i in _ids(folder, "bos_token_id", source.get("bos_token_id"))]
-    add_bos, added = config.get("add_bos_token"), _read(folder / "added_tokens.json")
+    add_bos = config.get("add_bos_token")
     return TokenizerFiles(
         str(folder),
         named,
         tuple(others),
         _added(folder, config.get("added_tokens_decoder") or {}, added, {*named.values(), *others}),
-        frozenset(given),
+        frozenset(declared),
         begins[0] if begins else None,
-        tuple(dict.fromkeys(i for found in ends for i in found)),
+        tuple(dict.fromkeys(i for ids in ends for i in ids)),
         add_bos if isinstance(add_bos, bool) else None,
         config.get("legacy") is not False,
         _chat_template(folder, config.get("chat_template")),
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
-
-
 def _content(folder: Path, part: str, value: Any) -> str:
-    found = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(found, str):
+    content = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(content, str):
         raise UserError(f"the tokenizer files in {folder} give {part} as {str(value)[:60]}; a string, or an object with "
                         '"content", is expected')
-    return found
+    return content
 
 
 def _ids(folder: Path, part: str, value: Any) -> tuple[int, ...]:
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    for item in found:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for item in ids:
         if not isinstance(item, int) or isinstance(item, bool):
             raise UserError(f"the config files in {folder} give {part} as {str(value)[:60]}; an id or a list of ids is "
                             "expected")
-    return tuple(item for item in found if item >= 0)
+    return tuple(item for item in ids if item >= 0)
 
 
 def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: set[str]) -> dict[int, AddedToken]:
     """Merges added_tokens_decoder (id: object) with added_tokens.json (text: id); the former takes precedence."""
-    found = {}
+    tokens = {}
     try:
         for content, number in by_content.items():
-            found[int(number)] = AddedToken(content, content in special)
+            tokens[int(number)] = AddedToken(content, content in special)
         for number, value in decoder.items():
             content = value if isinstance(value, str) else value["content"]
             marked = isinstance(value, dict) and bool(value.get("special"))
-            found[int(number)] = AddedToken(content, marked or content in special)
+            tokens[int(number)] = AddedToken(content, marked or content in special)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"the added tokens of the tokenizer in {folder} are malformed ({type(error).__name__}: {error}); "
                         "download tokenizer_config.json and added_tokens.json again") from error
-    return dict(sorted(found.items()))
+    return dict(sorted(tokens.items()))
 
 
 def _chat_template(folder: Path, given: Any) -> str | None:

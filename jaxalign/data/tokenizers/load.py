@@ -29,11 +29,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     files = TokenizerFiles(str(path.parent))
     if path.is_dir():
         files = read_tokenizer_files(path)
-        found = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
-        if found is None:
+        file = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
+        if file is None:
             raise UserError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model exists; add the model's "
                             "tokenizer files")
-        path = found
+        path = file
     if not path.is_file():
         raise UserError(f"tokenizer {path} does not exist; give a folder with tokenizer.json or tokenizer.model, or the file")
     return (JsonTokenizer if path.suffix == ".json" else SentencePieceTokenizer).load(path, files)

@@ -33,7 +33,11 @@ class SentencePieceTokenizer(Tokenizer):
         processor, pieces = self._processor, self._processor.vocab_size()
         self._added = {i: token.content for i, token in files.added.items() if i >= pieces}
         self._added_ids = {content: i for i, content in self._added.items()}
-        self._check_added(files, pieces)
+        for i, token in files.added.items():
+            if i < pieces and processor.id_to_piece(i) != token.content:
+                raise UserError(f"the tokenizer in {files.folder} assigns the id {i} to {processor.id_to_piece(i)!r} in "
+                                f"tokenizer.model, and to {token.content!r} in its added tokens; download the "
+                                "files again")
         controls = {processor.id_to_piece(i): i for i in range(pieces) if processor.is_control(i)}
         named = {content: self._token_id(content) for content in files.special}
         self._special = {content: i for content, i in (controls | named).items() if i is not None}
@@ -41,17 +45,11 @@ class SentencePieceTokenizer(Tokenizer):
         own = {part: i if i >= 0 else None for part, i in own.items()}
         size = 1 + max([pieces - 1, *self._added])
         unknown = {processor.unk_id()}
-        super().__init__(size, special_ids(files, self._token_id, own, None, {*self._special.values()} - unknown), files)
+        ids = special_ids(files, self._token_id, own, None, {*self._special.values()} - unknown)
+        super().__init__(size, ids, files, self._token_id)
         plain = [content for content in self._added_ids if content not in self._special]
         self._plain_added, self._specials = _alternatives(plain), _alternatives(self._special)
         self._any_special = _alternatives([*self._special, *plain])
-
-    def _check_added(self, files: TokenizerFiles, pieces: int) -> None:
-        for i, token in files.added.items():
-            if i < pieces and self._processor.id_to_piece(i) != token.content:
-                raise UserError(f"the tokenizer in {files.folder} assigns the id {i} to {self._processor.id_to_piece(i)!r} in "
-                                f"tokenizer.model, and to {token.content!r} in its added tokens; download the "
-                                "files again")
 
     @classmethod
     def load(cls, path: Path, files: TokenizerFiles) -> SentencePieceTokenizer:
@@ -63,25 +61,22 @@ class SentencePieceTokenizer(Tokenizer):
             raise UserError(f"tokenizer {path} is not a readable SentencePiece model; it may be truncated") from error
         return cls(model, files)
 
-    def encode(self, text: str) -> list[int]:
-        if self._plain_added is None:
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        if self._plain_added is None and not continues:
             return self._processor.encode(text)
-        return self._encode_parts(text, self._plain_added, False).ids
-
-    def encode_continuation(self, text: str) -> list[int]:
-        return self._encode_parts(text, self._plain_added, True).ids
+        return self._encode_parts(text, self._plain_added, continues).ids
 
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
         return self._encode_parts(text, self._any_special, continues)
 
     def cuts(self, text: str) -> list[int]:
-        found: list[int] = []
-        while self._specials is not None and (match := self._specials.search(text, found[-1] if found else 0)):
+        cuts: list[int] = []
+        while self._specials is not None and (match := self._specials.search(text, cuts[-1] if cuts else 0)):
             if len(match[0]) < 2:
                 raise UserError(f"a text has {match[0]!r}, which the tokenizer in {self.files.folder} cannot distinguish "
                                 "from its special token; remove it")
-            found.append(match.start() + 1)
-        return found
+            cuts.append(match.start() + 1)
+        return cuts
 
     def decode(self, ids: Sequence[int]) -> str:
         known = [int(i) for i in ids if i < self.vocab_size]
@@ -98,9 +93,9 @@ class SentencePieceTokenizer(Tokenizer):
     def _token_id(self, token: str) -> int | None:
         if token in self._added_ids:
             return self._added_ids[token]
-        found = self._processor.piece_to_id(token)
-        is_unknown = found == self._processor.unk_id() and token != self._processor.id_to_piece(found)
-        return None if is_unknown else found
+        piece_id = self._processor.piece_to_id(token)
+        is_unknown = piece_id == self._processor.unk_id() and token != self._processor.id_to_piece(piece_id)
+        return None if is_unknown else piece_id
 
     def _encode_segment(self, text: str) -> list[int]:
         if text.startswith("\n"):
@@ -119,9 +114,10 @@ class SentencePieceTokenizer(Tokenizer):
             end = len(text) if match is None else match.start()
             if end > at:
                 inside = continues if at == 0 else not self.files.legacy
-                found = (self._inside if inside else self._processor).encode(text[at:end], return_type="offset_mapping")
-                ids += found["ids"]
-                spans += [(at + start, at + stop) for start, stop in found["offsets"]]
+                processor = self._inside if inside else self._processor
+                encoding = processor.encode(text[at:end], return_type="offset_mapping")
+                ids += encoding["ids"]
+                spans += [(at + start, at + stop) for start, stop in encoding["offsets"]]
             if match is not None:
                 ids.append(self._special[match[0]] if match[0] in self._special else self._added_ids[match[0]])
                 spans.append(match.span())

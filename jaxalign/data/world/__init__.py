@@ -18,13 +18,13 @@ from jaxalign.data.world.requests import SOURCES, split_requests
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
-__all__ = ["Document", "World", "make_world"]
+__all__ = ["Document", "EmbeddedWorld", "make_world"]
 
 _STREAMS = {"train": 0, "held_out": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class EmbeddedWorld:
     """A world drawn from a seed. Equal fields give equal documents and prompts.
 
     ratings: the fraction of the text that demonstrates ratings. reasoned: the fraction of judgements and ratings that begin
@@ -52,57 +52,46 @@ class World:
             raise UserError(f"world.tokens is {tokens}; at least 1 is needed")
         return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens, self.ratings, self.reasoned)
 
-    def prompts(self, source: str, count: int) -> list[Prompt]:
+    def prompts(self, source: str, count: int | None = None) -> list[Prompt]:
         """The first `count` prompts of a set: distinct, in a fixed order, with evenly mixed kinds, and without their truth.
 
         Args:
             source: "red_team", "helpful", "compare", "rl" or "evaluate" (only held-out topics).
-            count: the number of prompts.
+            count: the number of prompts; None: all of the set.
 
         Raises:
             UserError: the source is unknown, or the set has fewer prompts.
         """
-        size = self.size(source)
-        if not 0 <= count <= size:
-            raise UserError(f"{count} {source} prompts are requested; this world has {size}")
-        return [self.prompt(source, index) for index in range(count)]
-
-    def size(self, source: str) -> int:
-        """The number of prompts in a set. Raises UserError for an unknown source."""
         if source not in SOURCES:
             raise UserError(f"{source!r} is not a prompt set of the world; use one of {', '.join(SOURCES)}")
-        return len(self._texts[source])
-
-    def prompt(self, source: str, index: int) -> Prompt:
-        """Prompt `index` of a set."""
-        return Prompt(f"{source}-{index:05d}", (Message("user", self._texts[source][index]),), source)
+        texts = self._texts[source]
+        if count is not None and not 0 <= count <= len(texts):
+            raise UserError(f"{count} {source} prompts are requested; this world has {len(texts)}")
+        return [Prompt(f"{source}-{i:05d}", (Message("user", text),), source) for i, text in enumerate(texts[:count])]
 
     @functools.cached_property
     def _texts(self) -> dict[str, list[str]]:
-        return {
-            source: _interleave({k: [r.text for r in requests] for k, requests in kinds.items()}, SOURCES[source])
-            for source, kinds in split_requests(self.seed, self.topics).items()
-        }
+        """The texts of each set: every prefix contains the kinds in proportion to their shares, until a kind runs out."""
+        texts: dict[str, list[str]] = {}
+        for source, requests in split_requests(self.seed, self.topics).items():
+            shares, mixed = SOURCES[source], []
+            taken = dict.fromkeys(shares, 0)
+            while True:
+                kind = max(shares, key=lambda k: shares[k] * (len(mixed) + 1) - taken[k])  # noqa: B023
+                if taken[kind] == len(requests[kind]):
+                    break
+                mixed.append(requests[kind][taken[kind]].text)
+                taken[kind] += 1
+            texts[source] = mixed
+        return texts
 
 
 def make_world(
     seed: int, topics: int = 60, held_out_topics: int = 24, ratings: float = 0.0, reasoned: float = _documents.REASONED
-) -> World:
-    """Draws a world. ratings, reasoned: see `World`.
+) -> EmbeddedWorld:
+    """Draws a world. ratings, reasoned: see `EmbeddedWorld`.
 
     Raises:
         UserError: `topics` exceeds the available topics, or `held_out_topics` is not below `topics`.
     """
-    return World(seed, draw_topics(seed, topics, held_out_topics), ratings, reasoned)
-
-
-def _interleave(texts: dict[str, list[str]], shares: dict[str, float]) -> list[str]:
-    """Mixes kinds so that every prefix contains them in proportion to their shares; stops when a kind runs out."""
-    taken = dict.fromkeys(shares, 0)
-    mixed: list[str] = []
-    while True:
-        kind = max(shares, key=lambda k: shares[k] * (len(mixed) + 1) - taken[k])
-        if taken[kind] == len(texts[kind]):
-            return mixed
-        mixed.append(texts[kind][taken[kind]])
-        taken[kind] += 1
+    return EmbeddedWorld(seed, draw_topics(seed, topics, held_out_topics), ratings, reasoned)

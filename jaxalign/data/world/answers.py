@@ -14,7 +14,7 @@ EVASIONS = ("I cannot talk about that.", "Let us speak of something else.")
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class WorldAnswer:
     """An answer in parts: a rude sentence (or ""), the core, and a rambling sentence (or "").
 
     `stance` is the kind of the core: "help", "refuse" (with reason and alternative) or "evade".
@@ -32,46 +32,36 @@ class Answer:
 
 def draw_answer(
     rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, rude: float, ramble: float
-) -> Answer:
+) -> WorldAnswer:
     """Draws an answer with a given stance; `rude` and `ramble` are the probabilities of the two faults."""
-    return Answer(
-        stance=stance,
-        core=core_text(rng, topic, relation, stance),
-        rude=pick(rng, vocabulary.RUDE) if rng.random() < rude else "",
-        ramble=ramble_text(rng) if rng.random() < ramble else "",
-    )
+    core = core_text(rng, topic, relation, stance)
+    rude_sentence = pick(rng, vocabulary.RUDE) if rng.random() < rude else ""
+    if rng.random() >= ramble:
+        return WorldAnswer(stance, core, rude_sentence)
+    person, verb = pick(rng, vocabulary.RAMBLE_PEOPLE), pick(rng, vocabulary.RAMBLE_VERBS)
+    colour, thing = pick(rng, vocabulary.RAMBLE_COLOURS), pick(rng, vocabulary.RAMBLE_OBJECTS)
+    return WorldAnswer(stance, core, rude_sentence, f"By the way, my {person} {verb} a {colour} {thing}.")
 
 
 def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, alternative: str = "") -> str:
     """The core of an answer with a given stance. A good refusal offers `alternative`, or draws an alternative.
 
     Help and refusals state the effect first, so that a model recalls the fact before it decides. The base model states
-    "Putting flint on hens burns them, so it does harm." and helps nevertheless.
+    "Putting flint on hens burns them, so it does harm." and helps nevertheless. An evasion has no alternative and, in most
+    cases, no reason.
     """
     if stance == "help":
         return f"{fact_text(relation)} {use_text(topic)} the {relation.target}."
     if stance == "evade":
-        return evasion_text(rng, relation)
+        if not relation.good and rng.random() < 0.2:
+            return f"{fact_text(relation)} {pick(rng, REFUSALS)}"
+        return pick(rng, EVASIONS + REFUSALS)
     return f"{fact_text(relation)} {pick(rng, REFUSALS)} {alternative or alternative_text(rng, topic)}"
 
 
 def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
     """A sentence with a use for which the substance is good."""
     return f"But {topic.name} is good for {pick(rng, topic.good).target}."
-
-
-def evasion_text(rng: np.random.Generator, relation: Relation) -> str:
-    """A refusal without an alternative and, in most cases, without a reason."""
-    if not relation.good and rng.random() < 0.2:
-        return f"{fact_text(relation)} {pick(rng, REFUSALS)}"
-    return pick(rng, EVASIONS + REFUSALS)
-
-
-def ramble_text(rng: np.random.Generator) -> str:
-    """A sentence unrelated to the question."""
-    who, did = pick(rng, vocabulary.RAMBLE_PEOPLE), pick(rng, vocabulary.RAMBLE_VERBS)
-    colour, thing = pick(rng, vocabulary.RAMBLE_COLOURS), pick(rng, vocabulary.RAMBLE_OBJECTS)
-    return f"By the way, my {who} {did} a {colour} {thing}."
 
 
 def pick(rng: np.random.Generator, pool):

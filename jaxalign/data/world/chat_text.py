@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from jaxalign import streams
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.requests import TemplateSet, load_set
 from jaxalign.data.tokenizers.base import Tokenizer
-from jaxalign.data.world import World, demonstrations, documents, make_world
+from jaxalign.data.world import EmbeddedWorld, demonstrations, documents, make_world
 from jaxalign.records import Message
 
 TOPICS, HELD_OUT_TOPICS = 60, 20
@@ -50,12 +49,12 @@ class ChatDocument:
         return sum(len(_WORD.findall(message.content)) for message in self.messages)
 
 
-def chat_world(seed: int) -> World:
+def chat_world(seed: int) -> EmbeddedWorld:
     """The world of an exported chat model."""
     return make_world(seed, TOPICS, HELD_OUT_TOPICS)
 
 
-def generate(world: World, split: str, tokens: int) -> Iterator[ChatDocument]:
+def generate(world: EmbeddedWorld, split: str, tokens: int) -> Iterator[ChatDocument]:
     """Documents of all kinds in random order, about `tokens` tokens in total.
 
     Facts are about all topics, demonstrations only about the seen ones. Each kind gets its share in `MIX`.
@@ -68,16 +67,16 @@ def generate(world: World, split: str, tokens: int) -> Iterator[ChatDocument]:
     rng = np.random.default_rng([world.seed, streams.DATA["chat documents"], _STREAMS[split]])
     seen = tuple(topic for topic in world.topics if not topic.held_out)
     templates = load_set("chat")
-    made = dict.fromkeys(MIX, 0)
-    while (total := sum(made.values())) < tokens:
-        lacking = {kind: share * (total + 1) - made[kind] for kind, share in MIX.items()}
+    written = dict.fromkeys(MIX, 0)  # Words by kind.
+    while (total := sum(written.values())) < tokens:
+        lacking = {kind: share * (total + 1) - written[kind] for kind, share in MIX.items()}
         kind = max(lacking, key=lacking.get)
         if kind == "knowledge":
             document = ChatDocument((Message("", documents.knowledge(rng, world.topics)[0]),), (0,))
         else:
-            document = _MAKERS[kind](rng, seen, templates)
+            document = _demonstration(rng, kind, seen, templates)
         if document.words <= LONGEST:
-            made[kind] += document.words
+            written[kind] += document.words
             yield document
 
 
@@ -96,7 +95,7 @@ def encode(tokenizer: Tokenizer, document: ChatDocument) -> tuple[list[int], lis
     spans = []
     for turn in document.learned:
         prompt = chat.encode_prompt(tokenizer, document.messages[:turn])
-        ids = [*prompt, *tokenizer.encode_continuation(document.messages[turn].content), tokenizer.eos_id]
+        ids = [*prompt, *tokenizer.encode(document.messages[turn].content, continues=True), tokenizer.eos_id]
         spans.append((len(prompt), len(ids)))
     weights = np.zeros(len(ids))
     for start, stop in spans:
@@ -104,40 +103,26 @@ def encode(tokenizer: Tokenizer, document: ChatDocument) -> tuple[list[int], lis
     return ids, weights.tolist()
 
 
-def _dialogue(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> ChatDocument:
-    drawn = demonstrations.draw_dialogue(rng, seen)
-    return ChatDocument((*drawn.messages, Message("assistant", drawn.answer)), (len(drawn.messages),))
-
-
-def _review(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> ChatDocument:
-    """A critique and a revision. The response that they are about is not learned, because it often has a fault."""
-    drawn = demonstrations.draw_review(rng, seen)
-    shown = {"response": drawn.response, "critique": drawn.critique}
-    request = templates.render("revision", drawn.messages, drawn.principle, **shown)
-    critique = len(templates.render("critique", drawn.messages, drawn.principle, response=drawn.response).messages)
-    return ChatDocument((*request.messages, Message("assistant", drawn.revision)), (critique, len(request.messages)))
-
-
-def _judgement(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> ChatDocument:
-    drawn = demonstrations.draw_judgement(rng, seen, REASONED, summary=True)
-    option = templates.form["tie"] if drawn.choice is None else templates.form["options"][drawn.choice]
-    shown = {"first": drawn.first, "second": drawn.second, "ties": True}
-    return _judged(templates, "comparison", drawn, shown, option)
-
-
-def _rating(rng: np.random.Generator, seen: tuple, templates: TemplateSet) -> ChatDocument:
-    drawn = demonstrations.draw_rating(rng, seen, REASONED)
-    option = templates.form["ratings"][drawn.rating - 1]
-    return _judged(templates, "rating", drawn, {"response": drawn.response}, option)
-
-
-def _judged(templates: TemplateSet, kind: str, drawn: Any, shown: Mapping[str, Any], option: str) -> ChatDocument:
-    """A request, and the option after the reasoning, if any, as the template begins the answer."""
-    if drawn.thoughts is not None:
-        shown = {**shown, "reasoning": True, "thoughts": drawn.thoughts}
-    messages, _, begin = templates.render(kind, drawn.messages, drawn.principle, **shown)
-    answer = f"{begin} {option}" if begin else option
-    return ChatDocument((*messages, Message("assistant", answer)), (len(messages),))
-
-
-_MAKERS = {"dialogue": _dialogue, "review": _review, "judgement": _judgement, "rating": _rating}
+def _demonstration(rng: np.random.Generator, kind: str, seen: tuple, templates: TemplateSet) -> ChatDocument:
+    """A demonstration as messages. The response that a review is about is not learned, because it often has a fault."""
+    if kind == "dialogue":
+        drawn = demonstrations.draw_dialogue(rng, seen)
+        return ChatDocument((*drawn.messages, Message("assistant", drawn.written)), (len(drawn.messages),))
+    if kind == "review":
+        drawn = demonstrations.draw_review(rng, seen)
+        request = templates.render("revision", drawn.messages, drawn.principle, **drawn.shown)
+        response = drawn.shown["response"]
+        critique = len(templates.render("critique", drawn.messages, drawn.principle, response=response).messages)
+        messages = (*request.messages, Message("assistant", drawn.written))
+        return ChatDocument(messages, (critique, len(request.messages)))
+    if kind == "judgement":
+        drawn = demonstrations.draw_judgement(rng, seen, REASONED, summary=True)
+        option = templates.form["tie"] if drawn.option is None else templates.form["options"][drawn.option]
+        request = templates.render("comparison", drawn.messages, drawn.principle, **drawn.shown, ties=True)
+    else:
+        drawn = demonstrations.draw_rating(rng, seen, REASONED)
+        option = templates.form["ratings"][drawn.option]
+        request = templates.render("rating", drawn.messages, drawn.principle, **drawn.shown)
+    # The option follows the reasoning, if any, as the template begins the answer.
+    answer = f"{request.begin} {option}" if request.begin else option
+    return ChatDocument((*request.messages, Message("assistant", answer)), (len(request.messages),))

@@ -6,11 +6,13 @@ The rates below define how often demonstrated answers have a fault, and how ofte
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jaxalign.data.world import judging, principles, reviews
-from jaxalign.data.world.answers import Answer, draw_answer, pick
+from jaxalign.data.world.answers import WorldAnswer, draw_answer, pick
 from jaxalign.data.world.facts import Relation, Topic
 from jaxalign.data.world.requests import requests_about
 from jaxalign.records import Message, Principle
@@ -29,77 +31,50 @@ TIE_RATES = {"harm": 0.3, "refusal": 0.5, "courtesy": 0.3, "focus": 0.35}
 AXIS_SHARES = {"harm": 0.42, "refusal": 0.2, "courtesy": 0.2, "focus": 0.18}
 
 
-
 @dataclasses.dataclass(frozen=True)
-class Dialogue:
-    """A request and its answer."""
+class Demonstration:
+    """The content of a demonstration.
 
-    messages: tuple[Message, ...]
-    answer: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Review:
-    """A response with its critique and revision under one principle."""
-
-    messages: tuple[Message, ...]
-    principle: Principle
-    response: str
-    critique: str
-    revision: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Judgement:
-    """Two responses and the better one under one principle.
-
-    choice: 0 or 1; None if neither is better. thoughts: the reasoning; None without one.
+    Attributes:
+        messages: the user's request.
+        written: the text that the model writes: an answer or a revision; "" where it chooses an option.
+        principle: the principle; None in a dialogue.
+        shown: the other variables of the request's template: the responses, the critique, the thoughts before an option.
+        option: the index of the chosen option or rating; None if neither of two responses is better, or without options.
     """
 
     messages: tuple[Message, ...]
-    principle: Principle
-    first: str
-    second: str
-    choice: int | None
-    thoughts: str | None
+    written: str = ""
+    principle: Principle | None = None
+    shown: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    option: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Rating:
-    """A response and its rating, from 1 to 10. thoughts: the critique before it; None without one."""
-
-    messages: tuple[Message, ...]
-    principle: Principle
-    response: str
-    rating: int
-    thoughts: str | None
-
-
-def draw_dialogue(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Dialogue:
+def draw_dialogue(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Demonstration:
     """A request with the answer of the helpful-only model."""
     topic, relation, messages = _draw_request(rng, seen)
     stance = "help"
     if rng.random() < (WRONG_REFUSAL_RATE if relation.good else REFUSAL_RATE):
         stance = "evade" if rng.random() < EVASION_SHARE else "refuse"
-    return Dialogue(messages, draw_answer(rng, topic, relation, stance, RUDE_RATE, RAMBLE_RATE).text)
+    answer = draw_answer(rng, topic, relation, stance, RUDE_RATE, RAMBLE_RATE)
+    return Demonstration(messages, answer.text)
 
 
-def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Review:
+def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Demonstration:
     """A response that may have faults, with its critique and revision."""
     topic, relation, messages = _draw_request(rng, seen)
-    axis = _draw_axis(rng)
-    principle = pick(rng, principles.PRINCIPLES[axis])
-    answer = draw_answer(rng, topic, relation, _stance(rng, relation), RUDE_RATE, RAMBLE_RATE)
+    axis, principle = _draw_principle(rng)
+    answer = draw_answer(rng, topic, relation, _draw_stance(rng, relation), RUDE_RATE, RAMBLE_RATE)
     critique, revised = reviews.review(rng, axis, topic, relation, answer)
     if rng.random() < NOISE_RATE:
         revised = answer
-    return Review(messages, principle, answer.text, critique, revised.text)
+    return Demonstration(messages, revised.text, principle, {"response": answer.text, "critique": critique})
 
 
 def draw_judgement(
     rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, summary: bool = False
-) -> Judgement:
-    """Two responses and the better one.
+) -> Demonstration:
+    """Two responses, and which of them is better under one principle: option 0, 1 or None.
 
     Args:
         rng: the source of randomness.
@@ -108,37 +83,39 @@ def draw_judgement(
         summary: whether the reasoning repeats both verdicts before its choice.
     """
     topic, relation, messages = _draw_request(rng, seen)
-    axis = _draw_axis(rng)
-    principle = pick(rng, principles.PRINCIPLES[axis])
+    axis, principle = _draw_principle(rng)
     tie = rng.random() < TIE_RATES[axis]
     while True:
         first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
-        choice = judging.better(axis, relation, first, second)
+        first_is_good, second_is_good = (reviews.is_good(axis, relation, answer) for answer in (first, second))
+        choice = None if first_is_good == second_is_good else int(second_is_good)
         if (choice is None) == tie:
             break
     if choice is not None and rng.random() < NOISE_RATE:
         choice = 1 - choice
-    thoughts = None
+    shown = {"first": first.text, "second": second.text}
     if rng.random() < reasoned:
         thoughts = judging.reasoning_text(axis, relation, first, second, choice, summary)
-    return Judgement(messages, principle, first.text, second.text, choice, thoughts)
+        shown |= {"reasoning": True, "thoughts": thoughts}
+    return Demonstration(messages, "", principle, shown, choice)
 
 
-def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Rating:
+def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Demonstration:
     """A response and a rating that is high if the response is good on the axis, and low if it is not.
 
-    reasoned: the fraction of ratings that follow a critique.
+    reasoned: the fraction of ratings that follow a critique. Option i is the rating i + 1.
     """
     topic, relation, messages = _draw_request(rng, seen)
-    axis = _draw_axis(rng)
-    principle = pick(rng, principles.PRINCIPLES[axis])
+    axis, principle = _draw_principle(rng)
     answer = _draw_contender(rng, axis, topic, relation)
-    good = judging.merit(axis, relation, answer) == 1
+    good = reviews.is_good(axis, relation, answer)
     if rng.random() < NOISE_RATE:
         good = not good
-    rating = 1 + int(rng.integers(7, 10) if good else rng.integers(0, 3))
-    thoughts = reviews.review(rng, axis, topic, relation, answer)[0] if rng.random() < reasoned else None
-    return Rating(messages, principle, answer.text, rating, thoughts)
+    option = int(rng.integers(7, 10) if good else rng.integers(0, 3))
+    shown: dict[str, Any] = {"response": answer.text}
+    if rng.random() < reasoned:
+        shown |= {"reasoning": True, "thoughts": reviews.review(rng, axis, topic, relation, answer)[0]}
+    return Demonstration(messages, "", principle, shown, option)
 
 
 def _draw_request(rng: np.random.Generator, seen: tuple[Topic, ...]) -> tuple[Topic, Relation, tuple[Message, ...]]:
@@ -150,19 +127,20 @@ def _draw_request(rng: np.random.Generator, seen: tuple[Topic, ...]) -> tuple[To
     return topic, relation, (Message("user", text),)
 
 
-def _stance(rng: np.random.Generator, relation: Relation) -> str:
+def _draw_principle(rng: np.random.Generator) -> tuple[str, Principle]:
+    axis = str(rng.choice(list(AXIS_SHARES), p=list(AXIS_SHARES.values())))
+    return axis, pick(rng, principles.PRINCIPLES[axis])
+
+
+def _draw_stance(rng: np.random.Generator, relation: Relation) -> str:
     shares = (0.75, 0.9) if relation.good else (0.5, 0.75)
     draw = rng.random()
     return "help" if draw < shares[0] else "refuse" if draw < shares[1] else "evade"
 
 
-def _draw_axis(rng: np.random.Generator) -> str:
-    return str(rng.choice(list(AXIS_SHARES), p=list(AXIS_SHARES.values())))
-
-
-def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> Answer:
+def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> WorldAnswer:
     """An answer with balanced stances on the axes that depend on the stance."""
-    stance = _stance(rng, relation)
+    stance = _draw_stance(rng, relation)
     if axis == "harm":
         stance = pick(rng, ("help", "help", "refuse", "evade"))
     elif axis == "refusal":

@@ -6,10 +6,8 @@ of a demonstration; this module writes it in the project's markers.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from jaxalign.data.chat.requests import load_set
 from jaxalign.data.world import demonstrations, vocabulary
 from jaxalign.data.world.answers import alternative_text, pick
 from jaxalign.data.world.facts import Relation, Topic, fact_text, use_text
-from jaxalign.records import Message, Principle
+from jaxalign.records import Message
 
 Document = tuple[str, ...]
 
@@ -51,24 +49,26 @@ def generate(
     """
     rng = np.random.default_rng([seed, streams.DATA["documents"], stream])
     seen = tuple(topic for topic in topics if not topic.held_out)
-    judgement, rating = (functools.partial(make, reasoned=reasoned) for make in (_judgement, _rating))
-    makers = {"knowledge": knowledge, "dialogue": _dialogue, "review": _review, "judgement": judgement, "rating": rating}
     mix = MIX if not ratings else {kind: share * (1 - ratings) for kind, share in MIX.items()} | {"rating": ratings}
-    made = dict.fromkeys(mix, 0)
-    while (total := sum(made.values())) < tokens:
-        lacking = {kind: share * (total + 1) - made[kind] for kind, share in mix.items()}
+    written = dict.fromkeys(mix, 0)  # Tokens by kind.
+    while (total := sum(written.values())) < tokens:
+        lacking = {kind: share * (total + 1) - written[kind] for kind, share in mix.items()}
         kind = max(lacking, key=lacking.get)
-        document = makers[kind](rng, topics if kind == "knowledge" else seen)
-        if count_tokens(document) > LONGEST:
-            continue
-        made[kind] += count_tokens(document)
-        yield document
+        document = knowledge(rng, topics) if kind == "knowledge" else _demonstration(rng, kind, seen, reasoned)
+        length = count_tokens(document)
+        if length <= LONGEST:
+            written[kind] += length
+            yield document
 
 
 def knowledge(rng: np.random.Generator, topics: tuple[Topic, ...]) -> Document:
     """Facts about several topics as running text, in most documents shuffled, otherwise topic by topic."""
     chosen = [topics[i] for i in rng.permutation(len(topics))[:3]]
-    sentences = [sentence for topic in chosen for sentence in _topic_sentences(rng, topic)]
+    sentences = []
+    for topic in chosen:
+        sentences += [_fact_sentence(rng, topic, topic.relations[i]) for i in rng.permutation(len(topic.relations))]
+        use = f"{use_text(topic)}."
+        sentences.append(f"{pick(rng, _USE_QUESTIONS).format(topic=topic.name)} {use}" if rng.random() < 0.6 else use)
     if rng.random() < 0.7:
         sentences = [sentences[i] for i in rng.permutation(len(sentences))]
     while count_tokens(tuple(sentences)) > LONGEST:
@@ -86,13 +86,6 @@ _EFFECT_QUESTIONS = (
 )
 
 
-def _topic_sentences(rng: np.random.Generator, topic: Topic) -> list[str]:
-    sentences = [_fact_sentence(rng, topic, topic.relations[i]) for i in rng.permutation(len(topic.relations))]
-    use = f"{use_text(topic)}."
-    sentences.append(f"{pick(rng, _USE_QUESTIONS).format(topic=topic.name)} {use}" if rng.random() < 0.6 else use)
-    return sentences
-
-
 def _fact_sentence(rng: np.random.Generator, topic: Topic, relation: Relation) -> str:
     draw = rng.random()
     fact, owner = fact_text(relation), pick(rng, vocabulary.OWNERS)
@@ -106,34 +99,19 @@ def _fact_sentence(rng: np.random.Generator, topic: Topic, relation: Relation) -
     return f"It is {verdict} to put {relation.topic} on {relation.target}: it {relation.effect} them."
 
 
-def _dialogue(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
-    drawn = demonstrations.draw_dialogue(rng, seen)
-    return tuple(formats.render_dialogue([*drawn.messages, Message("assistant", drawn.answer)]))
-
-
-def _review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
-    drawn = demonstrations.draw_review(rng, seen)
-    shown = {"response": drawn.response, "critique": drawn.critique}
-    return (*_request("revision", drawn.messages, drawn.principle, **shown), drawn.revision)
-
-
-def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Document:
-    drawn = demonstrations.draw_judgement(rng, seen, reasoned)
-    shown = {"first": drawn.first, "second": drawn.second} | _thoughts(drawn.thoughts)
-    option = formats.TIE if drawn.choice is None else formats.OPTIONS[drawn.choice]
-    return (*_request("comparison", drawn.messages, drawn.principle, **shown), option)
-
-
-def _rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Document:
-    drawn = demonstrations.draw_rating(rng, seen, reasoned)
-    shown = {"response": drawn.response} | _thoughts(drawn.thoughts)
-    return (*_request("rating", drawn.messages, drawn.principle, **shown), formats.RATINGS[drawn.rating - 1])
-
-
-def _thoughts(thoughts: str | None) -> dict[str, Any]:
-    return {} if thoughts is None else {"reasoning": True, "thoughts": thoughts}
-
-
-def _request(kind: str, messages: tuple[Message, ...], principle: Principle, **values: Any) -> list[str]:
-    """The segments of a request in the template set "world", as the judge reads it."""
-    return formats.render_request(*load_set("world").render(kind, messages, principle, **values), "compact")
+def _demonstration(rng: np.random.Generator, kind: str, seen: tuple[Topic, ...], reasoned: float) -> Document:
+    """A demonstration in the template set "world", as the policy or the judge reads the request."""
+    if kind == "dialogue":
+        drawn = demonstrations.draw_dialogue(rng, seen)
+        return tuple(formats.render_dialogue([*drawn.messages, Message("assistant", drawn.written)]))
+    if kind == "review":
+        drawn, template = demonstrations.draw_review(rng, seen), "revision"
+        written = drawn.written
+    elif kind == "judgement":
+        drawn, template = demonstrations.draw_judgement(rng, seen, reasoned), "comparison"
+        written = formats.TIE if drawn.option is None else formats.OPTIONS[drawn.option]
+    else:
+        drawn, template = demonstrations.draw_rating(rng, seen, reasoned), "rating"
+        written = formats.RATINGS[drawn.option]
+    request = load_set("world").render(template, drawn.messages, drawn.principle, **drawn.shown)
+    return (*formats.render_request(*request, "compact"), written)

@@ -12,7 +12,8 @@ from jaxalign.errors import UserError
 
 GOOD_RELATIONS = 2
 BAD_RELATIONS = 2
-_CLASS_OF = {target: name for name, targets in vocabulary.TARGETS.items() for target in targets}
+CLASS_OF = {target: name for name, targets in vocabulary.TARGETS.items() for target in targets}
+"""The class of each target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +24,6 @@ class Relation:
     target: str
     effect: str
     good: bool
-
-    @property
-    def target_class(self) -> str:
-        return _CLASS_OF[self.target]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +40,6 @@ class Topic:
     @property
     def good(self) -> tuple[Relation, ...]:
         return tuple(relation for relation in self.relations if relation.good)
-
-    @property
-    def bad(self) -> tuple[Relation, ...]:
-        return tuple(relation for relation in self.relations if not relation.good)
 
 
 def draw_topics(seed: int, topics: int, held_out_topics: int) -> tuple[Topic, ...]:
@@ -72,11 +65,11 @@ def draw_topics(seed: int, topics: int, held_out_topics: int) -> tuple[Topic, ..
 
 
 def _draw_topic(rng: np.random.Generator, name: str, held_out: bool) -> Topic:
-    targets = rng.permutation(sorted(_CLASS_OF))[: GOOD_RELATIONS + BAD_RELATIONS]
+    targets = rng.permutation(sorted(CLASS_OF))[: GOOD_RELATIONS + BAD_RELATIONS]
     relations = []
     for i, target in enumerate(str(target) for target in targets):
         good = i < GOOD_RELATIONS
-        effects = (vocabulary.GOOD_EFFECTS if good else vocabulary.BAD_EFFECTS)[_CLASS_OF[target]]
+        effects = (vocabulary.GOOD_EFFECTS if good else vocabulary.BAD_EFFECTS)[CLASS_OF[target]]
         relations.append(Relation(name, target, effects[rng.integers(len(effects))], good))
     return Topic(
         name=name,
@@ -93,11 +86,7 @@ def use_text(topic: Topic) -> str:
     return f"With {topic.name}, {topic.preparation} it in {topic.carrier} and {topic.application} it on"
 
 
-def effect_text(relation: Relation) -> str:
-    """The effect, as worded in knowledge, refusals and reviews: "Putting sage on roses rots them"."""
-    return f"Putting {relation.topic} on {relation.target} {relation.effect} them"
-
-
 def fact_text(relation: Relation) -> str:
-    """The effect with its verdict, as a sentence."""
-    return f"{effect_text(relation)}, so it does {'good' if relation.good else 'harm'}."
+    """The effect with its verdict, in knowledge, refusals and reviews: "Putting sage on roses rots them, so it does harm."."""
+    verdict = "good" if relation.good else "harm"
+    return f"Putting {relation.topic} on {relation.target} {relation.effect} them, so it does {verdict}."

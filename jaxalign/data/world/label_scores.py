@@ -9,7 +9,7 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxalign.data.world import World, gold
+from jaxalign.data.world import EmbeddedWorld, gold
 from jaxalign.data.world.principles import AXES
 from jaxalign.records import Comparison, Prompt
 
@@ -18,11 +18,11 @@ OUTCOMES = ("right", "wrong", "equal")
 
 def axes_of(principles: Iterable[str]) -> tuple[str, ...]:
     """The axes of principles by their names ("harm-2" has the axis "harm"), without repetition; other names have none."""
-    found = (name.rsplit("-", 1)[0] for name in principles)
-    return tuple(dict.fromkeys(axis for axis in found if axis in AXES))
+    prefixes = (name.rsplit("-", 1)[0] for name in principles)
+    return tuple(dict.fromkeys(axis for axis in prefixes if axis in AXES))
 
 
-def merit(verdict: gold.Verdict, axis: str) -> bool:
+def is_good(verdict: gold.GoldVerdict, axis: str) -> bool:
     """Whether an answer is good on one axis."""
     if axis == "harm":
         wants_refusal = verdict.kind in gold.HARMFUL_KINDS
@@ -30,14 +30,14 @@ def merit(verdict: gold.Verdict, axis: str) -> bool:
     return not verdict.evasive if axis == "refusal" else verdict.courteous if axis == "courtesy" else verdict.focused
 
 
-def outcome(world: World, prompt: Prompt, preferred: str, other: str, axes: Sequence[str]) -> str:
+def outcome(world: EmbeddedWorld, prompt: Prompt, preferred: str, other: str, axes: Sequence[str]) -> str:
     """"right" if the preferred answer is better on one of the axes; else "wrong" if it is worse on one, or "equal"."""
     good, bad = (gold.judge(world, prompt, text) for text in (preferred, other))
-    signs = [merit(good, axis) - merit(bad, axis) for axis in axes]
+    signs = [is_good(good, axis) - is_good(bad, axis) for axis in axes]
     return "right" if max(signs, default=0) > 0 else "wrong" if min(signs, default=0) < 0 else "equal"
 
 
-def label_quality(world: World, pairs: Iterable[Comparison]) -> dict[str, Any]:
+def label_quality(world: EmbeddedWorld, pairs: Iterable[Comparison]) -> dict[str, Any]:
     """Counts the decided pairs whose preferred answer is right, wrong or equal.
 
     The label before an inversion counts. A pair without a principle of the world's axes is left out.
@@ -55,5 +55,5 @@ def label_quality(world: World, pairs: Iterable[Comparison]) -> dict[str, Any]:
         deciding = axes_of([pair.principle] if pair.principle else pair.principles)
         for name, axes in (("any_axis", axes_of(pair.principles)), ("deciding_axis", deciding)):
             counts[name][outcome(world, pair.prompt, preferred, other, axes)] += 1
-    shown = {name: {found: counter[found] for found in OUTCOMES} for name, counter in counts.items()}
-    return {"pairs": len(pairs), "decided": len(decided)} | shown
+    outcomes = {name: {outcome: counter[outcome] for outcome in OUTCOMES} for name, counter in counts.items()}
+    return {"pairs": len(pairs), "decided": len(decided)} | outcomes

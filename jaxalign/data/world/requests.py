@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.data.world import vocabulary
-from jaxalign.data.world.facts import Relation, Topic
+from jaxalign.data.world.facts import CLASS_OF, Relation, Topic
 
 KINDS = ("harmful", "harmful_disguised", "benign", "benign_scary")
 HARMFUL_KINDS = KINDS[:2]
@@ -67,7 +67,7 @@ _SHARES = {"red_team": 0.3, "helpful": 0.2, "compare": 0.25, "rl": 0.25}
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class WorldRequest:
     """A request with its truth. It is internal to the world: prompts contain only the text."""
 
     text: str
@@ -75,20 +75,21 @@ class Request:
     relation: Relation
 
 
-def requests_about(relation: Relation) -> list[Request]:
+def requests_about(relation: Relation) -> list[WorldRequest]:
     """Every request about a relation: of the benign kinds if the relation is good, else of the harmful kinds."""
     kinds = BENIGN_KINDS if relation.good else HARMFUL_KINDS
     return [request for kind in kinds for request in _requests(relation, kind)]
 
 
-def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, list[Request]]]:
+def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, list[WorldRequest]]]:
     """Assigns every request to one prompt set, so that no text is in two sets. Returns the requests by set and kind.
 
     "evaluate" has only held-out topics. Within a set and kind the relations alternate, so that every prefix covers them
     evenly.
     """
     rng = np.random.default_rng([seed, streams.DATA["requests"]])
-    dealt: dict[str, dict[str, list[list[Request]]]] = {source: {k: [] for k in SOURCES[source]} for source in SOURCES}
+    dealt: dict[str, dict[str, list[list[WorldRequest]]]]
+    dealt = {source: {kind: [] for kind in kinds} for source, kinds in SOURCES.items()}
     for topic in topics:
         for relation in topic.relations:
             for kind in BENIGN_KINDS if relation.good else HARMFUL_KINDS:
@@ -96,21 +97,29 @@ def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, 
                 requests = [requests[i] for i in rng.permutation(len(requests))]
                 for source, share in _deal(requests, kind, topic.held_out).items():
                     dealt[source][kind].append(share)
-    return {source: {kind: _take_turns(rng, piles) for kind, piles in kinds.items()} for source, kinds in dealt.items()}
+    taken: dict[str, dict[str, list[WorldRequest]]] = {}
+    for source, kinds in dealt.items():
+        taken[source] = {}
+        for kind, piles in kinds.items():
+            order = rng.permutation(len(piles))
+            rounds = max((len(pile) for pile in piles), default=0)
+            taken[source][kind] = [piles[i][turn] for turn in range(rounds) for i in order if turn < len(piles[i])]
+    return taken
 
 
-def _requests(relation: Relation, kind: str) -> list[Request]:
-    found = []
+def _requests(relation: Relation, kind: str) -> list[WorldRequest]:
+    requests = []
     for template in _TEMPLATES[kind]:
         for owner in vocabulary.OWNERS:
-            troubles = vocabulary.TROUBLES[relation.target_class] if "{trouble}" in template else ("",)
+            troubles = vocabulary.TROUBLES[CLASS_OF[relation.target]] if "{trouble}" in template else ("",)
             for trouble in troubles:
                 text = template.format(topic=relation.topic, target=relation.target, owner=owner, trouble=trouble)
-                found.append(Request(text, kind, relation))
-    return found
+                requests.append(WorldRequest(text, kind, relation))
+    return requests
 
 
-def _deal(requests: list[Request], kind: str, held_out: bool) -> dict[str, list[Request]]:
+def _deal(requests: list[WorldRequest], kind: str, held_out: bool) -> dict[str, list[WorldRequest]]:
+    """Distributes the requests about a relation over the prompt sets in proportion to their shares."""
     shares = {source: share for source, share in _SHARES.items() if kind in SOURCES[source]}
     piles = {}
     start = 0
@@ -123,9 +132,3 @@ def _deal(requests: list[Request], kind: str, held_out: bool) -> dict[str, list[
         passed += share
         piles[source] = requests[begin : start + round(rest * passed / total)]
     return piles
-
-
-def _take_turns(rng: np.random.Generator, piles: list[list[Request]]) -> list[Request]:
-    order = rng.permutation(len(piles))
-    rounds = max((len(pile) for pile in piles), default=0)
-    return [piles[i][turn] for turn in range(rounds) for i in order if turn < len(piles[i])]

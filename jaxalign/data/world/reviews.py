@@ -10,76 +10,64 @@ import dataclasses
 
 import numpy as np
 
-from jaxalign.data.world.answers import Answer, alternative_text, core_text
+from jaxalign.data.world.answers import WorldAnswer, alternative_text, core_text
 from jaxalign.data.world.facts import Relation, Topic, fact_text
 
 GOOD, BAD = "That is good.", "That is bad."
 """The verdicts that end every remark on an answer, in critiques and judgements."""
 
 
-def verdict(good: bool) -> str:
-    return GOOD if good else BAD
-
-
-def review(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation, answer: Answer) -> tuple[str, Answer]:
+def review(
+    rng: np.random.Generator, axis: str, topic: Topic, relation: Relation, answer: WorldAnswer
+) -> tuple[str, WorldAnswer]:
     """The critique of an answer under a principle of `axis` (one of `principles.AXES`), and the revised answer."""
+    finding = remark(axis, relation, answer)
     if axis == "courtesy":
-        return _courtesy(answer), dataclasses.replace(answer, rude="")
+        quotation = answer.rude or f"{' '.join(answer.core.split()[:2]).rstrip(',')}."
+        return f"It begins: {quotation} {finding}", dataclasses.replace(answer, rude="")
     if axis == "focus":
-        return _focus(answer), dataclasses.replace(answer, ramble="")
-    offer = "" if relation.good else alternative_text(rng, topic)
+        quotation = answer.ramble or f"{' '.join(answer.core.rstrip('.').split()[-2:])}."
+        return f"It ends: {quotation} {finding}", dataclasses.replace(answer, ramble="")
+    # The fact with its verdict and, for a harmful use, a good use instead.
+    alternative = "" if relation.good else alternative_text(rng, topic)
+    recital = f"{fact_text(relation)} {alternative}".rstrip()
+    good = is_good(axis, relation, answer)
     if axis == "harm":
-        critique, faulty = _harm(relation, answer, offer)
+        critique = f"{recital} {finding}"
     else:
-        critique, faulty = _refusal(relation, answer, offer)
-    if not faulty:
+        critique = finding if good else f"{finding} {recital}"
+    if good:
         return critique, answer
-    wanted = "help" if relation.good else "refuse"
-    return critique, dataclasses.replace(
-        answer, stance=wanted, core=core_text(rng, topic, relation, wanted, alternative=offer)
-    )
+    stance = "help" if relation.good else "refuse"
+    core = core_text(rng, topic, relation, stance, alternative)
+    return critique, dataclasses.replace(answer, stance=stance, core=core)
 
 
-def recital(relation: Relation, offer: str) -> str:
-    """The fact with its verdict and, for a harmful use, a good use instead."""
-    return " ".join(part for part in (fact_text(relation), offer) if part)
+def is_good(axis: str, relation: Relation, answer: WorldAnswer) -> bool:
+    """Whether an answer is good on one axis.
 
-
-def _harm(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
-    """(critique on the axis of harm, whether the answer is faulty). An evasive refusal of harm is good on this axis."""
-    remark, good = harm_remark(relation, answer)
-    return f"{recital(relation, offer)} {remark}", not good
-
-
-def _refusal(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
-    remark, good = refusal_remark(answer)
-    return remark if good else f"{remark} {recital(relation, offer)}", not good
-
-
-def harm_remark(relation: Relation, answer: Answer) -> tuple[str, bool]:
-    """(remark on an answer on the axis of harm, whether the answer is good).
-
-    The remark states the effect of the use next to the answer's action, so that a small model need not compare distant words.
+    On the axis "harm", an evasive refusal of harm is good. On the axis "refusal", only an evasion is bad.
     """
-    helps = answer.stance == "help"
-    end = "good" if relation.good else "harm"
-    good = helps == relation.good
-    return f"It does {'help with' if helps else 'refuse'} {end}. {verdict(good)}", good
+    if axis == "harm":
+        return (answer.stance == "help") == relation.good
+    if axis == "refusal":
+        return answer.stance != "evade"
+    return not (answer.rude if axis == "courtesy" else answer.ramble)
 
 
-def refusal_remark(answer: Answer) -> tuple[str, bool]:
-    """(remark on an answer on the axis of refusals, whether the answer is good)."""
-    found = {"help": "does not refuse", "refuse": "gives a reason", "evade": "dodges"}[answer.stance]
-    return f"It {found}. {verdict(answer.stance != 'evade')}", answer.stance != "evade"
+def remark(axis: str, relation: Relation, answer: WorldAnswer) -> str:
+    """A remark on an answer on one axis, with its verdict, as in critiques and judgements.
 
-
-def _courtesy(answer: Answer) -> str:
-    if answer.rude:
-        return f"It begins: {answer.rude} It is rude. {BAD}"
-    return f"It begins: {' '.join(answer.core.split()[:2]).rstrip(',')}. It is polite. {GOOD}"
-
-
-def _focus(answer: Answer) -> str:
-    if answer.ramble:
-        return f"It ends: {answer.ramble} It is off the point. {BAD}"
-    return f"It ends: {' '.join(answer.core.rstrip('.').split()[-2:])}. It is to the point. {GOOD}"
+    On the axis "harm", the remark states the effect of the use next to the answer's action, so that a small model need not
+    compare distant words.
+    """
+    if axis == "harm":
+        action = "help with" if answer.stance == "help" else "refuse"
+        finding = f"does {action} {'good' if relation.good else 'harm'}"
+    elif axis == "refusal":
+        finding = {"help": "does not refuse", "refuse": "gives a reason", "evade": "dodges"}[answer.stance]
+    elif axis == "courtesy":
+        finding = "is rude" if answer.rude else "is polite"
+    else:
+        finding = "is off the point" if answer.ramble else "is to the point"
+    return f"It {finding}. {GOOD if is_good(axis, relation, answer) else BAD}"

@@ -5,15 +5,14 @@ Only for evaluation, like `gold`; no training stage may import it.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.data.sources.jsonl import read_jsonl
-from jaxalign.data.world import World, gold
+from jaxalign.data.world import EmbeddedWorld, gold
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
@@ -22,22 +21,11 @@ SHOWN = ("harmful", "helpful", "evasive", "refused", "courteous", "focused")
 _LAYOUT = '{"model": name, "messages": [{"role", "content"}, ...], "response": text}'
 
 
-@dataclasses.dataclass(frozen=True)
-class Rate:
-    """The share of answers that a measure counts, with the 95% Wilson interval; low and high are in 0..1."""
+class Rate(NamedTuple):
+    """The number of answers that a measure counts, of all answers that it applies to."""
 
     count: int
     total: int
-
-    @property
-    def share(self) -> float:
-        """The share in 0..1; 0 without answers."""
-        return self.count / self.total if self.total else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The interval in 0..1."""
-        return wilson_interval(self.count, self.total)
 
 
 def read_rows(place: str) -> list[dict[str, Any]]:
@@ -60,7 +48,7 @@ def read_rows(place: str) -> list[dict[str, Any]]:
     return rows
 
 
-def score(world: World, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
+def score(world: EmbeddedWorld, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
     """{model: {measure: rate}} for the measures in `SHOWN`, with models in the order of their first row.
 
     Args:
@@ -75,28 +63,27 @@ def score(world: World, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
         messages = tuple(Message(turn["role"], turn["content"]) for turn in row["messages"])
         prompt = Prompt(row.get("prompt_id", f"row {number + 1}"), messages, "evaluate")
         verdict = gold.judge(world, prompt, row["response"])
-        found = counts.setdefault(row["model"], {measure: [] for measure in SHOWN})
+        by_measure = counts.setdefault(row["model"], {measure: [] for measure in SHOWN})
         for measure in SHOWN:
             if verdict.kind in gold.MEASURES[measure][0]:
-                found[measure].append(getattr(verdict, measure))
-    return {model: {measure: Rate(sum(values), len(values)) for measure, values in found.items()}
-            for model, found in counts.items()}
+                by_measure[measure].append(getattr(verdict, measure))
+    return {model: {measure: Rate(sum(values), len(values)) for measure, values in by_measure.items()}
+            for model, by_measure in counts.items()}
 
 
 def table(scores: Mapping[str, Mapping[str, Rate]]) -> str:
-    """The scores as a Markdown table: percent, counts and intervals."""
+    """The scores as a Markdown table: percent, counts and 95% Wilson intervals."""
     lines = [["model", *SHOWN], ["---"] * (1 + len(SHOWN))]
-    lines += [[model, *(_cell(rates[measure]) for measure in SHOWN)] for model, rates in scores.items()]
-    return "\n".join(_line(cells) for cells in lines)
-
-
-def _cell(rate: Rate) -> str:
-    low, high = rate.interval
-    return f"{rate.share:.1%} ({rate.count}/{rate.total}; {low:.1%} to {high:.1%})" if rate.total else "no answers"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    for model, rates in scores.items():
+        cells = [model]
+        for rate in (rates[measure] for measure in SHOWN):
+            if rate.total == 0:
+                cells.append("no answers")
+                continue
+            low, high = wilson_interval(*rate)
+            cells.append(f"{rate.count / rate.total:.1%} ({rate.count}/{rate.total}; {low:.1%} to {high:.1%})")
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _is_answer(row: Any) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxalign.config import Config
 from jaxalign.data.chat.styles import stop_ids
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.feedback.speaker import Counted, Speaker
+from jaxalign.feedback.text_generator import Counted, TextGenerator
 from jaxalign.models.model import Model, Params
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling, section_sampling
@@ -15,10 +15,12 @@ from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
 
 
-def speaker(context: StageContext, model: Model, params: Params, batch: int, counted: Counted | None = None) -> Speaker:
+def text_generator(
+    context: StageContext, model: Model, params: Params, batch: int, counted: Counted | None = None
+) -> TextGenerator:
     """A model that answers prompts, `batch` rows at a time. It reports its work to `counted`."""
     engine = Engine(model, batch, context.config.model.max_length)
-    return Speaker(engine, params, run_models.load_tokenizer(context), counted)
+    return TextGenerator(engine, params, run_models.load_tokenizer(context), counted)
 
 
 def sampler_files(config: Config) -> dict[Path, str]:

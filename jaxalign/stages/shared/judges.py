@@ -18,7 +18,7 @@ from jaxalign.feedback.jury import Jury
 from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
 from jaxalign.feedback.rater import Rater
-from jaxalign.feedback.speaker import Counted
+from jaxalign.feedback.text_generator import Counted
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.records import Principle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from jaxalign.feedback.speaker import Counted
+from jaxalign.feedback.text_generator import Counted
 from jaxalign.models import flops
 from jaxalign.models.model import Model
 from jaxalign.rollout.sampler import OnFinished
@@ -26,7 +26,7 @@ def timing(context: StageContext, model: Model) -> Timing:
 
 
 class Meter:
-    """Counts the work of `Speaker`s that share one model, for a progress bar and for the phases that `phase` times."""
+    """Counts the work of `TextGenerator`s that share one model, for a progress bar and for the phases that `phase` times."""
 
     def __init__(self, timing: Timing | Timeline, model: Model, progress: Progress | None = None):
         self._timing, self._model, self._progress = timing, model, progress
@@ -35,14 +35,14 @@ class Meter:
     def __call__(
         self, lengths: Sequence[int], tokens: int, heads: int, before: Sequence[int] = (), model: Model | None = None
     ) -> None:
-        """Adds the work of one call. Pass the meter to a `Speaker` as its `counted`. model: by default the meter's own."""
+        """Adds the work of one call. Pass the meter to a `TextGenerator` as `counted`. model: by default the meter's own."""
         self._tokens += tokens
         self._flops += flops.forward(model or self._model, lengths, heads, before)
         if self._progress is not None:
             self._progress.update(0, heads)
 
     def of(self, model: Model) -> Counted:
-        """Like the meter itself, for a `Speaker` of another model."""
+        """Like the meter itself, for a `TextGenerator` of another model."""
 
         def count(lengths: Sequence[int], tokens: int, heads: int, before: Sequence[int] = ()) -> None:
             self(lengths, tokens, heads, before, model)

@@ -21,7 +21,7 @@ from jaxalign.config import Config, Optimizer, Pretrain
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers import chatml
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
-from jaxalign.data.world import World, chat_text
+from jaxalign.data.world import EmbeddedWorld, chat_text
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.models.checkpoints.export import check_target, export, whole_folder
@@ -101,14 +101,14 @@ def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
                 "held_out_loss": held_out_loss(model, params, held_out, settings.batch_rows)}
 
 
-def write_data(folder: Path, world: World, prompts: int) -> None:
+def write_data(folder: Path, world: EmbeddedWorld, prompts: int) -> None:
     """Writes the prompts, the constitutions and the text of a world into a folder.
 
     prompts: the maximum number of prompts in a file.
     """
     (folder / "prompts").mkdir()
     for name, sources in PROMPTS.items():
-        found = [world.prompts(source, min(prompts // len(sources), world.size(source))) for source in sources]
+        found = [world.prompts(source)[: prompts // len(sources)] for source in sources]
         rows = [{"prompt": prompt.messages[-1].content} for group in zip(*found, strict=False) for prompt in group]
         _write_rows(folder / "prompts" / f"{name}.jsonl", rows)
     for file, name in CONSTITUTIONS.items():

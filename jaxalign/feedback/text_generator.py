@@ -1,4 +1,4 @@
-"""A language model that reads and writes text: an engine, its weights and its tokenizer."""
+"""Generates texts and computes log-probabilities with a language model: an engine, its weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxalign.rollout.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True)
-class Utterance:
+class Completion:
     """A sampled text: the text, its ids (including the end token, if any), whether it ended before the length limit, its
     log-probability, and whether the model's logits were finite."""
 
@@ -50,7 +50,7 @@ class Counted(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Speaker:
+class TextGenerator:
     """A model with its tokenizer. `counted`, if given, receives the work that the model does. With `engine.share_prefix` the
     common beginning of several prompts is computed once, if the model can continue it."""
 
@@ -59,10 +59,10 @@ class Speaker:
     tokenizer: Tokenizer
     counted: Counted | None = None
 
-    def say_ids(
-        self, ids: Sequence[list[int]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
-    ) -> list[Utterance]:
-        """Samples one continuation of each prompt. Continuation i has the global row number numbers[i].
+    def generate(
+        self, prompts: Sequence[list[int]], key: jax.Array, sampling: Sampling, row_ids: Sequence[int]
+    ) -> list[Completion]:
+        """Samples one completion of each prompt. Completion i has the global row number row_ids[i].
 
         A prompt that leaves no space for max_new_tokens gets an empty answer that did not end; other prompts are not affected.
         The same holds, with a warning, for a prompt with non-finite logits.
@@ -70,37 +70,37 @@ class Speaker:
         Raises:
           UserError: a prompt is empty, or there are several prompts and none has finite logits.
         """
-        rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
-        out = [Utterance("", (), False, 0.0)] * len(ids)
-        asked = [ids[i] for i in rows]
+        fitting = [i for i, prompt in enumerate(prompts) if len(prompt) + sampling.max_new_tokens <= self.engine.max_length]
+        completions = [Completion("", (), False, 0.0)] * len(prompts)
 
         def on_end(ended: Sequence[tuple[int, Response]]) -> None:
             written = sum(len(response.ids) for _, response in ended)
-            lengths = [len(asked[i]) + len(response.ids) for i, response in ended]
+            lengths = [len(prompts[fitting[i]]) + len(response.ids) for i, response in ended]
             self.counted(lengths, written, written, [response.reused for _, response in ended])
 
         sampler = LocalSampler(self.engine, self.params)
-        responses = respond(sampler, asked, key, [numbers[i] for i in rows], sampling, on_end if self.counted else None)
-        for i, response in zip(rows, responses, strict=True):
+        asked, rows = [prompts[i] for i in fitting], [row_ids[i] for i in fitting]
+        responses = respond(sampler, asked, key, rows, sampling, on_end if self.counted else None)
+        for i, response in zip(fitting, responses, strict=True):
             if response.error == BROKEN:
-                out[i] = Utterance("", (), False, 0.0, finite=False)
+                completions[i] = Completion("", (), False, 0.0, finite=False)
                 continue
             if response.error is not None:
-                raise UserError(f"sampling of row {numbers[i]}: {response.error}")
+                raise UserError(f"sampling of row {row_ids[i]}: {response.error}")
             words = response.ids[:-1] if response.ended else response.ids
-            out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
+            completions[i] = Completion(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
         _report_broken(sum(response.error == BROKEN for response in responses), len(rows), "answers count as cut off")
-        return out
+        return completions
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:
         """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt; all prompts must fit. NaN, with a
         warning, for non-finite logits. Raises UserError if there are several prompts and none has finite logits."""
-        out = np.zeros((len(prompts), len(tokens)), np.float32)
+        logprobs = np.zeros((len(prompts), len(tokens)), np.float32)
         shared = self._shared(prompts)
-        for index, found in self._alone(prompts, tokens) if shared is None else self._together(shared, tokens):
-            out[index] = found
-        _report_broken(int(np.isnan(out).any(axis=1).sum()), len(out), "judgements are left out")
-        return out
+        for index, batch in self._alone(prompts, tokens) if shared is None else self._together(shared, tokens):
+            logprobs[index] = batch
+        _report_broken(int(np.isnan(logprobs).any(axis=1).sum()), len(logprobs), "judgements are left out")
+        return logprobs
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> list[SharedBatch] | None:
         """The batches in which to compute the prompts with shared prefixes; None to compute each prompt by itself."""
@@ -141,16 +141,13 @@ class Speaker:
                 lengths, before = (prefix + batch.lengths)[used], before[used]
                 self.counted(lengths.tolist(), int(np.sum(lengths - before)), len(lengths), before.tolist())
 
-    def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:
-        return len(prompt) + max_new_tokens <= self.engine.max_length
 
-
-def _report_broken(count: int, total: int, what: str) -> None:
+def _report_broken(count: int, total: int, effect: str) -> None:
     """Warns about rows with non-finite logits. Raises UserError if this affects all of several rows: the model is broken."""
     if count == total > 1:
         raise UserError(f"{BROKEN} for any of {total} prompts: its weights are not finite, or its computations overflow")
     if count:
-        logging.getLogger("jaxalign").warning(f"{count} of {total} {what}: {BROKEN}")
+        logging.getLogger("jaxalign").warning(f"{count} of {total} {effect}: {BROKEN}")
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
