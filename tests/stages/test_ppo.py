@@ -58,6 +58,7 @@ def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
     assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
 def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, mesh):
@@ -181,6 +182,7 @@ def bytes_by_phase(monkeypatch, **changes):
         return iterate(**changes), found
 
 
+@pytest.mark.slow
 def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_needs(monkeypatch):
     mesh = (2, 2, 2)
 
@@ -205,6 +207,7 @@ def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_n
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}
 
 
+@pytest.mark.slow
 def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(monkeypatch):
     changes = {"kl_in": "loss", "kl_estimator": "full"}
     (state, metrics), _ = bytes_by_phase(monkeypatch, **changes)
