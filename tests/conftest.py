@@ -1,28 +1,34 @@
-"""Settings for all tests: eight CPU devices, a compile cache that outlives the run, and no silent broadcasting.
+"""Settings for all tests: eight CPU devices, a compile cache that outlives the run, no silent broadcasting, and no network.
 
 The environment is set before the first import of JAX, because JAX reads it only once.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
+import ipaddress
 import os
 import pathlib
+import socket
+
+from tests.processes import COMPILE_FAST
 
 _DEVICES = "--xla_force_host_platform_device_count=8"
-# Most test programs run once or twice. These options keep their results and cut compile time by a third.
-_COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxalign-tests"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES} {_COMPILE_FAST}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES} {COMPILE_FAST}".strip()
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     # Eight devices on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
     os.environ["XLA_FLAGS"] += " --xla_cpu_collective_call_terminate_timeout_seconds=240"
 # Set by environment variables, so that child processes of tests share the cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+# Store every program: most compile in less than 0.2 seconds, and many test files compile the same ones.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# Hugging Face libraries, here and in child processes, read only local files.
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 from jaxalign.parallel.simulated import enough_threads  # noqa: E402
 
@@ -32,6 +38,52 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items):
+    """Mark tests whose path, name or parameter says that they run on a mesh, and tests that use a server process."""
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if parameters.get("mesh", "mesh" in item.nodeid):
+            item.add_marker(pytest.mark.mesh)
+        if "tiny_server" in item.fixturenames:
+            item.add_marker(pytest.mark.process)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network():
+    """Behave like a machine without a network: only addresses of this machine can be looked up and connected to."""
+    with pytest.MonkeyPatch.context() as patch:
+        connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+        refused = "tests must not use the network"
+
+        def is_local(host) -> bool:
+            try:
+                return not host or host in ("localhost", socket.gethostname()) or ipaddress.ip_address(host).is_loopback
+            except ValueError:  # another name
+                return False
+
+        def guarded_connect(self, address):
+            if self.family != socket.AF_UNIX and not is_local(address[0]):
+                raise OSError(errno.ENETUNREACH, f"{refused}: connect to {address}")
+            return connect(self, address)
+
+        def guarded_connect_ex(self, address):
+            if self.family != socket.AF_UNIX and not is_local(address[0]):
+                return errno.ENETUNREACH
+            return connect_ex(self, address)
+
+        def guarded_getaddrinfo(host, *arguments, **options):
+            name = host.decode() if isinstance(host, bytes) else host
+            if not is_local(name):
+                raise socket.gaierror(socket.EAI_NONAME, f"{refused}: look up {name}")
+            return getaddrinfo(host, *arguments, **options)
+
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+        patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

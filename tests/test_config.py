@@ -171,6 +171,7 @@ def test_eight_devices_fit_the_defaults():
     assert (mesh.data, mesh.fsdp, mesh.tensor) == (2, 2, 2)
 
 
+@pytest.mark.process
 def test_every_field_is_documented_in_the_reference_and_the_page_is_current():
     page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     command = [sys.executable, "-m", "jaxalign.config"]
@@ -180,6 +181,7 @@ def test_every_field_is_documented_in_the_reference_and_the_page_is_current():
     assert len(rows) == len(schema.flatten(Config()))
 
 
+@pytest.mark.process
 def test_reading_a_config_does_not_load_jax():
     code = "import sys, jaxalign.config as c; c.from_config_dict(c.default_config()); assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

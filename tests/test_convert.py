@@ -58,6 +58,7 @@ def workdir(tmp_path_factory):
     return workdir, models
 
 
+@pytest.mark.parity
 def test_transformers_loads_a_policy_of_a_run_with_its_tokenizer(workdir, tmp_path, capsys):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -77,6 +78,7 @@ def test_transformers_loads_a_policy_of_a_run_with_its_tokenizer(workdir, tmp_pa
     assert theirs.generation_config.eos_token_id == 2
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("stage", ["preference", "reward_distill"])
 def test_exporting_a_reward_model_of_a_run_prints_how_its_raw_score_was_used(workdir, tmp_path, capsys, stage):
     torch = pytest.importorskip("torch")

@@ -80,6 +80,7 @@ def test_a_supervised_step_on_another_device_changes_nothing(device):
     chex.assert_trees_all_equal(*tiny.to_host((others, metrics)))
 
 
+@pytest.mark.slow
 def test_ppo_on_another_device_changes_nothing(device):
     setup = tiny.setup()
     policy, critic = setup.policy, setup.critic

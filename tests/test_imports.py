@@ -66,6 +66,7 @@ def run_python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.process
 def test_all_other_modules_load_without_the_gold_judge_and_other_frameworks():
     """Checked at run time, including modules that the libraries import."""
     code = """
@@ -103,12 +104,14 @@ def test_imported_packages_are_declared_and_are_not_other_frameworks():
     assert not imported_packages(SOURCES) & FOREIGN
 
 
+@pytest.mark.process
 def test_the_import_contracts_hold():
     done = subprocess.run([sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()",
                            "--no-cache"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.process
 def test_the_train_command_is_imported_without_jax():
     """A finished run or an error is then reported quickly."""
     code = "import sys, jaxalign.train; assert not {'jax', 'flax', 'matplotlib'} & set(sys.modules)"

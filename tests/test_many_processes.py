@@ -11,6 +11,8 @@ import pytest
 from jaxalign.tracking.metrics import read_metrics
 from tests import processes
 
+pytestmark = pytest.mark.process
+
 MESH = ["--config.mesh.data=2", "--config.mesh.fsdp=4"]
 STAGES = ("pretrain", "ppo", "evaluate", "report")
 # Small, but with everything that processes do together: training, sampling, a user's callable, checks, shards, the report.

@@ -49,6 +49,7 @@ def ended(supervised, tmp_path_factory):
         yield out, study.run_study(supervised, out, SETTINGS)
 
 
+@pytest.mark.slow
 def test_a_study_has_every_proxy_and_both_methods(ended):
     _, results = ended
     assert [(result["size"], result["pairs"]) for result in results] == [("1x16", 8), ("1x16", 16)]
@@ -65,12 +66,14 @@ def test_a_study_has_every_proxy_and_both_methods(ended):
     assert results[0]["rl"][-1]["gold"] != results[1]["rl"][-1]["gold"]
 
 
+@pytest.mark.slow
 def test_the_gold_model_is_larger_than_the_proxies(ended):
     out, results = ended
     gold = json.loads((out / "gold" / "summary.json").read_text(encoding="utf-8"))
     assert gold["parameters"] > max(result["parameters"] for result in results)
 
 
+@pytest.mark.slow
 def test_finished_parts_are_not_repeated_and_lost_parts_are_reproduced(ended, supervised):
     out, results = ended
     kept = out / "1x16-8" / "result.json"
@@ -81,6 +84,7 @@ def test_finished_parts_are_not_repeated_and_lost_parts_are_reproduced(ended, su
     assert again[1] | {"cpu_seconds": 0} == results[1] | {"cpu_seconds": 0}
 
 
+@pytest.mark.slow
 def test_another_study_in_the_folder_and_a_folder_without_a_run_are_refused(ended, supervised, tmp_path, capsys):
     out, _ = ended
     with pytest.raises(UserError, match="contains a study with other settings"):
@@ -120,6 +124,7 @@ def test_corrupted_answers_differ_and_have_the_same_words():
     assert spoil("", random.Random(0)) == ""
 
 
+@pytest.mark.slow
 def test_table_and_figure_have_every_proxy(ended):
     _, results = ended
     results = [study.fitted(result) for result in results]

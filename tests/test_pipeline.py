@@ -326,6 +326,7 @@ def test_a_damaged_manifest_is_named(stages, tmp_path, content):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
 
 
+@pytest.mark.process
 def test_two_processes_do_not_share_a_work_directory(stages, tmp_path):
     code = f"""
 import sys

@@ -205,6 +205,7 @@ def test_data_from_an_earlier_stage_must_exist(run, tmp_path):
     assert code == 2 and err.startswith("the rows of sft come from stage pretrain, which has not been run in")
 
 
+@pytest.mark.process
 def test_it_runs_as_a_command(folder):
     command = [sys.executable, "-m", "jaxalign.preview", f"--model={folder / 'model'}", f"--messages={folder / 'one.json'}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])

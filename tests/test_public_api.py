@@ -15,6 +15,7 @@ import jaxalign
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.process
 def test_importing_the_package_loads_neither_jax_nor_numpy():
     code = "import sys, jaxalign; dir(jaxalign); jaxalign.__version__; jaxalign.UserError; print(sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout

@@ -92,6 +92,7 @@ def _answers(capsys):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("style", ["plain", "chat"])
 def test_greedy_answers_equal_those_of_transformers(folder, capsys, style):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -187,6 +188,7 @@ def test_a_system_message_that_the_style_cannot_write_affects_no_other(workdir, 
     assert "line 1, cannot be written in the style compact" in refused["error"] and answered["tokens"] > 0
 
 
+@pytest.mark.process
 def test_a_chat_over_a_pipe_keeps_its_turns_until_a_reset(folder):
     given = ["--temperature=0", "--max_new_tokens=40"]
     command = [sys.executable, "-m", "jaxalign.sample", f"--model={folder}", *given]
@@ -276,6 +278,7 @@ def test_mistakes_are_reported_in_one_sentence(folder, workdir, tmp_path, capsys
         assert message in captured.err and captured.err.count("\n") == 1 and not captured.out, captured.err
 
 
+@pytest.mark.process
 def test_help_lists_the_flags_without_loading_jax():
     code = "import sys\nfrom jaxalign.sample import main\nassert main(['sample', '--help']) == 0 and main(['sample']) == 2\n"
     done = subprocess.run([sys.executable, "-c", code + "assert 'jax' not in sys.modules"], capture_output=True, text=True)

@@ -246,6 +246,7 @@ def test_help_is_printed_without_running(folder, stage, capsys):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_process_says_how_to_resume(folder, number):
     code = """
@@ -277,6 +278,7 @@ sys.exit(train.main(["train", "--config=small.py"]))
     assert said == "interrupted; run the same command again to resume\n"
 
 
+@pytest.mark.process
 def test_the_module_runs_as_a_command(folder):
     command = [sys.executable, "-m", "jaxalign.train", "--config.ppo.kl_coeff=1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

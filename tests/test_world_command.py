@@ -62,6 +62,7 @@ def test_the_model_loads_as_a_chat_model_that_stops_at_the_end_of_a_turn(folder)
     assert [policy.tokenizer.piece(i) for i in policy.stop_ids] == ["<|im_end|>"]
 
 
+@pytest.mark.parity
 def test_transformers_reads_the_same_ids_and_logits(folder):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     policy = load_model(folder / "model")

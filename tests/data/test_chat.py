@@ -52,6 +52,7 @@ def theirs(folder, messages, **options):
     return tokenizer.apply_chat_template(given, tokenize=True, **options)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 @pytest.mark.parametrize("length", [1, 3, 5])
 def test_prompt_ids_equal_those_of_transformers(folders, loaded, name, length):
@@ -59,6 +60,7 @@ def test_prompt_ids_equal_those_of_transformers(folders, loaded, name, length):
     assert chat.encode_prompt(loaded[name], DIALOGUE[:length]) == expected
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 @pytest.mark.parametrize("length", [2, 3, 6])
 def test_dialogue_ids_equal_those_of_transformers(folders, loaded, name, length):
@@ -66,6 +68,7 @@ def test_dialogue_ids_equal_those_of_transformers(folders, loaded, name, length)
     assert chat.encode_dialogue(loaded[name], DIALOGUE[:length])[0] == expected
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_a_prompt_and_its_answer_equal_the_dialogue_up_to_the_end_of_the_turn(folders, loaded, name):
     tokenizer = loaded[name]
@@ -114,12 +117,14 @@ def test_the_mask_of_a_dialogue_of_several_turns_is_right_token_by_token(loaded,
     assert "".join(tokenizer.piece(i) for i in learnt) == "".join(re.findall("⟦(.*?)⟧", marked, re.DOTALL))
 
 
+@pytest.mark.parity
 def test_the_mask_of_generation_blocks_equals_that_of_transformers(folders, loaded):
     found = theirs(folders["marked"], DIALOGUE, return_dict=True, return_assistant_tokens_mask=True)
     ids, mask = chat.encode_dialogue(loaded["marked"], DIALOGUE)
     assert (ids, [int(counts) for counts in mask]) == (found["input_ids"], found["assistant_masks"])
 
 
+@pytest.mark.parity
 def test_a_template_that_removes_reasoning_from_earlier_turns(folders, loaded):
     thought = "<think>\nIt barked.\n</think>\n\nIt is 4."
     messages = dialogue("Why?", thought, "And?", thought)

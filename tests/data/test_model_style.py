@@ -98,6 +98,7 @@ def test_a_missing_model_gives_the_error_of_the_stage_that_reads_it(tmp_path):
         pipeline.run(from_config_dict(values), tmp_path / "run")
 
 
+@pytest.mark.process
 def test_the_style_is_resolved_without_jax():
     code = ("import sys; from jaxalign.config import from_config_dict; from jaxalign.data.chat import model_style; "
             "model_style.resolve_auto(from_config_dict({})); assert 'jax' not in sys.modules")

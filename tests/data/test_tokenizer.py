@@ -123,6 +123,7 @@ def test_models_with_byte_fallback_lose_no_character(name):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("name", ["stories260K/hf/tokenizer.model", "tokenizers/tinystories_tok4096.model"])
 def test_a_chat_through_a_sentencepiece_model_equals_that_of_transformers(name, legacy, tmp_path):

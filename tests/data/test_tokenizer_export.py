@@ -12,6 +12,8 @@ from jaxalign.data.tokenizers.export import tokenizer_files
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.data.world import make_world
 
+pytestmark = pytest.mark.parity
+
 _TEXTS = [
     "the cat sat", " the cat ", "a  dog   ran", "x\ny", "\n\nx\t y", "", "   ", "It's \"quoted\" (19 + 7 = 26).",
     "<user", "12345", "\u00fc unknown \u4e2d\u6587 letters \u4e2d", "\ufb01ne \u00bd cup", "a\u00a0b", "aaaaaaaaaaa",

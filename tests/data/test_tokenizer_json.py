@@ -33,6 +33,7 @@ def theirs(folder):
     return pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(folder)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_and_special_ids_equal_those_of_transformers(folders, loaded, kind):
     ours, other = loaded[kind], theirs(folders[kind])
@@ -68,6 +69,7 @@ def test_special_tokens_spelled_out_in_text_are_text(loaded, kind):
             assert name in tokenizer.decode(tokenizer.encode(text)), text
 
 
+@pytest.mark.parity
 def test_plain_added_tokens_match_in_text_as_in_transformers(folders, loaded):
     text = "a<think>b</think>"
     assert loaded["qwen"].encode(text) == theirs(folders["qwen"])(text, add_special_tokens=False).input_ids
@@ -117,6 +119,7 @@ def test_an_end_token_that_only_the_model_config_names_is_special(folders, tmp_p
     assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
 
 
+@pytest.mark.parity
 def test_special_tokens_include_the_white_space_that_they_strip(folders, tmp_path):
     """Phi-3's end of a turn also consumes the line break after it."""
     library = tokenizers.Tokenizer.from_file(str(folders["qwen"] / "tokenizer.json"))

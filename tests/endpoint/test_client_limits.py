@@ -83,6 +83,7 @@ with Running(pathlib.Path(sys.argv[1]), sys.argv[2], concurrency=8) as client:
 """
 
 
+@pytest.mark.process
 def test_a_killed_run_loses_no_more_than_the_requests_in_flight(tmp_path):
     with Server(delay=0.02) as server:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -98,6 +99,7 @@ def test_a_killed_run_loses_no_more_than_the_requests_in_flight(tmp_path):
     assert len(server.bodies) <= 120 + 8
 
 
+@pytest.mark.process
 def test_the_client_reaches_85_percent_of_the_rate_that_the_concurrency_allows():
     """2,000 requests of 50 ms, 64 at a time: 1.56 s at best. Other programs that use the same cores slow down the client and
     the server; the processor time of the client then shows the rate that it reaches on a core of its own."""

@@ -30,6 +30,7 @@ def test_stored_replies_are_read_offline_without_the_libraries(tmp_path, monkeyp
         assert client.ask(requests(3)) == replies
 
 
+@pytest.mark.process
 def test_importing_the_client_imports_none_of_the_libraries():
     program = "import sys, jaxalign.endpoint.client; print(sorted(set(sys.modules) & set(sys.argv[1:])))"
     done = subprocess.run([sys.executable, "-c", program, *LIBRARIES, "jax"], capture_output=True, text=True, check=True)

@@ -14,14 +14,9 @@ import pytest
 from jaxalign.endpoint.records import Usage
 from jaxalign.endpoint.store import AnswerStore
 from jaxalign.errors import UserError
-from tests.endpoint.clients import requests
+from tests.endpoint.clients import put, requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def put(store: AnswerStore, row: int, reply: str = "{}", cost: float = 0.0) -> str:
-    request = requests(row + 1)[row]
-    return store.put(request.key, request, reply, "judge", Usage(1, 2), cost)
 
 
 def test_get_many_returns_the_stored_replies_of_more_keys_than_a_query_may_have(tmp_path):
@@ -45,7 +40,7 @@ def test_the_first_reply_to_a_request_stays_and_the_cost_of_both_counts(tmp_path
 
 PROGRAM = """
 import sys, os, signal
-from tests.endpoint.test_store import put
+from tests.endpoint.clients import put
 from jaxalign.endpoint.store import AnswerStore
 store = AnswerStore(sys.argv[1])
 for row in range(50):
@@ -54,6 +49,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.process
 def test_a_reply_survives_a_kill_of_the_process_once_put_has_returned(tmp_path):
     path = tmp_path / "a.sqlite"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}

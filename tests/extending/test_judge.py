@@ -20,7 +20,7 @@ def judge(name="Brevity", **fields):
     return ja.Judge(f"{PLUGIN}:{name}", RULES, **{"reasoning": False} | fields)
 
 
-def test_the_stage_asks_it_in_both_orders_and_averages(done, tmp_path):  # noqa: F811
+def test_the_stage_asks_it_in_both_orders_and_averages(done, tmp_path):
     shutil.copytree(done / "pretrain", tmp_path / "pretrain")
     stages = ("pretrain", "revise", "sft", "compare")
     run(tmp_path, stages=stages, feedback={"judge": f"{PLUGIN}:Brevity", "reasoning": False})

@@ -46,7 +46,7 @@ def test_a_registered_sampler_is_found_by_name():
         SAMPLERS.unregister("remembering")
 
 
-def test_stages_sample_with_it(done, tmp_path):  # noqa: F811
+def test_stages_sample_with_it(done, tmp_path):
     """It returns the local sampler's responses, so the stages write the same files."""
     stages = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate")
     for name in stages[:5]:
@@ -63,6 +63,7 @@ def test_a_config_without_a_stage_that_samples_refuses_it():
         from_config_dict({"sampler": f"{PLUGIN.with_name('judge.py')}:Brevity"})
 
 
+@pytest.mark.slow
 def test_ppo_samples_with_it_by_name(tmp_path):
     def lengths(prompts, responses, **columns):
         return [len(text) for text in responses]

@@ -19,6 +19,8 @@ from jaxalign.stages.shared.base import StageContext
 from tests import processes
 from tests.feedback.fakes import PRINCIPLES
 
+pytestmark = pytest.mark.process
+
 LONG = 6_000_000  # More characters than a message of gRPC may have by default (4 MiB).
 JUDGE = f"""
 import os, pathlib

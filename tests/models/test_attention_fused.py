@@ -125,6 +125,7 @@ def test_splash_attention_compiles_for_a_tpu_forward_and_backward(head_dim, leng
     assert "all-gather" not in text and "all-reduce" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=2, tensor=2)], ids=["one", "fsdp-tensor"])
 def test_a_training_step_compiles_for_a_tpu_with_the_kernel_in_it(mesh):
     sharding = make_sharding(mesh, tpu())

@@ -73,6 +73,7 @@ def _assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("meshed", [False, True])
 @pytest.mark.parametrize("name", list(_CONFIGS))
 def test_transformers_loads_exported_models(tmp_path, monkeypatch, name, meshed):
@@ -110,6 +111,7 @@ def test_a_model_exported_from_one_mesh_is_loaded_onto_another(tmp_path, monkeyp
             assert jax.tree.map(lambda x: x.sharding, loaded) == again.shardings()
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3_moe"])
 def test_a_reward_model_is_loaded_and_exported(tmp_path, name):
     model, params = _model(tmp_path, _CONFIGS[name], "scalar", _mesh(), vocab_multiple=2)
@@ -127,6 +129,7 @@ def test_a_reward_model_is_loaded_and_exported(tmp_path, name):
         load_params(tmp_path / "out", Model(written.decoder, "lm"))
 
 
+@pytest.mark.parity
 def test_shards_saved_by_transformers_are_loaded(tmp_path):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**_LLAMA))
@@ -136,6 +139,7 @@ def test_shards_saved_by_transformers_are_loaded(tmp_path):
     _assert_close(_ours(model, load_params(tmp_path / "theirs", model)), _theirs(tmp_path / "theirs"))
 
 
+@pytest.mark.parity
 def test_a_reward_model_saved_by_transformers_is_loaded(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(**_LLAMA, num_labels=1, pad_token_id=0)
@@ -168,6 +172,7 @@ def test_shards_have_the_chosen_size_and_an_index(tmp_path):
             assert opened.metadata() == {"format": "pt"}
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(("dtype", "step"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
 def test_other_dtypes_round_each_weight_once(tmp_path, dtype, step):
     model, params = _model(tmp_path, _LLAMA)

@@ -9,7 +9,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
+
+pytestmark = pytest.mark.process
 
 _PROGRAM = """
 import sys

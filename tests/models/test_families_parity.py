@@ -20,6 +20,8 @@ from jaxalign.records import PackedBatch
 from jaxalign.training.lm_step import lm_loss
 from tests.rings import ring_of
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

@@ -15,6 +15,8 @@ torch = hugging.torch
 from jaxalign.models.adapters.lora import LINEAR, Lora, join  # noqa: E402
 from jaxalign.models.model import Model  # noqa: E402
 
+pytestmark = pytest.mark.parity
+
 VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 NAMES = {theirs: key for key, (_, theirs) in LINEAR.items()}
 

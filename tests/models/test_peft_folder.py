@@ -24,6 +24,8 @@ from jaxalign.parallel.mesh import make_mesh  # noqa: E402
 from jaxalign.parallel.sharding import Sharding  # noqa: E402
 from jaxalign.registry.families import FAMILIES  # noqa: E402
 
+pytestmark = pytest.mark.parity
+
 CASES = [
     ("llama", False, {}), ("llama", False, {"use_dora": True, "target_modules": ("q_proj", "down_proj")}),
     ("llama", True, {"use_rslora": True, "lora_alpha": 4}), ("qwen2", False, {"use_rslora": True, "target_modules": ".*_proj"}),

@@ -121,6 +121,7 @@ def sampled(mesh: Mesh, layout=((1, 40),)):
     return found(lowered, model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Error reading persistent")
 def test_fsdp_scatters_the_gradients_on_a_tpu():
     """The CPU's compiler has no reduce-scatter: it reduces whole gradients and slices them."""

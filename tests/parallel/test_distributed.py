@@ -153,6 +153,7 @@ def test_variables_that_jax_cannot_read_are_reported(monkeypatch):
         under(monkeypatch, SLURM | {"SLURM_NTASKS": "four"})
 
 
+@pytest.mark.process
 def test_the_command_reports_a_wrong_flag_immediately():
     for module, flag in (("train", "--processes=0"), ("sample", "--process=x"), ("convert", "--coordinator=here")):
         done = subprocess.run([sys.executable, "-m", f"jaxalign.{module}", flag], cwd=ROOT, capture_output=True, text=True)
@@ -160,6 +161,7 @@ def test_the_command_reports_a_wrong_flag_immediately():
         assert done.stderr.startswith(flag.partition("=")[0]) and done.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 def test_a_coordinator_that_does_not_answer_ends_the_run_after_the_timeout(tmp_path):
     (tmp_path / "small.py").write_text("from jaxalign.config import default_config as get_config\n")
     command = ["-m", "jaxalign.train", f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'run'}",

@@ -97,6 +97,7 @@ def pair(tmp_path_factory):
     return folder, [json.loads((folder / f"{i}.json").read_text()) for i in range(2)], ended
 
 
+@pytest.mark.process
 def test_the_first_process_acts_and_both_get_the_result(pair):
     _, (first, second), _ = pair
     assert (first["count"], first["first"], second["count"], second["first"]) == (2, True, 2, False)
@@ -105,12 +106,14 @@ def test_the_first_process_acts_and_both_get_the_result(pair):
     assert first["inside"] == second["inside"] == 0
 
 
+@pytest.mark.process
 def test_both_processes_get_an_error_and_wait_for_slow_work(pair):
     for seen in pair[1]:
         assert seen["refused"] == "no"
         assert seen["waited"] > 2.5
 
 
+@pytest.mark.process
 def test_each_process_reads_only_its_rows_of_a_global_batch(pair):
     """On a mesh (data 2, fsdp 2, tensor 2) the first process holds the first half of the batch and nothing else."""
     _, (first, second), _ = pair
@@ -122,11 +125,13 @@ def test_each_process_reads_only_its_rows_of_a_global_batch(pair):
         assert seen["sum"] == sum(5 * i + 1 for i in index)
 
 
+@pytest.mark.process
 def test_a_mesh_without_devices_of_one_process_is_refused(pair):
     for seen in pair[1]:
         assert seen["mesh"].startswith("the mesh uses 4 of the 8 devices of 2 processes")
 
 
+@pytest.mark.process
 def test_only_the_first_process_writes_and_prints(pair):
     folder, _, (first, second) = pair
     assert (folder / "metrics.jsonl").read_text() == '{"step": 0, "loss": 0}\n'
@@ -150,6 +155,7 @@ def failing() -> None:
         time.sleep(300)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("refusal", 2, "this host lacks the data"), ("fault", 1, "ZeroDivisionError: a bug"), ("signal", 130, "interrupted"),
 ])

@@ -22,7 +22,7 @@ from jaxalign.rl import update as ppo_step
 from jaxalign.rollout import session
 from tests import tiny
 from tests.planner.tiny_config import TINY, config
-from tests.stages.test_ppo import iterate
+from tests.ppo_iterations import iterate
 
 
 def programs(**changes):

@@ -19,6 +19,8 @@ from jaxalign.rewards.outside import load_reward_model
 from jaxalign.tracking.metrics import read_metrics
 from tests import made_tokenizers
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

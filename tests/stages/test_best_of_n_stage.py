@@ -22,7 +22,7 @@ SECTION = {"prompts": 12, "n": 4, "batch": 16, "max_new_tokens": 24, "batch_rows
 
 
 @pytest.fixture(scope="session")
-def best(done, tmp_path_factory):  # noqa: F811
+def best(done, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("best")
     for stage in STAGES[:5]:
         shutil.copytree(done / stage, workdir / stage)
@@ -30,7 +30,8 @@ def best(done, tmp_path_factory):  # noqa: F811
     return workdir
 
 
-def test_a_mesh_changes_nothing(done, best, tmp_path):  # noqa: F811
+@pytest.mark.slow
+def test_a_mesh_changes_nothing(done, best, tmp_path):
     for stage in STAGES[:5]:
         shutil.copytree(done / stage, tmp_path / stage)
     run(tmp_path, stages=STAGES[:6], best_of_n=SECTION, mesh={"data": 2, "fsdp": 2, "tensor": 2})
@@ -69,7 +70,7 @@ def test_an_interrupted_stage_ends_the_same(best, tmp_path):
         assert (folder / name).read_bytes() == (best / "best_of_n" / name).read_bytes()
 
 
-def test_an_unreachable_threshold_is_reported_in_one_sentence(done, tmp_path):  # noqa: F811
+def test_an_unreachable_threshold_is_reported_in_one_sentence(done, tmp_path):
     for stage in STAGES[:5]:
         shutil.copytree(done / stage, tmp_path / stage)
     with pytest.raises(UserError, match=r"none of the 12 prompts .* lower best_of_n\.threshold"):

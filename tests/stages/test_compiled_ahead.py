@@ -10,6 +10,8 @@ from jaxalign.parallel.ahead import Ahead
 from tests.compilations import SEEN, compiled
 from tests.small_run import CONFIG, run
 
+pytestmark = pytest.mark.slow
+
 MESHES = {"one device": {}, "a mesh": {"data": 2, "fsdp": 2, "tensor": 2}}
 LORA = {"lora": {"rank": 2}}
 
@@ -33,7 +35,7 @@ def mesh(request, monkeypatch) -> dict:
     return {"mesh": MESHES[request.param]}
 
 
-def from_the_shared_run(done, workdir, *stages: str):  # noqa: F811
+def from_the_shared_run(done, workdir, *stages: str):
     for stage in stages:
         shutil.copytree(done / stage, workdir / stage)
 
@@ -43,13 +45,13 @@ def test_pretrain_is_compiled_ahead(tmp_path, mesh):
     assert threads("lm_step") == ["compile"]
 
 
-def test_sft_with_adapters_is_compiled_ahead(done, tmp_path, mesh):  # noqa: F811
+def test_sft_with_adapters_is_compiled_ahead(done, tmp_path, mesh):
     from_the_shared_run(done, tmp_path, "pretrain", "revise")
     run(tmp_path, **mesh, **LORA, stages=("pretrain", "revise", "sft"))
     assert threads("lm_step") == ["compile"]
 
 
-def test_preference_model_and_dpo_are_compiled_ahead(done, tmp_path, mesh):  # noqa: F811
+def test_preference_model_and_dpo_are_compiled_ahead(done, tmp_path, mesh):
     stages = "pretrain", "revise", "sft", "compare"
     from_the_shared_run(done, tmp_path, *stages)
     dpo = {"batch": 8, "epochs": 1, "max_length": 192, "held_out_share": 0.2}
@@ -58,7 +60,7 @@ def test_preference_model_and_dpo_are_compiled_ahead(done, tmp_path, mesh):  # n
     assert threads("direct_step") == ["compile"]
 
 
-def test_ppo_is_compiled_ahead(done, tmp_path, mesh):  # noqa: F811
+def test_ppo_is_compiled_ahead(done, tmp_path, mesh):
     stages = "pretrain", "revise", "sft", "compare", "preference"
     from_the_shared_run(done, tmp_path, *stages)
     run(tmp_path, **mesh, stages=(*stages, "ppo"))

@@ -37,7 +37,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope="session")
-def direct(done, tmp_path_factory):  # noqa: F811
+def direct(done, tmp_path_factory):
     """A finished run of both stages on the earlier stages of the shared run."""
     workdir = tmp_path_factory.mktemp("direct")
     for stage in STAGES[:4]:
@@ -47,7 +47,7 @@ def direct(done, tmp_path_factory):  # noqa: F811
 
 
 @pytest.fixture(scope="session")
-def direct_on_mesh(done, tmp_path_factory):  # noqa: F811
+def direct_on_mesh(done, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("direct_mesh")
     for stage in STAGES[:4]:
         shutil.copytree(done / stage, workdir / stage)
@@ -60,7 +60,7 @@ def pair(label: float, prompt: int = 0) -> Comparison:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(done) -> Tokenizer:  # noqa: F811
+def tokenizer(done) -> Tokenizer:
     return load_tokenizer(done / "pretrain" / "tokenizer.model")
 
 
@@ -101,6 +101,7 @@ def test_the_policy_of_the_first_step_equals_its_reference(direct):
         assert abs(first["margin"]) < 1e-3, stage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["dpo", "online_dpo"])
 def test_a_mesh_changes_nothing(direct, direct_on_mesh, stage):
     found, expected = (read_metrics(workdir / stage / "metrics.jsonl") for workdir in (direct_on_mesh, direct))
@@ -109,6 +110,7 @@ def test_a_mesh_changes_nothing(direct, direct_on_mesh, stage):
         np.testing.assert_allclose([r[name] for r in found], [r[name] for r in expected], rtol=1e-3, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_same_pairs_are_sampled_and_judged_on_a_mesh(direct, direct_on_mesh):
     found, expected = (rows(workdir, "online_dpo") for workdir in (direct_on_mesh, direct))
     for mine, other in zip(found, expected, strict=True):
@@ -201,6 +203,7 @@ def test_incompatible_options_are_refused(changes, message):
         from_config_dict(CONFIG | {"stages": STAGES, "dpo": {"max_length": 192} | changes})
 
 
+@pytest.mark.slow
 def test_iterative_dpo_visits_each_pair_once_per_epoch_with_the_reference_of_its_iteration(direct, tmp_path):
     workdir = tmp_path / "iterative"
     for stage in (*STAGES[:4], "dpo"):

@@ -142,6 +142,7 @@ def test_an_interrupted_generation_resumes_at_the_missing_chunk(done, tmp_path):
         assert read(workdir / stage / "summary.json") == read(done / stage / "summary.json")
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_the_chunks(done, tmp_path):
     """Here four chunks share one queue; in the shared run each chunk has its own."""
     for stage in STAGES[:-2]:
@@ -177,6 +178,7 @@ def on_mesh(tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "preference"])
 def test_losses_on_a_mesh_agree_with_one_device(done, on_mesh, stage):
     found, expected = (read_metrics(workdir / stage / "metrics.jsonl") for workdir in (on_mesh, done))
@@ -184,6 +186,7 @@ def test_losses_on_a_mesh_agree_with_one_device(done, on_mesh, stage):
     assert [row["tokens"] for row in found] == [row["tokens"] for row in expected]
 
 
+@pytest.mark.slow
 def test_ppo_on_a_mesh_agrees_with_one_device(done, on_mesh):
     found, expected = (read_metrics(workdir / "ppo" / "metrics.jsonl") for workdir in (on_mesh, done))
     for name in ("score", "reward", "kl_k1", "policy_loss", "value_loss", "entropy", "response_length"):
@@ -191,6 +194,7 @@ def test_ppo_on_a_mesh_agrees_with_one_device(done, on_mesh):
                                    err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["revise", "compare", "evaluate"])
 def test_the_same_words_are_sampled_on_a_mesh(done, on_mesh, stage):
     texts = [[[value for value in row.values() if isinstance(value, str)] for row in rows(workdir, stage)]

@@ -137,6 +137,7 @@ def test_a_pair_is_asked_under_its_principle_or_under_drawn_ones(root, run, tmp_
     assert content["files"] == [{"path": str(tmp_path / "gold.jsonl"), "rows": 3, "pairs": 3}]
 
 
+@pytest.mark.slow
 def test_a_jury_is_shown_beside_its_members(root, run):
     """The first member has the weights of the run's own model, and so the same audit."""
     local, out = run(*model_flags(root))

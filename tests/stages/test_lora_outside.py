@@ -22,6 +22,8 @@ from jaxalign.stages.shared import run_models  # noqa: E402
 from jaxalign.stages.shared.base import StageContext  # noqa: E402
 from jaxalign.training.checkpoint import load_params  # noqa: E402
 
+pytestmark = pytest.mark.parity
+
 REWARD = "def score(prompts, responses, **columns):\n    return [-len(r) / 100 for r in responses]\n"
 
 

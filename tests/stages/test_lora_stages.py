@@ -22,6 +22,8 @@ from tests import tiny
 from tests.adapters import adapted
 from tests.small_run import CONFIG, read, rows, run
 
+pytestmark = pytest.mark.slow
+
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "dpo", "ppo", "evaluate", "report")
 LORA = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["attention.*", "down_proj"]}, "stages": list(STAGES),
         "dpo": {"batch": 8, "epochs": 1, "max_length": 192},

@@ -80,6 +80,7 @@ def other(root, real_data):
     return root / "other"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["local", "other"])
 def test_a_chat_model_goes_from_revise_to_the_report(name, request):
     workdir = request.getfixturevalue(name)
@@ -90,11 +91,13 @@ def test_a_chat_model_goes_from_revise_to_the_report(name, request):
     assert all(row["critique"] is not None for row in rows(workdir / "revise"))
 
 
+@pytest.mark.slow
 def test_a_judge_that_equals_the_base_gives_the_same_verdicts(local, other):
     """Both folders have the same weights and tokenizer."""
     assert rows(local / "revise") == rows(other / "revise") and rows(local / "compare") == rows(other / "compare")
 
 
+@pytest.mark.slow
 def test_a_jury_averages_its_members_and_records_their_disagreement(root, real_data, local, tmp_path):
     folders = (str(root / "judge"), str(local / "sft"))
     changes = {"feedback": {"judge": "model", "principles_per_comparison": 1}, "stages": ("compare", "preference")}
@@ -111,6 +114,7 @@ def test_a_jury_averages_its_members_and_records_their_disagreement(root, real_d
         assert jury["disagreement"] == pytest.approx(apart, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_model_of_an_earlier_stage_judges(root, real_data, local, tmp_path):
     """feedback.judge_stage=sft gives the verdicts of the folder of sft."""
     stages = ("revise", "sft", "compare", "preference")
@@ -121,6 +125,7 @@ def test_the_model_of_an_earlier_stage_judges(root, real_data, local, tmp_path):
     np.testing.assert_allclose(*labels, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root, real_data, other, tmp_path):
     """One chunk of each stage is removed, as after a crash, and the stage is marked as unfinished."""
     for stage in ("revise", "compare"):
@@ -154,6 +159,7 @@ def test_the_weights_of_the_judge_are_gone_after_its_stage(root, real_data, tmp_
     assert live() - before < 0.1 * weights
 
 
+@pytest.mark.slow
 def test_a_judge_on_a_mesh_gives_the_verdicts_of_one_device(root, real_data, other, tmp_path):
     """Up to rounding; the answers to judge are those of the run on one device."""
     made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)}, stages=("revise",),
@@ -166,6 +172,7 @@ def test_a_judge_on_a_mesh_gives_the_verdicts_of_one_device(root, real_data, oth
     assert [row["critique"] for row in found] == [row["critique"] for row in expected]
 
 
+@pytest.mark.slow
 def test_a_model_rates_the_responses_of_ppo_and_labels_the_pairs_of_online_dpo(root, real_data, tmp_path):
     judge = {"path": (str(root / "judge"),)}
     ppo = config(root, real_data, feedback={"judge": "model"}, judge=judge, stages=("ppo",),

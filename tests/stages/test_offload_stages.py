@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
+
 from jaxalign.config import DEFAULT_STAGES
 from tests.small_run import read, run
 
@@ -14,7 +16,8 @@ SETTINGS = {"stages": (*DEFAULT_STAGES[:4], STAGE), STAGE: {
     "iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2}}
 
 
-def test_metrics_are_equal_to_the_last_digit(done, tmp_path):  # noqa: F811
+@pytest.mark.slow
+def test_metrics_are_equal_to_the_last_digit(done, tmp_path):
     plain, folder = tmp_path / "plain", tmp_path / "offloaded" / STAGE
     for workdir in (plain, folder.parent):
         shutil.copytree(done, workdir, ignore=shutil.ignore_patterns(*DEFAULT_STAGES[5:]))

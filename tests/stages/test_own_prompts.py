@@ -11,6 +11,8 @@ from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from tests.folders import write_model
 
+pytestmark = pytest.mark.slow
+
 JUDGE = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "judge.py"
 STAGES = ("revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 SIZES = {"batch": 16, "max_new_tokens": 48}

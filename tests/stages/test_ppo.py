@@ -11,58 +11,22 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Checks, Config
+from jaxalign.config import Checks
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.rewards import learnt
-from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl import ahead as rl_ahead
 from jaxalign.rl import experience, step_zero
 from jaxalign.rl import iteration as rl_iteration
 from jaxalign.rl import update as ppo_step
-from jaxalign.rl.iteration import Iteration
-from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout import decode, forecast, ring
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler
-from jaxalign.stages.shared import engines
-from jaxalign.streams import LOADERS
-from jaxalign.tracking.metrics import by_name
 from jaxalign.training import loss_scale
-from jaxalign.training.offload import FrozenRole
 from tests import tiny
 from tests.compilations import SEEN, compiled
-from tests.feedback.fakes import WordTokenizer, prompt
+from tests.ppo_iterations import iterate, sampled_by
 
 TINIEST = 1e-12  # smaller than any rounding error
-
-
-def sampled_by(setup, prompts):
-    """Return (prompt stream, engine, sampling) as the stage builds them."""
-    questions = [prompt(i) for i in range(len(prompts))]
-    stream = PromptStream(questions, prompts, setup.config.batch, setup.config.group_size, 0, LOADERS["ppo"])
-    engine = Engine(setup.policy, stream.batch, Config().model.max_length, stream.width)
-    return stream, engine, engines.sampling(setup.config, WordTokenizer())
-
-
-def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None, **changes):
-    """Return (last state, metrics of each step) of some iterations."""
-    setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
-    frozen = tiny.roles(setup)
-    reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
-    reference = FrozenRole(frozen.reference, "frozen" in offload)
-    stream, engine, sampling = sampled_by(setup, prompts)
-    iteration = Iteration(
-        setup, stream, LocalSampler(engine), engine.padding, sampling, reward, WordTokenizer(), reference,
-        offload_optimizer="optimizer" in offload, on_checks=on_checks,
-    )
-    state, metrics = iteration.rest(tiny.state(setup)), []
-    for step in range(steps):
-        state, row = iteration(state, step)
-        metrics.append({name: float(value) for name, value in by_name(row).items()})
-    iteration.settle()
-    return state, metrics
 
 
 def test_a_step_reports_every_metric_of_the_data_formats_page():
@@ -94,6 +58,7 @@ def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
     assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
 def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, mesh):
@@ -217,6 +182,7 @@ def bytes_by_phase(monkeypatch, **changes):
         return iterate(**changes), found
 
 
+@pytest.mark.slow
 def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_needs(monkeypatch):
     mesh = (2, 2, 2)
 
@@ -241,6 +207,7 @@ def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_n
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}
 
 
+@pytest.mark.slow
 def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(monkeypatch):
     changes = {"kl_in": "loss", "kl_estimator": "full"}
     (state, metrics), _ = bytes_by_phase(monkeypatch, **changes)

@@ -27,7 +27,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope="session")
-def ensemble(done, tmp_path_factory):  # noqa: F811
+def ensemble(done, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("ensemble")
     for stage in STAGES[:4]:
         shutil.copytree(done / stage, workdir / stage)
@@ -54,7 +54,7 @@ def test_the_reward_of_rl_combines_all_members(ensemble):
     assert np.isfinite(row["score"]) and abs(row["score"]) < 5 and np.isfinite(row["value_loss"])
 
 
-def test_the_first_member_equals_a_single_preference_model(ensemble, done):  # noqa: F811
+def test_the_first_member_equals_a_single_preference_model(ensemble, done):
     found, alone = (read_metrics(run / "preference" / "metrics.jsonl") for run in (ensemble, done))
     assert found == alone
     assert not (done / "preference" / "member-1").exists()
@@ -124,7 +124,7 @@ def test_a_margin_weight_without_margins_is_refused():
         from_config_dict({"preference": {"margin_weight": 1.0}})
 
 
-def test_a_model_that_does_not_beat_its_baselines_stops_the_run_until_the_option_changes(done, tmp_path):  # noqa: F811
+def test_a_model_that_does_not_beat_its_baselines_stops_the_run_until_the_option_changes(done, tmp_path):
     """With early stopping and human pairs. The second run trains nothing: its metrics are those of the first."""
     workdir, path = tmp_path / "run", tmp_path / "human.jsonl"
     for stage in STAGES[:4]:

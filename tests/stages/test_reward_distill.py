@@ -28,7 +28,7 @@ CHANGES = {"stages": STAGES, "reward": {"source": "distilled"}, "reward_distill"
 
 
 @pytest.fixture(scope="session")
-def distilled(done, tmp_path_factory):  # noqa: F811
+def distilled(done, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("distilled")
     for stage in STAGES[:5]:
         shutil.copytree(done / stage, workdir / stage)
@@ -51,7 +51,7 @@ def test_the_student_ranks_answers_like_its_teacher(distilled):
     assert np.mean(found[-10:]) > max(0.7, np.mean(found[:5]))
 
 
-def test_training_and_evaluation_pairs(distilled, done):  # noqa: F811
+def test_training_and_evaluation_pairs(distilled, done):
     summary = read(distilled / "reward_distill" / "summary.json")
     found = rows(distilled, "reward_distill")
     assert len({row["prompt_id"] for row in found}) == len(found) == 128
@@ -65,7 +65,8 @@ def test_training_and_evaluation_pairs(distilled, done):  # noqa: F811
     assert speed["rows"] == 64 and speed["speedup"] == pytest.approx(speed["teacher_seconds"] / speed["student_seconds"])
 
 
-def test_the_student_rewards_rl(distilled, done):  # noqa: F811
+@pytest.mark.slow
+def test_the_student_rewards_rl(distilled, done):
     """At step 0 rollouts and critic are those under the teacher, and the scores differ."""
     found, before = (read_metrics(run / "ppo" / "metrics.jsonl")[0] for run in (distilled, done))
     assert found["kl_k3"] == before["kl_k3"] and found["response_length"] == before["response_length"]

@@ -33,13 +33,13 @@ def changes(path, **reward):
     return {"stages": STAGES, "reward": reward, "ppo": CONFIG["ppo"] | {"advantages": "rloo", "group_size": 2}}
 
 
-def started(done, workdir):  # noqa: F811
+def started(done, workdir):
     for stage in STAGES[:3]:
         shutil.copytree(done / stage, workdir / stage)
     return workdir
 
 
-def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):  # noqa: F811
+def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):
     path = tmp_path / "mine.py"
     path.write_text(GOOD)
     workdir = started(done, tmp_path / "run")
@@ -60,7 +60,7 @@ def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):  # noqa:
         run(workdir, **changes(path))
 
 
-def test_a_callable_reward_works_with_a_critic(done, tmp_path):  # noqa: F811
+def test_a_callable_reward_works_with_a_critic(done, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [len(r) / 100 for r in responses]\n")
     workdir = started(done, tmp_path / "run")
@@ -69,7 +69,7 @@ def test_a_callable_reward_works_with_a_critic(done, tmp_path):  # noqa: F811
     assert all(np.isfinite(row["value_loss"]) for row in metrics)
 
 
-def test_a_callable_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: F811
+def test_a_callable_that_fails_stops_the_run_with_a_sentence(done, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    raise RuntimeError('no such model')\n")
     workdir = started(done, tmp_path / "run")
@@ -101,7 +101,8 @@ def score(prompts, responses, **columns):
 """
 
 
-def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):  # noqa: F811
+@pytest.mark.slow
+def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):
     """It gets more calls of fewer rows: each row once, and every score reaches its row."""
     logged, calls = [], []
     for early in (False, True):
@@ -118,7 +119,7 @@ def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):  
     assert asked[1] == asked[0] and len(asked[0]) == 24
 
 
-def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts(done, tmp_path):  # noqa: F811
+def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts(done, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
     workdir = started(done, tmp_path / "run")
@@ -143,6 +144,7 @@ ARITHMETIC = {
 }
 
 
+@pytest.mark.slow
 def test_arithmetic_from_random_weights_is_verified(tmp_path):
     pipeline.run(from_config_dict(ARITHMETIC | {"stages": (*ARITHMETIC["stages"], "report")}), tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -167,6 +169,7 @@ def test_pretraining_can_use_worked_problems(tmp_path):
     assert summary["loss_last"] < summary["loss_first"] / 2
 
 
+@pytest.mark.slow
 def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
     stages = ("pretrain", "revise", "sft", "ppo", "evaluate")
     world = CONFIG["world"] | {"ratings": 0.2}
@@ -196,8 +199,9 @@ def test_an_unavailable_reward_is_refused_before_the_run(changes, message):
         from_config_dict(changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ppo", [{"critic": "shared", "sampler_correction": "truncate"}, {"advantages": "vtrace"}])
-def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):  # noqa: F811
+def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):
     workdir = started(done, tmp_path / "run")
     for stage in ("compare", "preference"):
         shutil.copytree(done / stage, workdir / stage)
@@ -224,7 +228,7 @@ def test_options_without_effect_or_that_would_fail_later_are_refused(changes, me
         from_config_dict(changes)
 
 
-def test_the_parts_of_a_sum_are_means_over_all_scored_rows(done, tmp_path):  # noqa: F811
+def test_the_parts_of_a_sum_are_means_over_all_scored_rows(done, tmp_path):
     """Groups of equal scores are dropped from the loss, not from the metrics."""
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
@@ -235,6 +239,7 @@ def test_the_parts_of_a_sum_are_means_over_all_scored_rows(done, tmp_path):  # n
         assert row["score"] == pytest.approx(2.0 + row["score_length"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_base_for_human_dialogues_can_be_pretrained_on_text_of_the_world(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"chosen": "Human: a\\n\\nAssistant: b", "rejected": "Human: a\\n\\nAssistant: c"}\n')

@@ -19,6 +19,8 @@ from jaxalign.rl.prompts import PromptStream
 from jaxalign.stages.shared import run_models
 from tests.folders import write_model
 
+pytestmark = pytest.mark.slow
+
 JUDGE = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "judge.py"
 STAGES = ("compare", "preference", "ppo", "evaluate", "report")
 

@@ -32,6 +32,7 @@ def test_the_accepted_forms_of_the_option():
             traced_steps(wrong)
 
 
+@pytest.mark.process
 def test_only_the_named_steps_are_traced(tmp_path):
     command = [sys.executable, "-c", _STEPS, str(tmp_path / "profile")]
     found = subprocess.run(command, capture_output=True, text=True, check=True)

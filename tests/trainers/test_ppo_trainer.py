@@ -70,6 +70,7 @@ def test_columns_reach_the_reward_and_few_prompts_are_repeated():
     assert steps[0].metrics["score"] == pytest.approx(3.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {"model": language_model(mesh=Mesh(fsdp=2, tensor=2, data=2))}, {"model": language_model(lora=True)},
     {"advantages": "gae", "group_size": 1}, {"advantages": "gae", "group_size": 1, "critic": "shared"},

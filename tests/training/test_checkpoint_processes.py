@@ -24,6 +24,8 @@ from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 from tests import processes, tiny
 
+pytestmark = pytest.mark.process
+
 MANY, ONE = (2, 4, 1), (1, 1, 2)  # data, fsdp, tensor: of four processes with two devices each, and of one process
 STEPS, CUT = 4, 2
 RNG = np.random.default_rng(0)

@@ -7,6 +7,7 @@ import sys
 
 import chex
 import jax
+import pytest
 
 from jaxalign.parallel import distributed
 from jaxalign.parallel.rows import fetch
@@ -15,6 +16,8 @@ from jaxalign.training.offload import FrozenRole, optimizer_to_device, optimizer
 from jaxalign.training.state import abstract_state, init_state
 from tests import processes, tiny
 from tests.training.offloading import OPTIMIZER, kinds
+
+pytestmark = pytest.mark.process
 
 MESH = (2, 2, 2)
 

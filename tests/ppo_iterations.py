@@ -1,0 +1,43 @@
+"""PPO iterations as the stage runs them, of the smallest models."""
+
+from __future__ import annotations
+
+from jaxalign.config import Config
+from jaxalign.rewards.learnt import LearntReward
+from jaxalign.rl.iteration import Iteration
+from jaxalign.rl.prompts import PromptStream
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import LocalSampler
+from jaxalign.stages.shared import engines
+from jaxalign.streams import LOADERS
+from jaxalign.tracking.metrics import by_name
+from jaxalign.training.offload import FrozenRole
+from tests import tiny
+from tests.feedback.fakes import WordTokenizer, prompt
+
+
+def sampled_by(setup, prompts):
+    """Return (prompt stream, engine, sampling) as the stage builds them."""
+    questions = [prompt(i) for i in range(len(prompts))]
+    stream = PromptStream(questions, prompts, setup.config.batch, setup.config.group_size, 0, LOADERS["ppo"])
+    engine = Engine(setup.policy, stream.batch, Config().model.max_length, stream.width)
+    return stream, engine, engines.sampling(setup.config, WordTokenizer())
+
+
+def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None, **changes):
+    """Return (last state, metrics of each step) of some iterations."""
+    setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
+    frozen = tiny.roles(setup)
+    reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
+    reference = FrozenRole(frozen.reference, "frozen" in offload)
+    stream, engine, sampling = sampled_by(setup, prompts)
+    iteration = Iteration(
+        setup, stream, LocalSampler(engine), engine.padding, sampling, reward, WordTokenizer(), reference,
+        offload_optimizer="optimizer" in offload, on_checks=on_checks,
+    )
+    state, metrics = iteration.rest(tiny.state(setup)), []
+    for step in range(steps):
+        state, row = iteration(state, step)
+        metrics.append({name: float(value) for name, value in by_name(row).items()})
+    iteration.settle()
+    return state, metrics
