@@ -130,8 +130,7 @@ class Run:
 
     def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
         """An array split over its first dimension, the batch, as in training or, with `sampling`, as in the sampling engine."""
-        sharding = self.policy.sharding
-        return (Shapes(sharding.generation) if sharding and sampling else self.shapes).rows(dtype, *shape)
+        return (Shapes(self.policy.sharding.generation) if sampling else self.shapes).rows(dtype, *shape)
 
     def scalar(self, dtype=jnp.float32, shape: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
         """An array that is replicated on every device."""
@@ -153,7 +152,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     moving, params, moved = resharding(stage, role, model, params, held)
     held = {**held, **moved}
     rows = functools.partial(run.rows, sampling=True)
-    parts = 1 if own.sharding is None else own.sharding.batch_size
+    parts = own.sharding.batch_size
     count = prefill_sizes(P, parts, batch // parts)[1] * parts
     slots = slot_counts(P + N)[-1]
     cache, half, made = (own.abstract_cache(*size) for size in ((batch, slots), (batch, -(-slots // 2)), (count, P)))
@@ -174,8 +173,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
 def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held) -> Program:
     """Decoding of a chunk of tokens for all rows of `cache`."""
     own, B = model.generation, cache[0].values.shape[1]
-    where = own.sharding and own.sharding.named((None, "batch"))
-    rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
+    rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=own.sharding.named((None, "batch")))
     control = run.key(), run.scalar(jnp.int32, (3,)), run.scalar()
     arguments = (own, params, (cache,), rows, *control, sampling.compiled, CHUNK)
     return Program(stage, phase, role, decode_chunk, arguments, held, CHUNK)
@@ -238,7 +236,7 @@ def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tupl
     ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
 
     def stack(leaf: jax.ShapeDtypeStruct):
-        here = leaf.sharding and NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
+        here = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
         return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=here)
 
     own = trained(params) if "adapters" in params else params
@@ -277,6 +275,6 @@ def device_bytes(tree) -> int:
 
 
 def _leaf_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    shape = leaf.sharding.shard_shape(leaf.shape)
     bits = 4 if leaf.dtype in (jnp.uint4, jnp.int4) else np.dtype(leaf.dtype).itemsize * 8
     return -(-int(np.prod(shape)) * bits // 8)

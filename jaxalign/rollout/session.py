@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
-from jaxalign.parallel.rows import placed
+from jaxalign.parallel.rows import committed
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
 from jaxalign.rollout.prefixes import Related, SharedPrefill, queue_order, related, shared_prefills
@@ -42,11 +42,11 @@ class Session:
     ):
         self.model, self.max_length, self.bucket = model.generation, max_length, bucket
         # A committed key, so that the programs compiled for one key serve every other.
-        self.key = placed(key, like=params) if model.sharding is None else key
+        self.key = committed(model.sharding, key)
         self.source, self.params, self.version = model, model.for_generation(params), version
         self.new = sampling.max_new_tokens
         self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)
-        self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
+        self.parts = self.model.sharding.batch_size
         self.batch, self.sizes = batch, row_counts(batch // self.parts)  # Rows of a part.
         self.queue: collections.deque[Row] = collections.deque()
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -177,7 +177,7 @@ class Session:
         self.layout, self.rows, self.slot = layout, np.zeros((4, layout.size * self.parts), np.int32), 0
 
     def _empty(self, layout: Layout) -> Tiers:
-        return tuple(self.model.empty_cache(rows * self.parts, slots, self.params) for rows, slots in zip(*layout, strict=True))
+        return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in zip(*layout, strict=True))
 
     def call(self, step: Callable, *arguments):
         """Runs a jitted program. Every program of a session runs through this method."""
@@ -264,8 +264,8 @@ class Session:
         self.related = {x: group for x, group in self.related.items() if any(y in self.waiting for y in group.prompts)}
 
     def _together(self, fresh: list[dict]) -> list[list[Related]]:
-        """The groups to prefill in each part of the mesh: entering prompts, and without a mesh those of the same group that
-        still wait. On a mesh the latter might enter another part."""
+        """The groups to prefill in each part of the mesh: entering prompts, and if there is one part, those of the same group
+        that still wait. With several parts the latter might enter another part."""
         found, known = [], {key for _, places in self.kept for key in places}
         for part, entering in enumerate(fresh):
             groups = {group.prompts: group for group in map(self.related.get, entering) if group is not None}
@@ -396,7 +396,4 @@ class Session:
         return spare if spare > 0 else len(self.live)
 
     def _place(self, array: np.ndarray, axes: tuple[str | None, ...]):
-        sharding = self.model.sharding
-        if sharding is None:
-            return array
-        return jax.make_array_from_callback(array.shape, sharding.named(axes), lambda index: array[index])
+        return jax.make_array_from_callback(array.shape, self.model.sharding.named(axes), lambda index: array[index])

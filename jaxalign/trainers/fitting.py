@@ -15,7 +15,6 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.parallel.rows import placed
 from jaxalign.planner.hardware import chip_of
 from jaxalign.tracking.timing import Timing
 from jaxalign.training.checkpoint import copy_params
@@ -36,7 +35,6 @@ class Start:
       trained: takes those weights and returns the part to train, in buffers that training may donate.
       frozen: reads the base under the adapters; returns None without adapters.
       abstract_frozen: the base under the adapters as ShapeDtypeStructs.
-      like: arrays whose device a model without a mesh trains on; None for the default device.
     """
 
     model: Model
@@ -44,24 +42,18 @@ class Start:
     trained: Callable[[Params], Params]
     frozen: Callable[[], Frozen]
     abstract_frozen: Frozen = None
-    like: Params | None = None
 
 
 def start_of(model: LanguageModel) -> Start:
     """The start of training from a language model, whose own weights are not changed."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_place(x)), model.frozen)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), model.frozen)
     return Start(
         model.model,
         weights=lambda: model.weights,
-        trained=lambda _: placed(copy_params(model.params)),
+        trained=lambda _: copy_params(model.params),
         frozen=lambda: model.frozen,
-        abstract_frozen=placed(shapes, model.params),
-        like=model.params,
+        abstract_frozen=shapes,
     )
-
-
-def _place(x: jax.Array):
-    return x.sharding if isinstance(x, jax.Array) and x.committed else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +156,7 @@ class Fit:
           loop: other fields of the `Loop`.
         """
         model, self.stopping = self.start.model, stopping
-        abstract = placed(abstract_state(model, self.optimizer), self.start.like)
+        abstract = abstract_state(model, self.optimizer)
         if stopping is not None:
             loop["stop"] = lambda state, completed: stopping.evaluates(completed, total_steps) and stopping.ends(state)
         made = self.run.loop(total_steps, checkpoint_every, shown=program.shown, flops=program.flops, **loop)
@@ -201,6 +193,6 @@ class Fit:
 
 def peak_flops(model: Model) -> float:
     """The peak FLOP/s of all of the model's devices together; 0 if unknown."""
-    devices = jax.devices()[:1] if model.sharding is None else list(model.sharding.mesh.devices.flat)
-    chip = chip_of(devices[0].device_kind)
-    return 0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype)
+    devices = model.sharding.mesh.devices
+    chip = chip_of(devices.flat[0].device_kind)
+    return 0.0 if chip is None else devices.size * chip.flops(model.config.compute_dtype)

@@ -16,7 +16,6 @@ from jaxalign.models.adapters.lora import apart
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
-from jaxalign.parallel.rows import placed
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import Reward
 from jaxalign.rewards.checked import as_reward
@@ -104,7 +103,7 @@ class PPO(PolicyTrainer):
         ids = [policy.prompt_ids(prompt) for prompt in asked]
         stream = PromptStream(asked, ids, section.batch, section.group_size, self._seed, streams.LOADERS["ppo"])
         sampling = section_sampling(section, policy.stop_ids)
-        run = Reinforcement(self._setup, stream, sampling, policy.tokenizer, policy.max_length, policy.params)
+        run = Reinforcement(self._setup, stream, sampling, policy.tokenizer, policy.max_length)
         run.engine.pad(ids, section.max_new_tokens)  # Raises an error for prompts that are too long before anything runs.
         self._claim(ids)
         self._fit = run
@@ -130,23 +129,23 @@ class PPO(PolicyTrainer):
     def _as_reference(self, reference: LanguageModel | None) -> FrozenRole:
         policy = self._start
         if reference is None:
-            return FrozenRole(placed(policy.weights))
+            return FrozenRole(policy.weights)
         if not isinstance(reference, LanguageModel):
             raise UserError(f"PPO(reference) is of type {type(reference).__name__}; a LanguageModel is expected")
         if policy.model.lora is not None or reference.model != policy.model:
             raise UserError("PPO(reference) does not have the policy's architecture and mesh, or the policy has adapters, "
                             "which need the initial policy as the reference; leave the reference out, or load both with the "
                             "same options")
-        return FrozenRole(placed(reference.weights))
+        return FrozenRole(reference.weights)
 
     def _trained_from(self, start: Params) -> Params:
         del start  # These are the reference's weights, which differ from the policy's if a reference was given.
-        return placed(copy_params(self._start.params))
+        return copy_params(self._start.params)
 
     def _critic_from(self, start: Params) -> Params:
         if self._start_critic is not None:
-            return placed(copy_params(self._critic_weights(self._start_critic)))
-        return placed(critic_from(self._setup, self._start.weights, self._key(streams.KEYS["ppo"]["critic"])), like=start)
+            return copy_params(self._critic_weights(self._start_critic))
+        return critic_from(self._setup, self._start.weights, self._key(streams.KEYS["ppo"]["critic"]))
 
     def _critic_weights(self, model: RewardModel) -> Params:
         if not isinstance(model, RewardModel):

@@ -11,7 +11,6 @@ import jax
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Params
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.parallel.rows import placed
 from jaxalign.rewards.base import Reward
 from jaxalign.rl.ahead import Scores, compile_ahead
 from jaxalign.rl.alarms import AlarmRun
@@ -54,7 +53,6 @@ class Reinforcement:
       sampling: the sampling settings.
       tokenizer: decodes responses for rewards that read text.
       max_length: the maximum length of prompt plus response, in tokens.
-      like: arrays whose device a model without a mesh trains on; None for the default device.
 
     Attributes:
       training: the running loop, whose `state` is the newest `PPOState`; None before `steps` starts.
@@ -64,10 +62,9 @@ class Reinforcement:
     """
 
     def __init__(
-        self, setup: PPOSetup, stream: PromptStream, sampling: Sampling, tokenizer: Tokenizer, max_length: int,
-        like: Params | None = None,
+        self, setup: PPOSetup, stream: PromptStream, sampling: Sampling, tokenizer: Tokenizer, max_length: int
     ):
-        self.setup, self.stream, self.sampling, self.tokenizer, self._like = setup, stream, sampling, tokenizer, like
+        self.setup, self.stream, self.sampling, self.tokenizer = setup, stream, sampling, tokenizer
         self.engine = Engine(setup.policy, stream.batch, max_length, stream.width)
         self.training: Training | None = None
 
@@ -113,10 +110,8 @@ class Reinforcement:
                 critic = roles.critic(start) if setup.owns_critic else None
             return iteration.rest(init_ppo_state(setup, policy, critic, key))
 
-        abstract = abstract_ppo_state(setup)
-        abstract = abstract if self._like is None else placed(abstract, self._like)
         step = iteration if alarms is None else functools.partial(alarms.step, iteration)
-        self.training = made.begin(init, iteration.rest(abstract), step)
+        self.training = made.begin(init, iteration.rest(abstract_ppo_state(setup)), step)
         yield from self.training
         iteration.settle()
         if alarms is not None:

@@ -95,7 +95,7 @@ def make_answerer(policy: LanguageModel, settings, rows: int) -> Answerer:
     Raises:
       UserError: a prompt of one token leaves no space for max_new_tokens.
     """
-    parts = 1 if policy.model.sharding is None else policy.model.sharding.generation.batch_size
+    parts = policy.model.sharding.generation.batch_size
     sampling = section_sampling(settings, policy.stop_ids)
     if sampling.max_new_tokens >= policy.max_length:
         raise UserError(f"max_new_tokens is {sampling.max_new_tokens}, but the model has only {policy.max_length} positions "

@@ -11,7 +11,6 @@ from jaxalign import streams
 from jaxalign.config import BestOfN, Pretrain, Sft
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.rows import placed
 from jaxalign.records import PackedBatch
 from jaxalign.stages.shared import loops, run_models
 from jaxalign.stages.shared.base import StageContext, write_json
@@ -44,7 +43,7 @@ def start_from(
     """
     frozen = None
     if model.lora is not None:
-        frozen = placed(quantise_abstract(model.base.abstract(), context.config.lora.base))
+        frozen = quantise_abstract(model.base.abstract(), context.config.lora.base)
     return Start(model, weights, trained, lambda: run_models.frozen_params(context, model), frozen)
 
 
