@@ -123,7 +123,7 @@ def _sampler(policy: LanguageModel, values: flags.FlagValues, rows: int) -> tupl
     if sampling.max_new_tokens >= policy.max_length:
         raise UserError(f"max_new_tokens is {sampling.max_new_tokens}, but the model has only {policy.max_length} positions "
                         "(prompt and answer); lower it")
-    parts = 1 if policy.model.sharding is None else policy.model.sharding.generation.batch_size
+    parts = policy.model.sharding.generation.batch_size
     return LocalSampler(Engine(policy.model, -(-rows // parts) * parts, policy.max_length), policy.weights), sampling
 
 

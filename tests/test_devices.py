@@ -1,6 +1,8 @@
-"""A model without a mesh works on any device: sampling, a supervised step and PPO on the fourth of eight."""
+"""A mesh of one device may be on any device: sampling, a supervised step and PPO on the fourth of eight."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import chex
 import jax
@@ -14,7 +16,9 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.checkpoints.export import export
 from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model
-from jaxalign.parallel.rows import default_device, device_of, placed
+from jaxalign.parallel.mesh import default_device
+from jaxalign.parallel.rows import committed
+from jaxalign.parallel.sharding import one_device
 from jaxalign.records import PackedBatch
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.rl.update import ppo_update
@@ -24,6 +28,7 @@ from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import init_state
 from tests import made_tokenizers, tiny
+from tests.trainers import small
 
 KEY = jax.random.key(0)
 
@@ -37,14 +42,32 @@ def _devices(tree):
     return {device for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) for device in leaf.devices()}
 
 
-def test_arrays_are_placed_on_the_device_of_committed_ones(device):
+def _on(model: Model, device: jax.Device) -> Model:
+    return dataclasses.replace(model, sharding=one_device(device))
+
+
+def test_a_model_is_on_the_device_of_its_committed_parameters(device):
     tree = {"a": jax.numpy.zeros(2), "b": jax.device_put(jax.numpy.ones(2), device)}
-    assert device_of(tree) == device and _devices(placed(tree)) == {device}
-    assert device_of({"a": jax.numpy.zeros(2)}) == jax.local_devices()[0]
-    struct = jax.ShapeDtypeStruct((2,), np.float32)
-    assert placed(struct, like=tree).sharding.device_set == {device}
+    model = tiny.model().on_device_of(tree)
+    assert model == _on(tiny.model(), device) and _devices(committed(model.sharding, tree)) == {device}
+    assert tiny.model().on_device_of({"a": jax.numpy.zeros(2)}) == _on(tiny.model(), jax.local_devices()[0])
+    assert {leaf.sharding for leaf in jax.tree.leaves(model.abstract())} == {one_device(device).replicated}
     with jax.default_device(device):
         assert default_device() == device
+
+
+def test_training_from_parameters_on_another_device_changes_nothing(device):
+    """The mesh of a language model follows its parameters, and training stays there."""
+    start = small.language_model()
+    results = []
+    for where in (jax.local_devices()[0], device):
+        policy = dataclasses.replace(start, params=jax.device_put(tiny.to_host(start.params), where))
+        trainer = ja.SFT(policy, batch=2, seq_len=32, epochs=1)
+        for _ in trainer.fit([{"prompt": "the cat", "response": "sat"}] * 2):
+            pass
+        assert _devices(trainer.model.params) == _devices(policy.params) == {where}
+        results.append(tiny.to_host(trainer.model.params))
+    chex.assert_trees_all_equal(*results)
 
 
 def test_sampling_on_another_device_changes_nothing(device):
@@ -52,28 +75,30 @@ def test_sampling_on_another_device_changes_nothing(device):
     engine, params = Engine(model, 3, 32, 8), tiny.place(model, tiny.host_params(scale=1.5))
     rows = range(len(tiny.PROMPTS))
     expected = tiny.respond(engine, params, tiny.PROMPTS, KEY, sampling, rows)
-    session = engine.start(jax.device_put(params, device), tiny.PROMPTS, KEY, sampling, rows)
+    params, engine = jax.device_put(params, device), Engine(_on(model, device), 3, 32, 8)
+    session = engine.start(params, tiny.PROMPTS, KEY, sampling, rows)
     found = {}
     while session.unfinished:
         found |= dict(session.step())
         assert session.tiers is None or _devices(session.tiers) == {device}
     assert [found[i] for i in rows] == expected
-    assert tiny.respond(engine, jax.device_put(params, device), tiny.PROMPTS, KEY, sampling, rows) == expected
+    assert tiny.respond(engine, params, tiny.PROMPTS, KEY, sampling, rows) == expected
 
 
 def test_a_supervised_step_on_another_device_changes_nothing(device):
-    model, optimizer = tiny.model(), optax.sgd(1.0)
+    optimizer = optax.sgd(1.0)
     rng = np.random.default_rng(0)
     ids = rng.integers(3, 32, (4, 12)).astype(np.int32)
     positions = np.broadcast_to(np.arange(12, dtype=np.int32), ids.shape)
     batch = PackedBatch(ids, np.ones_like(ids), positions, np.ones(ids.shape, np.float32))
 
-    def one_step(params):
+    def one_step(where):
+        model, params = _on(tiny.model(), where), jax.device_put(tiny.host_params(), where)
         arguments = LmArguments(model=model, optimizer=optimizer, batch=batch, micro_batches=2)
         return lm_step(init_state(model, optimizer, params, jax.random.key(1)), arguments)
 
     (expected, metrics), (found, others) = (
-        one_step(jax.device_put(tiny.host_params(), where)) for where in (jax.local_devices()[0], device)
+        one_step(where) for where in (jax.local_devices()[0], device)
     )
     assert _devices(found) == {device}
     chex.assert_trees_all_equal(*tiny.to_host((found.params, expected.params)))
@@ -82,10 +107,10 @@ def test_a_supervised_step_on_another_device_changes_nothing(device):
 
 @pytest.mark.slow
 def test_ppo_on_another_device_changes_nothing(device):
-    setup = tiny.setup()
-    policy, critic = setup.policy, setup.critic
     results = []
     for where in (jax.local_devices()[0], device):
+        setup = tiny.setup()
+        setup = dataclasses.replace(setup, policy=_on(setup.policy, where), critic=_on(setup.critic, where))
         own, value = (jax.device_put(tiny.host_params(head, seed), where) for head, seed in (("lm", 0), ("scalar", 3)))
         state = init_ppo_state(setup, own, value, jax.random.key(11))
         assert _devices(state) == {where}
@@ -96,7 +121,6 @@ def test_ppo_on_another_device_changes_nothing(device):
         new, metrics = ppo_update(setup, state, experience)
         assert _devices(new) == {where}
         results.append(tiny.to_host((new.policy.params, new.critic.params, metrics)))
-    assert policy.sharding is None and critic.sharding is None
     chex.assert_trees_all_equal(*results)
 
 

@@ -20,6 +20,7 @@ from jaxalign.algorithms.policy_losses import clipped_surrogate
 from jaxalign.algorithms.rewards import shape_rewards
 from jaxalign.algorithms.value_losses import clipped_value_loss
 from jaxalign.models.heads import token_stats
+from jaxalign.parallel.sharding import one_device
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.preference_step import sequence_scores
@@ -174,7 +175,7 @@ def test_pitfall_14_the_logits_of_a_rollout_are_never_materialised():
 
     def memory(chunk_floats):
         def loss(hidden, weight, targets):
-            stats = token_stats(hidden, weight, targets, 0.7, chunk_floats)
+            stats = token_stats(hidden, weight, targets, 0.7, chunk_floats, sharding=one_device())
             return jnp.sum(stats.logprobs) + jnp.sum(stats.entropy)
 
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(hidden, weight, targets).compile()

@@ -33,9 +33,9 @@ MESHES = ((2, 2, 2), (8, 1, 1), (1, 4, 2), (4, 2, 1))
 
 
 def model(mesh: tuple[int, int, int] | None = None, head: str = "lm", **changes) -> Model:
-    """A decoder of 2 layers and width 16. `mesh`: sizes of data, fsdp and tensor; None is one device without a mesh."""
+    """A decoder of 2 layers and width 16. `mesh`: sizes of data, fsdp and tensor; None is one device."""
     config = dataclasses.replace(DECODER, **changes)
-    return Model(config, head, None if mesh is None else make_sharding(Mesh(*mesh)))
+    return Model(config, head, make_sharding(Mesh(*(mesh or ()))))
 
 
 @functools.cache
@@ -47,14 +47,12 @@ def host_params(head: str = "lm", seed: int = 0, scale: float = 1.0):
 
 def place(model: Model, params):
     """Copy host parameters to new device buffers, sharded by the model's rules; the copies can be donated."""
-    if model.sharding is None:
-        return jax.tree.map(lambda x: jax.numpy.array(x), params)
     return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding), params, model.shardings())
 
 
 def rows(batch: Model, arrays):
     """Place a record of numpy arrays on the devices, split over the batch axes."""
-    return arrays if batch.sharding is None else jax.device_put(arrays, batch.sharding.batch)
+    return jax.device_put(arrays, batch.sharding.batch)
 
 
 @functools.cache

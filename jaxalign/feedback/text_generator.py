@@ -104,13 +104,12 @@ class TextGenerator:
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> list[SharedBatch] | None:
         """The batches in which to compute the prompts with shared prefixes; None to compute each prompt by itself."""
-        engine, sharding = self.engine, self.engine.model.sharding
+        engine = self.engine
         if not engine.share_prefix or not engine.model.continues:
             return None
         engine.padding.check(prompts, 1)
         unshared = sum(engine.batch * engine.padding.length([prompts[i] for i in index], 1) for index in self._batches(prompts))
-        parts = 1 if sharding is None else sharding.batch_size
-        return plan_batches(prompts, engine.batch, parts, engine.bucket, unshared)
+        return plan_batches(prompts, engine.batch, engine.model.sharding.batch_size, engine.bucket, unshared)
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """The indices of prompts of similar length, for each batch."""

@@ -74,7 +74,7 @@ def adapted(section: schema.Lora, base: Model, family: Family | None) -> Model:
     return dataclasses.replace(base, lora=adapters if section.rank else None)
 
 
-def configured_model(config: schema.Config, vocab: int, head: str = "lm", sharding: Sharding | None = None) -> Model:
+def configured_model(config: schema.Config, vocab: int, head: str, sharding: Sharding) -> Model:
     """The run's model, with its adapters. vocab is the tokenizer's size."""
     decoder, family = configured_decoder(config, vocab)
     return adapted(config.lora, Model(decoder, head, sharding), family)

@@ -23,8 +23,9 @@ from jaxalign.models.attention.dispatch import Attend
 from jaxalign.models.attention.plain import windowed
 from jaxalign.models.cache import ROW_AXIS, Cache, Tiers, ages, all_tiers, attend_cache, by_tier, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
-from jaxalign.models.layers import KEPT, MLP, Attention, Constrain, Norm, Turn, param, turn
+from jaxalign.models.layers import KEPT, MLP, Attention, Norm, Turn, param, turn
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
+from jaxalign.parallel.sharding import Sharding
 
 _SAVED = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 _LEAN = jax.checkpoint_policies.save_only_these_names(KEPT)
@@ -59,26 +60,26 @@ class Block(nnx.Module):
             self.after_attention_norm, self.after_mlp_norm = Norm(config), Norm(config)
 
     def __call__(
-        self, x_BxTxD, by: Turn, counted_BxT, adapters: Adapters, constrain: Constrain, attention: Callable
+        self, x_BxTxD, by: Turn, counted_BxT, adapters: Adapters, sharding: Sharding, attention: Callable
     ):
         """`attention(q, k, v) -> (heads, extra)`; returns the new activations, `extra` (for the cache) and the Load."""
         config = self.config
         own = adapters.part("attention")
-        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), by, own, constrain)
+        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), by, own, sharding)
         heads, extra = attention(q, k, v)
         attended = self.attention.merge(heads, own)
         if config.sandwich_norms:
             attended = self.after_attention_norm(attended)
-        after = constrain(x_BxTxD + attended, ("batch", "residual", "embed"))
+        after = sharding.constrain(x_BxTxD + attended, ("batch", "residual", "embed"))
         normed = self.mlp_norm(x_BxTxD if config.parallel_residual else after)
         load = None
         if config.experts is None:
-            out = self.mlp(normed, adapters.part("mlp"), constrain)
+            out = self.mlp(normed, adapters.part("mlp"), sharding)
         else:
-            out, load = self.mlp(normed, counted_BxT, constrain)
+            out, load = self.mlp(normed, counted_BxT, sharding)
         if config.sandwich_norms:
             out = self.after_mlp_norm(out)
-        return constrain(after + out, ("batch", "residual", "embed")), extra, load
+        return sharding.constrain(after + out, ("batch", "residual", "embed")), extra, load
 
 
 class Decoder(nnx.Module):
@@ -102,13 +103,13 @@ class Decoder(nnx.Module):
         if head != "scalar" and not config.tie_embeddings:
             self.unembedding = param(rngs, (config.embed, rows), ("embed", "vocab"), config.embed**-0.5)
 
-    def _embed(self, tokens: jax.Array, constrain: Constrain) -> jax.Array:
+    def _embed(self, tokens: jax.Array, sharding: Sharding) -> jax.Array:
         # Gather the table over fsdp first: a lookup whose result is split over the batch cannot read a table split over D.
-        table = constrain(self.embedding[...].astype(self.config.compute_dtype), ("vocab", None))
+        table = sharding.constrain(self.embedding[...].astype(self.config.compute_dtype), ("vocab", None))
         x = table[tokens]
         if self.config.scale_embeddings:
             x = x * jnp.asarray(self.config.embed**0.5, x.dtype)
-        return constrain(x, ("batch", "residual", "embed"))
+        return sharding.constrain(x, ("batch", "residual", "embed"))
 
     def _local(self) -> jax.Array | None:
         """bool [L]: which layers have the window; None if all layers are alike."""
@@ -124,7 +125,7 @@ class Decoder(nnx.Module):
         return lambda local: jax.tree.map(lambda *both: jnp.where(local, *both), near, far)
 
     def hidden(
-        self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], constrain: Constrain, keep_cache: bool = False,
+        self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], sharding: Sharding, keep_cache: bool = False,
         adapters: Adapters = NO_ADAPTERS, lean: bool = False, past: Cache | None = None,
     ):
         """An `Output`. attention_of: the attention function for these rows, or a subset of them; the tokens of a document must
@@ -144,7 +145,7 @@ class Decoder(nnx.Module):
                     return attend(q, k, v, local, *earlier), stored(self.config, k, v) if keep_cache else None
 
                 own = Adapters(adapters.lora, own)
-                x, kept, load = nnx.merge(graph, layer)(x, turns(local), rows.counted, own, constrain, attention)
+                x, kept, load = nnx.merge(graph, layer)(x, turns(local), rows.counted, own, sharding, attention)
                 return x, (kept, load)
 
             policy = _SAVED[self.config.remat_saves] if self.config.remat else _LEAN
@@ -153,12 +154,12 @@ class Decoder(nnx.Module):
             x, (kept, loads) = jax.lax.scan(body, x, stacked)
             return x, (kept, None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads))
 
-        stacked, x = (self._local(), layers, adapters.tree), self._embed(tokens_BxT, constrain)
+        stacked, x = (self._local(), layers, adapters.tree), self._embed(tokens_BxT, sharding)
         stacked += () if past is None else (past,)
-        if is_pipelined(constrain.sharding) and not keep_cache:
-            x, (kept, load) = run_stages(constrain.sharding, run, stacked, x, rows)
-            shared = micro_batches(constrain.sharding, len(x)) % constrain.sharding.mesh.shape["pipeline"] == 0
-            x = constrain(x, ("rows" if shared else "batch", "residual", "embed"))
+        if is_pipelined(sharding) and not keep_cache:
+            x, (kept, load) = run_stages(sharding, run, stacked, x, rows)
+            shared = micro_batches(sharding, len(x)) % sharding.mesh.shape["pipeline"] == 0
+            x = sharding.constrain(x, ("rows" if shared else "batch", "residual", "embed"))
         else:
             x, (kept, load) = run(stacked, x, rows)
         return Output(self.final_norm(x), kept, load)
@@ -169,7 +170,7 @@ class Decoder(nnx.Module):
         return [jax.tree.map(lambda leaf: leaf[i], stacked) for i in range(self.config.layers)]  # noqa: B023
 
     def decode(
-        self, tokens_B, positions_B, tiers: Tiers, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS, layers=None
+        self, tokens_B, positions_B, tiers: Tiers, slot, sharding: Sharding, adapters: Adapters = NO_ADAPTERS, layers=None
     ) -> tuple[jax.Array, Tiers]:
         """Decodes one token per row: writes its keys and values at `slot` of its tier's caches, modulo their length, and
         attends to the earlier slots, whose number is its position. Returns hidden [B, D] and the new caches.
@@ -178,7 +179,7 @@ class Decoder(nnx.Module):
         unrolls the layers, and none of their parameters or caches is copied.
         """
         graph, stacked = nnx.split(self.blocks)
-        parts = 1 if constrain.sharding is None else constrain.sharding.batch_size
+        parts = sharding.batch_size
         rows = [caches[0].values.shape[ROW_AXIS if layers is None else 0] for caches in tiers]
         slots = [caches[0].values.shape[-2] for caches in tiers]
         age_1xS = [ages(S, slot % S)[None] for S in slots]
@@ -202,10 +203,10 @@ class Decoder(nnx.Module):
 
             counted = jnp.ones((len(tokens_B), 1))
             own = Adapters(adapters.lora, own)
-            x, caches, _ = nnx.merge(graph, layer)(x, turns(local), counted, own, constrain, attention)
+            x, caches, _ = nnx.merge(graph, layer)(x, turns(local), counted, own, sharding, attention)
             return (x, caches), None
 
-        x = self._embed(tokens_B[:, None], constrain)
+        x = self._embed(tokens_B[:, None], sharding)
         if layers is None:
             numbered = jnp.arange(self.config.layers), self._local(), stacked, adapters.tree
             (x, caches), _ = jax.lax.scan(body, (x, tuple(cache for (cache,) in tiers)), numbered)

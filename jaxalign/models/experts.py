@@ -17,8 +17,9 @@ from flax import nnx
 
 from jaxalign.models.adapters.lora import dense
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.layers import Constrain, activate, param
+from jaxalign.models.layers import activate, param
 from jaxalign.parallel.manual import on_each_device
+from jaxalign.parallel.sharding import Sharding
 
 
 class Load(NamedTuple):
@@ -48,7 +49,7 @@ class MixtureMLP(nnx.Module):
         self.up = param(rngs, (E, D, F), ("expert", "embed", "mlp"), D**-0.5)
         self.down = param(rngs, (E, F, D), ("expert", "mlp", "embed"), F**-0.5 / (2 * config.layers) ** 0.5)
 
-    def __call__(self, x_BxTxD: jax.Array, counted_BxT: jax.Array, constrain: Constrain) -> tuple[jax.Array, Load]:
+    def __call__(self, x_BxTxD: jax.Array, counted_BxT: jax.Array, sharding: Sharding) -> tuple[jax.Array, Load]:
         """(mixture [B, T, D], Load over the tokens where counted is 1)."""
         logits = jnp.einsum("btd,de->bte", x_BxTxD, self.router[...].astype(x_BxTxD.dtype))
         probability = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
@@ -59,17 +60,14 @@ class MixtureMLP(nnx.Module):
             weight_BxTxk = weight_BxTxk / jnp.sum(weight_BxTxk, axis=-1, keepdims=True)
         kernels = tuple(dense(kernel[...], x_BxTxD.dtype) for kernel in (self.gate, self.up, self.down))
         routed = (x_BxTxD, weight_BxTxk.astype(x_BxTxD.dtype), expert_BxTxk)
-        if constrain.sharding is None:
-            return self._mix(*routed, *kernels, jnp.int32(0)), load
-
-        rows, experts = (constrain.sharding.spec(axes) for axes in (("batch", "length", None), ("expert", None, None)))
+        rows, experts = (sharding.spec(axes) for axes in (("batch", "length", None), ("expert", None, None)))
         axes = experts[0] or ()  # None if each device has all the experts, as in generation with the rules "whole".
 
         def local(x, weight, expert, gate, up, down):
             first = jax.lax.axis_index(axes) * gate.shape[0] if axes else jnp.int32(0)
             return jax.lax.psum(self._mix(x, weight, expert, gate, up, down, first), axes)
 
-        split = on_each_device(constrain.sharding, local, (rows,) * 3 + (experts,) * 3, rows)
+        split = on_each_device(sharding, local, (rows,) * 3 + (experts,) * 3, rows)
         return split(*routed, *kernels), load
 
     def _mix(self, x_BxTxD, weight_BxTxk, expert_BxTxk, gate, up, down, first) -> jax.Array:

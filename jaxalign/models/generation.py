@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding
 
 from jaxalign.models.adapters.lora import TRAINED, is_quantised
 from jaxalign.models.adapters.quantised import fitting
-from jaxalign.models.layers import Constrain
 from jaxalign.parallel.sharding import Sharding
 
 _MOVED_TOGETHER = 64 << 20
@@ -22,8 +21,8 @@ _MOVED_TOGETHER = 64 << 20
 Moves = list[tuple[list[int], Callable]]
 
 
-def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding | None, trained: bool = False) -> Any:
-    """ShapeDtypeStructs of parameters for generation, with their shardings on a mesh.
+def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding, trained: bool = False) -> Any:
+    """ShapeDtypeStructs of parameters for generation, with their shardings.
 
     Adapters and scalar heads keep their dtype, since their sums need it.
 
@@ -31,7 +30,7 @@ def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding | No
       params: arrays or ShapeDtypeStructs.
       axes: a pytree like params, with the logical axis names of each leaf.
       compute_dtype: the dtype of matrices.
-      sharding: the sharding rules of generation; None without a mesh.
+      sharding: the sharding rules of generation.
       trained: whether params are adapters or a scalar head.
     """
     if isinstance(params, dict):
@@ -39,15 +38,18 @@ def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding | No
             name: abstract(value, axes[name], compute_dtype, sharding, trained or name in TRAINED)
             for name, value in params.items()
         }
-    where = None if sharding is None else sharding.named(axes)
+    where = sharding.named(axes)
     if is_quantised(params):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_fitting(where, x.shape)), params)
+        def fitted(shape: tuple[int, ...]) -> NamedSharding:
+            return NamedSharding(where.mesh, fitting(where, shape))
+
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fitted(x.shape)), params)
     matrix = len(axes) - (axes[0] == "layers") >= 2
     dtype = compute_dtype if matrix and not trained else params.dtype
     return jax.ShapeDtypeStruct(params.shape, dtype, sharding=where)
 
 
-def moves(params: Any, targets: Any, on_mesh: bool) -> Moves:
+def moves(params: Any, targets: Any) -> Moves:
     """The steps that convert parameters to `targets`: (indices of leaves, a jitted function of the list of these leaves).
 
     Leaves that already match their target need no step.
@@ -56,7 +58,7 @@ def moves(params: Any, targets: Any, on_mesh: bool) -> Moves:
     changed = [
         i
         for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True))
-        if leaf.dtype != target.dtype or (on_mesh and not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim))
+        if leaf.dtype != target.dtype or not _is_at(leaf, target.sharding)
     ]
     large = [i for i in changed if _device_bytes(targets[i]) > _MOVED_TOGETHER]
     small = [i for i in changed if i not in large]
@@ -65,23 +67,23 @@ def moves(params: Any, targets: Any, on_mesh: bool) -> Moves:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
+def gathered(sharding: Sharding, weight: jax.Array) -> jax.Array:
     """A head's weight [D, V], gathered over all mesh axes except those of the vocabulary. Its gradient is not gathered."""
-    return constrain(weight, (None, "vocab"))
+    return sharding.constrain(weight, (None, "vocab"))
 
 
 gathered.defvjp(
-    lambda constrain, weight: (constrain(weight, (None, "vocab")), None), lambda constrain, _, gradient: (gradient,)
+    lambda sharding, weight: (sharding.constrain(weight, (None, "vocab")), None), lambda sharding, _, gradient: (gradient,)
 )
 
 
-def _fitting(where: NamedSharding | None, shape: tuple[int, ...]) -> NamedSharding | None:
-    return None if where is None else NamedSharding(where.mesh, fitting(where, shape))
+def _is_at(leaf: Any, where: NamedSharding) -> bool:
+    here = getattr(leaf, "sharding", None)  # A numpy array has none.
+    return here is not None and here.is_equivalent_to(where, leaf.ndim)
 
 
 def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * jnp.dtype(leaf.dtype).itemsize
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
 
 
 @functools.lru_cache(maxsize=32)
@@ -91,5 +93,4 @@ def _mover(targets: tuple) -> Callable:
     def move(arrays: list[jax.Array]) -> list[jax.Array]:
         return [x.astype(dtype) for x, (dtype, _) in zip(arrays, targets, strict=True)]
 
-    where = [sharding for _, sharding in targets]
-    return jax.jit(move, out_shardings=where if where[0] is not None else None)
+    return jax.jit(move, out_shardings=[sharding for _, sharding in targets])

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jaxalign.algorithms.kl import full_kl
-from jaxalign.models.layers import Constrain, softcap
+from jaxalign.models.layers import softcap
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.parallel.zigzag import context_size
 
 CHUNK_FLOATS = 1 << 22  # The maximum number of logits on a device (16 MB in float32); a chunk has at least one position.
 USED_CHUNKS = 8  # The minimum number of chunks if the number of used positions is known only at run time.
-_NO_MESH = Constrain()
 _APART = ("batch", "length", None, "vocab")  # Logical axes of the partial sums of `_no_sum`.
 
 
@@ -39,7 +39,7 @@ class _Way(NamedTuple):
 
     temperature: float
     cap: float | None
-    constrain: Constrain
+    sharding: Sharding
     parts: int
     chunks: int
     size: int
@@ -47,24 +47,24 @@ class _Way(NamedTuple):
 
 def token_stats(
     hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
-    constrain: Constrain = _NO_MESH, used=None,
+    *, sharding: Sharding, used=None,
 ) -> TokenStats:
     """Statistics of softmax(logits / temperature) at `targets`, where the logits are `lm_logits` with `cap`.
 
     hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks are slices
-    of T; if `constrain` splits rows, each chunk takes a slice of every device's part, so no data moves. The backward pass
+    of T; if `sharding` splits rows, each chunk takes a slice of every device's part, so no data moves. The backward pass
     recomputes each chunk's logits and rounds their gradient to the dtype of hidden before the matrix products. used int32 []:
     results at positions >= used are undefined, and chunks of such positions are skipped unless the mesh splits rows.
     """
     chex.assert_shape(hidden, (*targets.shape, unembedding.shape[0]))
     chex.assert_type(targets, int)
-    way, count = _way(targets.shape, unembedding.shape[1], temperature, chunk_floats, cap, constrain, used)
+    way, count = _way(targets.shape, unembedding.shape[1], temperature, chunk_floats, cap, sharding, used)
     return TokenStats(*_stats(way, hidden, unembedding.astype(hidden.dtype), targets, count))
 
 
 def weighted_nll(
     hidden, unembedding, targets, weights, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
-    constrain: Constrain = _NO_MESH, used=None,
+    *, sharding: Sharding, used=None,
 ) -> jax.Array:
     """float32 []: the weighted sum of the targets' negative log-likelihoods, in nats; other arguments as in `token_stats`.
     weights float32 [B, T] are constants; a target of weight 0 may be any number.
@@ -75,26 +75,26 @@ def weighted_nll(
     chex.assert_shape(hidden, (*targets.shape, unembedding.shape[0]))
     targets = jnp.where(weights == 0, 0, targets)
     if hidden.dtype == jnp.float16:  # Its gradients must be computed after loss scaling, or they underflow.
-        stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, constrain, used)
+        stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, sharding=sharding, used=used)
         return -jnp.sum(stats.logprobs * weights)
-    way, count = _way(targets.shape, unembedding.shape[1], 1.0, chunk_floats, cap, constrain, used)
+    way, count = _way(targets.shape, unembedding.shape[1], 1.0, chunk_floats, cap, sharding, used)
     return _nll(way, hidden, unembedding.astype(hidden.dtype), targets, jax.lax.stop_gradient(weights), count)
 
 
-def chunk_count(shape: tuple[int, int], V: int, chunk_floats: int, constrain: Constrain) -> int:
+def chunk_count(shape: tuple[int, int], V: int, chunk_floats: int, sharding: Sharding) -> int:
     """The number of chunks for positions [B, T] with V logits each if `used` is given."""
-    return _way(shape, V, 1.0, chunk_floats, None, constrain, 0)[0].chunks
+    return _way(shape, V, 1.0, chunk_floats, None, sharding, 0)[0].chunks
 
 
-def _way(shape: tuple[int, int], V: int, temperature: float, chunk_floats: int, cap, constrain: Constrain, used):
+def _way(shape: tuple[int, int], V: int, temperature: float, chunk_floats: int, cap, sharding: Sharding, used):
     """-> (the `_Way`, the number of chunks to compute)."""
     B, T = shape
-    parts = context_size(constrain.sharding)
+    parts = context_size(sharding)
     own = -(-T // parts)
     size = max(1, min(own, chunk_floats // max(1, B * V) // parts))
     if used is not None and parts == 1:
         size = min(size, -(-own // USED_CHUNKS))
-    way = _Way(temperature, cap, constrain, parts, -(-own // size), size)
+    way = _Way(temperature, cap, sharding, parts, -(-own // size), size)
     return way, way.chunks if used is None or parts > 1 else -(-used // size)
 
 
@@ -110,7 +110,7 @@ def _scaled(way: _Way, hidden_BxCxD, weight):
 
 def _stats_forward(way: _Way, hidden, weight, targets, count):
     T = targets.shape[1]
-    cut = functools.partial(_cut, way.constrain, way.parts, way.chunks, way.size)
+    cut = functools.partial(_cut, way.sharding, way.parts, way.chunks, way.size)
     chunks, wanted = cut(hidden), cut(targets)
 
     def one(i, found):
@@ -125,14 +125,14 @@ def _stats_forward(way: _Way, hidden, weight, targets, count):
         return tuple(x.at[i].set(y) for x, y in zip(found, new, strict=True))
 
     logprobs, entropy, logz = jax.lax.fori_loop(0, count, one, (jnp.zeros(wanted.shape),) * 3)
-    join = functools.partial(_join, way.constrain, way.parts, way.chunks, way.size, T)
+    join = functools.partial(_join, way.sharding, way.parts, way.chunks, way.size, T)
     return (join(logprobs), join(entropy)), (hidden, weight, targets, count, entropy, logz)
 
 
 def _stats_backward(way: _Way, saved, given):
     """With p = softmax(l) and H its entropy, d log p_y / d l_v = [v = y] - p_v and d H / d l_v = -p_v (log p_v + H)."""
     hidden, weight, targets, count, entropy, logz = saved
-    cut = functools.partial(_cut, way.constrain, way.parts, way.chunks, way.size)
+    cut = functools.partial(_cut, way.sharding, way.parts, way.chunks, way.size)
     chunks, wanted = cut(hidden), cut(targets)
     for_logprobs, for_entropy = (None if isinstance(x, SymbolicZero) else cut(x) for x in given)
     dtype = hidden.dtype
@@ -158,7 +158,7 @@ def _stats_backward(way: _Way, saved, given):
     start = jnp.zeros_like(chunks), _no_sum(way, len(targets), weight.shape)
     hidden_gradient, weight_gradient = jax.lax.fori_loop(0, count, one, start)
     weight_gradient = _sum(way, weight_gradient)
-    hidden_gradient = _join(way.constrain, way.parts, way.chunks, way.size, targets.shape[1], hidden_gradient)
+    hidden_gradient = _join(way.sharding, way.parts, way.chunks, way.size, targets.shape[1], hidden_gradient)
     return hidden_gradient, weight_gradient.astype(dtype), None, None
 
 
@@ -174,7 +174,7 @@ def _nll(way: _Way, hidden, weight, targets, weights, count):
 
 
 def _nll_forward(way: _Way, hidden, weight, targets, weights, count):
-    cut = functools.partial(_cut, way.constrain, way.parts, way.chunks, way.size)
+    cut = functools.partial(_cut, way.sharding, way.parts, way.chunks, way.size)
     chunks, wanted, weighed = cut(hidden.value), cut(targets.value), cut(weights.value)
     dtype, weight, trained = hidden.value.dtype, weight.value, weight.perturbed
 
@@ -197,7 +197,7 @@ def _nll_forward(way: _Way, hidden, weight, targets, weights, count):
 
     start = _no_sum(way, len(targets.value), weight.shape) if trained else None
     loss, of_hidden, of_weight = jax.lax.fori_loop(0, count.value, one, (jnp.float32(0), jnp.zeros_like(chunks), start))
-    of_hidden = _join(way.constrain, way.parts, way.chunks, way.size, targets.value.shape[1], of_hidden)
+    of_hidden = _join(way.sharding, way.parts, way.chunks, way.size, targets.value.shape[1], of_hidden)
     return loss, (of_hidden, _sum(way, of_weight).astype(dtype) if trained else None)
 
 
@@ -213,27 +213,27 @@ _nll.defvjp(_nll_forward, _nll_backward, symbolic_zeros=True)
 def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
     """Zeros for the gradient sum of a weight of this shape [D, V], float32; `_add` adds to them. On a mesh [P, parts, D, V]:
     one partial sum for each split of the rows and of their length, so nothing is communicated until `_sum` adds them up."""
-    sharding = way.constrain.sharding
-    if sharding is None:
+    sharding = way.sharding
+    if sharding.mesh.size == 1:
         return jnp.zeros(shape)
     ways = sharding.batch_size if B % sharding.batch_size == 0 else 1
-    return way.constrain(jnp.zeros((ways, way.parts, *shape)), _APART)
+    return way.sharding.constrain(jnp.zeros((ways, way.parts, *shape)), _APART)
 
 
 def _add(way: _Way, total: jax.Array, hidden_BxCxD, gradient_BxCxV) -> jax.Array:
     if total.ndim == 2:
         return total + jnp.einsum("bcd,bcv->dv", hidden_BxCxD, gradient_BxCxV, preferred_element_type=jnp.float32)
     apart = [x.reshape(len(total), -1, way.parts, way.size, x.shape[-1]) for x in (hidden_BxCxD, gradient_BxCxV)]
-    return way.constrain(total + jnp.einsum("pbqcd,pbqcv->pqdv", *apart, preferred_element_type=jnp.float32), _APART)
+    return way.sharding.constrain(total + jnp.einsum("pbqcd,pbqcv->pqdv", *apart, preferred_element_type=jnp.float32), _APART)
 
 
 def _sum(way: _Way, total: jax.Array) -> jax.Array:
-    return total if total.ndim == 2 else way.constrain(jnp.sum(total, axis=(0, 1)), ("embed", "vocab"))
+    return total if total.ndim == 2 else way.sharding.constrain(jnp.sum(total, axis=(0, 1)), ("embed", "vocab"))
 
 
 def token_kl(
     hidden, unembedding, reference_hidden, reference_unembedding, temperature: float = 1.0,
-    chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, constrain: Constrain = _NO_MESH, used=None,
+    chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, *, sharding: Sharding, used=None,
 ) -> jax.Array:
     """float32 [B, T], nats: the full-vocabulary KL(policy || reference) of softmax(logits / temperature).
 
@@ -251,14 +251,14 @@ def token_kl(
 
     # Both heads together stay within the limit on logits.
     size = chunk_floats // max(1, 2 * hidden.shape[0] * weight.shape[1])
-    return _in_chunks(one, size, constrain, used, hidden, reference_hidden)
+    return _in_chunks(one, size, sharding, used, hidden, reference_hidden)
 
 
-def _in_chunks(fn: Callable, size: int, constrain: Constrain, used, *arrays):
+def _in_chunks(fn: Callable, size: int, sharding: Sharding, used, *arrays):
     """Applies fn (arrays [B, T, ...] -> float32 [B, T]) to at most `size` positions at a time, but at least 1 per device;
     the backward pass recomputes each chunk."""
     T = arrays[0].shape[1]
-    parts = context_size(constrain.sharding)
+    parts = context_size(sharding)
     own = -(-T // parts)
     size = max(1, min(own, size // parts))
     if used is not None and parts == 1:
@@ -272,29 +272,29 @@ def _in_chunks(fn: Callable, size: int, constrain: Constrain, used, *arrays):
             return i + 1, one(*x)
         return i + 1, jax.lax.cond(i * size < used, one, lambda *x: jnp.zeros(x[0].shape[:2]), *x)
 
-    given = tuple(_cut(constrain, parts, chunks, size, x) for x in arrays)
+    given = tuple(_cut(sharding, parts, chunks, size, x) for x in arrays)
     _, out = jax.lax.scan(step, jnp.int32(0), given)
-    return _join(constrain, parts, chunks, size, T, out)
+    return _join(sharding, parts, chunks, size, T, out)
 
 
-def _placed(constrain: Constrain, parts: int, x, axes):
-    return constrain(x, axes + (None,) * (x.ndim - len(axes))) if parts > 1 else x
+def _placed(sharding: Sharding, parts: int, x, axes):
+    return sharding.constrain(x, axes + (None,) * (x.ndim - len(axes))) if parts > 1 else x
 
 
-def _cut(constrain: Constrain, parts: int, chunks: int, size: int, x) -> jax.Array:
+def _cut(sharding: Sharding, parts: int, chunks: int, size: int, x) -> jax.Array:
     """[B, T, ...] to [chunks, B, parts * size, ...]: each chunk takes `size` positions from each of the parts of T."""
     B, T = x.shape[:2]
     padded = jnp.pad(x, ((0, 0), (0, parts * chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
-    padded = _placed(constrain, parts, padded, ("batch", "length")).reshape(B, parts, chunks, size, *x.shape[2:])
+    padded = _placed(sharding, parts, padded, ("batch", "length")).reshape(B, parts, chunks, size, *x.shape[2:])
     moved = jnp.moveaxis(padded, 2, 0).reshape(chunks, B, parts * size, *x.shape[2:])
-    return _placed(constrain, parts, moved, (None, "batch", "length"))
+    return _placed(sharding, parts, moved, (None, "batch", "length"))
 
 
-def _join(constrain: Constrain, parts: int, chunks: int, size: int, T: int, x) -> jax.Array:
+def _join(sharding: Sharding, parts: int, chunks: int, size: int, T: int, x) -> jax.Array:
     """The inverse of `_cut`."""
     B = x.shape[1]
     x = jnp.moveaxis(x.reshape(chunks, B, parts, size, *x.shape[3:]), 0, 2)
-    return _placed(constrain, parts, x.reshape(B, parts * chunks * size, *x.shape[4:]), ("batch", "length"))[:, :T]
+    return _placed(sharding, parts, x.reshape(B, parts * chunks * size, *x.shape[4:]), ("batch", "length"))[:, :T]
 
 
 def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:

@@ -29,6 +29,7 @@ from jaxalign.models.checkpoints.orbax import load_params
 from jaxalign.models.checkpoints.run_folder import merged
 from jaxalign.models.configured import adapted
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import committed
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.records import Message, Prompt
 from jaxalign.registry.families import FAMILIES, Family, use_family
@@ -60,7 +61,7 @@ class LanguageModel:
     """A language model.
 
     Attributes:
-      model: the architecture, with its mesh and adapters.
+      model: the architecture, with its mesh and adapters. A mesh of one device follows the device of `params`.
       params: the weights that training changes: all of them, or the adapters. `weights` joins them with `frozen`.
       tokenizer: converts text to token ids and back.
       style: the format of dialogues: "chat", "hh", "compact", or "plain" (one text, which the answer continues).
@@ -76,6 +77,12 @@ class LanguageModel:
     max_length: int
     frozen: Params | None = None
     origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        model = self.model.on_device_of(self.params)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "params", committed(model.sharding, self.params))
+        object.__setattr__(self, "frozen", committed(model.sharding, self.frozen))
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.model.base.abstract()))

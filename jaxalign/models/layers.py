@@ -5,7 +5,6 @@ Dimension letters: B batch, T time, D model, H query heads, K key/value heads, h
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import NamedTuple
@@ -27,16 +26,6 @@ _ACTIVATIONS = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Constrain:
-    """Constrains the sharding of activations by their logical axes; does nothing without a mesh."""
-
-    sharding: Sharding | None = None
-
-    def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        return x if self.sharding is None else self.sharding.constrain(x, axes)
 
 
 class Turn(NamedTuple):
@@ -185,12 +174,12 @@ class Attention(Linear):
         if config.head_norm:
             self.query_norm, self.key_norm = Norm(config, h), Norm(config, h)
 
-    def heads(self, x_BxTxD, by: Turn, adapters: Adapters, constrain: Constrain):
+    def heads(self, x_BxTxD, by: Turn, adapters: Adapters, sharding: Sharding):
         """Rotated queries [B, T, H, h] and keys, and values [B, T, K, h]."""
         q, k, v = (self.project(name, x_BxTxD, "btd,dnh->btnh", adapters) for name in ("query", "key", "value"))
-        q = constrain(q, ("batch", "length", "heads", "head_dim"))
-        k = constrain(k, ("batch", "length", "kv_heads", "head_dim"))
-        v = constrain(v, ("batch", "length", "kv_heads", "head_dim"))
+        q = sharding.constrain(q, ("batch", "length", "heads", "head_dim"))
+        k = sharding.constrain(k, ("batch", "length", "kv_heads", "head_dim"))
+        v = sharding.constrain(v, ("batch", "length", "kv_heads", "head_dim"))
         if self.config.head_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         return keep(rotate(q, by)), keep(rotate(k, by)), keep(v)
@@ -214,10 +203,10 @@ class MLP(Linear):
                 self.gate_bias = _bias((F,), ("mlp",))
             self.up_bias, self.down_bias = _bias((F,), ("mlp",)), _bias((D,), ("norm",))
 
-    def __call__(self, x_BxTxD: jax.Array, adapters: Adapters, constrain: Constrain) -> jax.Array:
+    def __call__(self, x_BxTxD: jax.Array, adapters: Adapters, sharding: Sharding) -> jax.Array:
         up = keep(self.project("up", x_BxTxD, "btd,df->btf", adapters))
         if self.gated:
             hidden = activate(self.activation, keep(self.project("gate", x_BxTxD, "btd,df->btf", adapters))) * up
         else:
             hidden = activate(self.activation, up)
-        return self.project("down", constrain(hidden, ("batch", "length", "mlp")), "btf,fd->btd", adapters)
+        return self.project("down", sharding.constrain(hidden, ("batch", "length", "mlp")), "btf,fd->btd", adapters)

@@ -24,9 +24,7 @@ from jaxalign.models.decoder import Decoder, Output, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.generation import gathered
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logits, token_stats, weighted_nll
-from jaxalign.models.layers import Constrain
-from jaxalign.parallel.rows import placed
-from jaxalign.parallel.sharding import Sharding, platform_of
+from jaxalign.parallel.sharding import Sharding, one_device
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
@@ -53,14 +51,14 @@ def _abstract(config: DecoderConfig, head: str):
 class Model:
     """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
 
-    head is "lm", "scalar" or "lm_scalar" (both). sharding None means one device. With `lora` the model's own parameters
+    head is "lm", "scalar" or "lm_scalar" (both). By default the mesh has one device. With `lora` the model's own parameters
     (in `axes`, `abstract`, `shardings` and a training state) are only its adapters and its scalar head. Forward passes take
     these joined with the frozen parameters of `base` (`lora.join`), or the parameters of the base only.
     """
 
     config: DecoderConfig
     head: str = "lm"
-    sharding: Sharding | None = None
+    sharding: Sharding = dataclasses.field(default_factory=one_device)
     lora: Lora | None = None
 
     def with_head(self, head: str) -> Model:
@@ -87,19 +85,17 @@ class Model:
         return tree
 
     def abstract(self) -> Params:
-        """ShapeDtypeStructs of the parameters, with their shardings if there is a mesh."""
+        """ShapeDtypeStructs of the parameters, with their shardings."""
         _, state = _abstract(self.config, self.head)
         shapes = nnx.to_pure_dict(state)
         if self.lora is not None:
             own = {"adapters": adapter_shapes(self.lora, shapes["blocks"])}
             shapes = own | ({} if self.head == "lm" else {"score": shapes["score"]})
-        if self.sharding is None:
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self.shardings())
 
     def shardings(self) -> Any:
-        """A pytree of NamedShardings like the parameters, or None without a mesh."""
-        return None if self.sharding is None else self.sharding.tree(self.axes())
+        """A pytree of NamedShardings like the parameters."""
+        return self.sharding.tree(self.axes())
 
     def init(self, key: jax.Array) -> Params:
         """Random float32 parameters, created sharded. Equal keys give equal parameters on any mesh. For adapters, use
@@ -125,7 +121,7 @@ class Model:
         """A random scalar head [D], float32."""
         scale = (self.config.embed + 1) ** -0.5  # Stiennon et al. 2020: N(0, 1/(D+1)).
         score = scale * jax.random.normal(key, (self.config.embed,), jnp.float32)
-        return score if self.sharding is None else jax.device_put(score, self.sharding.replicated)
+        return jax.device_put(score, self.sharding.replicated)
 
     def _adapters(self, params: Params) -> Adapters:
         return Adapters(self.lora, params.get("adapters", {}))
@@ -145,15 +141,22 @@ class Model:
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)
 
+    def on_device_of(self, params: Params) -> Model:
+        """This model; if its mesh has one device, on the device to which the parameters are committed, if any."""
+        if self.sharding.mesh.size > 1:
+            return self
+        devices = set().union(*(x.devices() for x in jax.tree.leaves(params) if isinstance(x, jax.Array) and x.committed))
+        return self if len(devices) != 1 else dataclasses.replace(self, sharding=one_device(*devices))
+
     @property
     def generation(self) -> Model:
         """This model with the sharding rules of generation, for weights, rows and caches."""
-        return self if self.sharding is None else dataclasses.replace(self, sharding=self.sharding.generation)
+        return dataclasses.replace(self, sharding=self.sharding.generation)
 
     def generation_abstract(self, params: Params) -> Params:
         """ShapeDtypeStructs of `for_generation`'s result. params: arrays, or ShapeDtypeStructs."""
-        axes, sharding = {**self.base.axes(), **self.axes()}, self.sharding
-        return generation.abstract(params, axes, self.config.compute_dtype, None if sharding is None else sharding.generation)
+        axes = {**self.base.axes(), **self.axes()}
+        return generation.abstract(params, axes, self.config.compute_dtype, self.sharding.generation)
 
     def for_generation(self, params: Params) -> Params:
         """Joined parameters for the model `generation`: placed by its rules, with kernels and tables in the compute dtype.
@@ -171,22 +174,15 @@ class Model:
 
         A large leaf has its own step, since two copies of it exist while it is gathered.
         """
-        return generation.moves(params, self.generation_abstract(params), self.sharding is not None)
+        return generation.moves(params, self.generation_abstract(params))
 
     def constrain_gradients(self, gradients: Params) -> Params:
         """Gradients of the model's own parameters, sharded according to `config.mesh.zero`."""
-        if self.sharding is None:
-            return gradients
-        return jax.lax.with_sharding_constraint(gradients, self.sharding.gradients.tree(self.axes()))
+        return self.sharding.gradients.constrain_tree(gradients, self.axes())
 
     def constrain_rows(self, record: Any) -> Any:
         """Constrains the rows of arrays [B, ...] to be split over the mesh's batch axes."""
-        return jax.tree.map(lambda x: self.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), record)
-
-    @property
-    def constrain(self) -> Constrain:
-        """Constrains the sharding of activations on the model's mesh: `constrain(x, axes)`."""
-        return Constrain(self.sharding)
+        return jax.tree.map(lambda x: self.sharding.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), record)
 
     def hidden(self, params: Params, tokens, positions=None, segment_ids=None) -> jax.Array:
         """Final hidden states [B, T, D], causal. tokens int32 [B, T].
@@ -211,7 +207,7 @@ class Model:
         counted = jnp.ones(tokens.shape) if segment_ids is None else (segment_ids > 0).astype(jnp.float32)
         sharding = self.sharding
         kind = kind_of_attention(self.config, sharding, *tokens.shape, keep_cache)
-        multiple = 1 if sharding is None else sharding.length_multiple
+        multiple = sharding.length_multiple
         if kind == "ring":
             multiple = math.lcm(multiple, length_multiple(context_size(sharding), T))
         given, short = (tokens, Rows(positions, counted, segment_ids)), -T % multiple
@@ -224,7 +220,7 @@ class Model:
             return attention(kind, self.config, sharding, rows.positions.shape, rows.segment_ids)
 
         lean = kind == "plain" and self.config.experts is None  # A fused kernel saves what it needs, never the scores.
-        out = self._merge(params).hidden(*given, attention_of, self.constrain, keep_cache, self._adapters(params), lean)
+        out = self._merge(params).hidden(*given, attention_of, sharding, keep_cache, self._adapters(params), lean)
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
@@ -232,8 +228,8 @@ class Model:
     def continues(self) -> bool:
         """Whether `hidden_after` can be used: the mesh splits neither the length nor the layers, and no fused kernel is
         required, since none reads the keys of another text."""
-        mesh = {} if self.sharding is None else self.sharding.mesh.shape
-        return mesh.get("context", 1) == mesh.get("pipeline", 1) == 1 and self.config.attention != "fused"
+        mesh = self.sharding.mesh.shape
+        return mesh["context"] == mesh["pipeline"] == 1 and self.config.attention != "fused"
 
     def hidden_after(self, params: Params, prefixes, counts, tokens) -> jax.Array:
         """Final hidden states [B, T, D] of texts that continue prefixes, each of which is computed once.
@@ -258,13 +254,13 @@ class Model:
         chex.assert_is_divisible(len(tokens), len(prefixes))
         # Exact keys and values: `cache_dtype` saves memory during sampling, and would change the hidden states.
         exact = dataclasses.replace(self, config=dataclasses.replace(self.config, cache_dtype="compute"))
-        past = self._by_axes(self.constrain, exact._run(params, prefixes, None, None, keep_cache=True).cache)
-        T, multiple = tokens.shape[1], 1 if self.sharding is None else self.sharding.length_multiple
-        tokens = jnp.pad(tokens, ((0, 0), (0, -T % multiple)))
+        past = self._by_axes(self.sharding.constrain, exact._run(params, prefixes, None, None, keep_cache=True).cache)
+        T = tokens.shape[1]
+        tokens = jnp.pad(tokens, ((0, 0), (0, -T % self.sharding.length_multiple)))
         positions = default_positions(tokens) + jnp.repeat(counts, len(tokens) // len(prefixes))[:, None]
         rows, attend = Rows(positions, jnp.ones(tokens.shape), None), continued_attention(self.config, counts)
         merged, adapters = exact._merge(params), self._adapters(params)
-        out = merged.hidden(tokens, rows, lambda rows: attend, self.constrain, keep_cache, adapters, past=past)
+        out = merged.hidden(tokens, rows, lambda rows: attend, self.sharding, keep_cache, adapters, past=past)
         return past, out._replace(hidden=out.hidden[:, :T])
 
     def prefill(self, params: Params, tokens) -> tuple[jax.Array, Caches]:
@@ -285,7 +281,7 @@ class Model:
         True on a CPU, where a scan copies every slice of a stack that it reads, except for deep models, which would take too
         long to compile.
         """
-        return platform_of(self.sharding) == "cpu" and self.config.layers <= _LAYERED
+        return self.sharding.platform == "cpu" and self.config.layers <= _LAYERED
 
     def decode(self, params: Params, tokens, positions, tiers: Tiers, slot) -> tuple[jax.Array, Tiers]:
         """One decode step over one ring, or over one ring per tier (`cache.by_tier`). tokens and positions [B]. A row's
@@ -302,7 +298,7 @@ class Model:
 
         def step(tokens, positions, tiers, slot):
             chex.assert_rank([tokens, positions], 1)
-            hidden, tiers = merged.decode(tokens, positions, tiers, slot, self.constrain, adapters, layers)
+            hidden, tiers = merged.decode(tokens, positions, tiers, slot, self.sharding, adapters, layers)
             return hidden, tuple(self._constrain_caches(caches, skip=0 if layers is None else 1) for caches in tiers)
 
         if layers is None:
@@ -312,22 +308,21 @@ class Model:
             lambda tiers: jax.tree.map(lambda x: x[0], tiers), step, lambda tiers: jax.tree.map(lambda x: x[None], tiers)
         )
 
-    def empty_cache(self, rows: int, slots: int, params: Params = None) -> Caches:
-        """A ring of zeros, placed by this model's sharding rules; without a mesh, on the device of `params`."""
-        abstract = placed(self.abstract_cache(rows, slots), like=params)
+    def empty_cache(self, rows: int, slots: int) -> Caches:
+        """A ring of zeros, placed by this model's sharding rules."""
+        abstract = self.abstract_cache(rows, slots)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), abstract)
 
     def abstract_cache(self, rows: int, slots: int) -> Caches:
-        """ShapeDtypeStructs of a ring, with their shardings if there is a mesh."""
-        shapes = cache_shapes(self.config, rows, slots, 1 if self.layered else None)
-        if self.sharding is not None:
-            shapes = self._by_axes(
-                lambda x, axes: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding.named(axes)), shapes
-            )
+        """ShapeDtypeStructs of a ring, with their shardings."""
+        shapes = self._by_axes(
+            lambda x, axes: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding.named(axes)),
+            cache_shapes(self.config, rows, slots, 1 if self.layered else None),
+        )
         return (shapes,) * (self.config.layers if self.layered else 1)
 
     def _constrain_caches(self, caches: Sequence[Cache], skip: int = 0) -> Caches:
-        return tuple(self._by_axes(lambda x, axes: self.constrain(x, axes[skip:]), cache) for cache in caches)
+        return tuple(self._by_axes(lambda x, axes: self.sharding.constrain(x, axes[skip:]), cache) for cache in caches)
 
     @staticmethod
     def _by_axes(fn: Callable, cache: Cache) -> Cache:
@@ -342,14 +337,12 @@ class Model:
         """`unembedding` in `dtype` for the chunked heads: gathered once instead of in each chunk, and split only over the
         vocabulary."""
         weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
-        weight = gathered(self.constrain, weight.astype(dtype))
+        weight = gathered(self.sharding, weight.astype(dtype))
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     @property
     def chunk_floats(self) -> int:
         """The limit on logits at a time over all devices: `heads.CHUNK_FLOATS` on each device."""
-        if self.sharding is None:
-            return CHUNK_FLOATS
         rules, sizes = self.sharding.rules, self.sharding.mesh.shape
         return CHUNK_FLOATS * math.prod(sizes[axis] for name in ("rows", "length", "vocab") for axis in rules[name])
 
@@ -359,16 +352,16 @@ class Model:
         """Log-probabilities of targets int32 [B, T] and entropies, float32 [B, T], of the LM head on hidden [B, T, D]. used:
         see `heads.token_stats`."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
-        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, self.constrain, used)
+        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, sharding=self.sharding, used=used)
 
     def weighted_nll(self, params: Params, hidden: jax.Array, targets: jax.Array, weights: jax.Array, used=None) -> jax.Array:
         """float32 []: `heads.weighted_nll` of the LM head for targets int32 [B, T] with weights float32 [B, T]."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
-        return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, self.constrain, used)
+        return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, sharding=self.sharding, used=used)
 
     def head_chunks(self, rows: int, length: int) -> int:
         """The maximum number of chunks in which `weighted_nll` computes [rows, length] positions if `used` is given."""
-        return chunk_count((rows, length), self.config.vocab, self.chunk_floats, self.constrain)
+        return chunk_count((rows, length), self.config.vocab, self.chunk_floats, self.sharding)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The LM head, float32 [..., V]: hidden [..., D] times `unembedding` in hidden's dtype, with the final soft cap."""

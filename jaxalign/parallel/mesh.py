@@ -23,14 +23,17 @@ def make_mesh(
     """Creates a mesh of the first data*fsdp*tensor*context*pipeline devices with the axes `AXES`, including axes of size 1.
 
     slices: groups of devices connected by a slower network; `data` is split over them, all other axes stay within one.
-    devices: by default those of this run; for ahead-of-time compilation, those of a topology.
+    devices: by default those of this run, of which a mesh of one device uses `default_device`; for ahead-of-time compilation,
+    those of a topology.
 
     Raises:
         UserError: there are too few devices, or slices does not divide data.
     """
     sizes = {"pipeline": pipeline, "data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
-    devices = jax.devices() if devices is None else devices
-    need, have = math.prod(sizes.values()), len(devices)
+    need = math.prod(sizes.values())
+    if devices is None:
+        devices = jax.devices() if need > 1 else [default_device()]
+    have = len(devices)
     if need > have:
         asked = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         hint = f"; for a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={need}"
@@ -41,6 +44,14 @@ def make_mesh(
     if data % slices:
         raise UserError(f"config.mesh.slices is {slices}; it must divide config.mesh.data ({data}), which is split over them")
     return Mesh(_arranged(list(devices)[:need], tuple(sizes.values()), slices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def default_device() -> jax.Device:
+    """Returns the device of `jax.default_device`, or the first one of this process."""
+    chosen = jax.config.jax_default_device
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
 
 
 def _arranged(devices: list[jax.Device], shape: tuple[int, ...], slices: int) -> np.ndarray:

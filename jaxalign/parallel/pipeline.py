@@ -25,9 +25,9 @@ from jaxalign.parallel.sharding import Sharding
 PIPELINE = "pipeline"
 
 
-def is_pipelined(sharding: Sharding | None) -> bool:
+def is_pipelined(sharding: Sharding) -> bool:
     """Returns whether layers run as pipeline stages."""
-    return sharding is not None and sharding.phase == "training" and sharding.mesh.shape[PIPELINE] > 1
+    return sharding.phase == "training" and sharding.mesh.shape[PIPELINE] > 1
 
 
 def bubble(stages: int, micro_batches: int, repeats: int = 1) -> float:

@@ -13,17 +13,17 @@ from jaxalign.records import AnswerRows, PackedParts, Rollout
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """ShapeDtypeStructs of arrays with the shardings that `place_rows` and `place_parts` give them; none without a mesh."""
+    """ShapeDtypeStructs of arrays with the shardings that `place_rows` and `place_parts` give them."""
 
-    sharding: Sharding | None
+    sharding: Sharding
 
     def rows(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
         """An array whose leading axis is split over the mesh's batch axes."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.batch)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding.batch)
 
     def whole(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
         """An array that is replicated on every device."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.replicated)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding.replicated)
 
     def rollout(self, batch: int, prompt: int, new_tokens: int, versions: bool = False) -> Rollout:
         """`batch` responses of at most `new_tokens` tokens to prompts padded to `prompt` tokens.
@@ -39,7 +39,7 @@ class Shapes:
         """`sequences` sequences in at most `most` parts of `rows` rows of T tokens, for one minibatch or for `plans`."""
         more = () if plans is None else (plans,)
         shape = (*more, most, rows, T)
-        where = self.sharding and self.sharding.named((None,) * (len(shape) - 2) + ("batch", None))
+        where = self.sharding.named((None,) * (len(shape) - 2) + ("batch", None))
         packed = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
         own = self.whole(jnp.int32, *more, sequences)
         lines = AnswerRows(packed, packed, packed, packed, own, own, self.whole(jnp.int32, *more, most))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.errors import UserError
-from jaxalign.parallel.mesh import make_mesh
+from jaxalign.parallel.mesh import default_device, make_mesh
 
 # A logical axis takes every mesh axis of its entry that an earlier axis of the same array has not taken. So `embed` of a
 # weight is split over fsdp, while `embed` of an activation is not: its `batch` axis already uses fsdp.
@@ -105,13 +105,25 @@ class Sharding:
         return NamedSharding(self.mesh, self.spec(axes))
 
     def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        """Constrains the sharding of an array whose dimensions have these logical names."""
+        if self.mesh.size == 1:  # A constraint has no effect there, but would keep XLA from fusing the operations around it.
+            return x
         # Inside a `shard_map` over some axes, use the context mesh, in which these axes are manual.
         around = jax.sharding.get_abstract_mesh()
         return jax.lax.with_sharding_constraint(x, NamedSharding(around if around.manual_axes else self.mesh, self.spec(axes)))
 
+    def constrain_tree(self, tree: Any, axes_tree: Any) -> Any:
+        """Applies `constrain` to each array of a pytree; axes_tree has a tuple of logical names for each."""
+        return jax.tree.map(lambda axes, x: self.constrain(x, axes), axes_tree, tree, is_leaf=_is_axes)
+
     def tree(self, axes_tree: Any) -> Any:
         """Returns NamedShardings for a pytree of logical-axis tuples."""
-        return jax.tree.map(self.named, axes_tree, is_leaf=lambda x: isinstance(x, tuple))
+        return jax.tree.map(self.named, axes_tree, is_leaf=_is_axes)
+
+    @property
+    def platform(self) -> str:
+        """Returns the platform of the mesh: "cpu", "gpu" or "tpu"."""
+        return self.mesh.devices.flat[0].platform
 
     @property
     def replicated(self) -> NamedSharding:
@@ -133,13 +145,17 @@ class Sharding:
         return math.prod(self.mesh.shape[axis] for axis in self.rules["batch"])
 
 
-def platform_of(sharding: Sharding | None) -> str:
-    """Returns "cpu", "gpu" or "tpu": the platform of the mesh, or the default platform without a mesh."""
-    return jax.default_backend() if sharding is None else sharding.mesh.devices.flat[0].platform
+def _is_axes(x: Any) -> bool:
+    return isinstance(x, tuple)
 
 
-def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Sharding | None:
-    """Returns the mesh of `config.mesh` with its rules; None for one device.
+def one_device(device: jax.Device | None = None) -> Sharding:
+    """Returns a mesh of one device: the given one, or `default_device`."""
+    return Sharding(make_mesh(devices=[device or default_device()]))
+
+
+def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Sharding:
+    """Returns the mesh of `config.mesh` with its rules.
 
     devices: as in `make_mesh`. Raises UserError as `make_mesh` does, and if the mesh omits devices of a run of several
     processes.
@@ -149,8 +165,6 @@ def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = N
     )
     if devices is None:
         _check_all_used(mesh)
-        if mesh.size == 1:
-            return None
     return Sharding(
         mesh, settings.zero, settings.sequence_parallel, settings.generation,
         settings.pipeline_micro_batches or settings.pipeline, settings.pipeline_repeats,

@@ -21,9 +21,9 @@ from jaxalign.parallel.sharding import Sharding
 CONTEXT = "context"
 
 
-def context_size(sharding: Sharding | None) -> int:
+def context_size(sharding: Sharding) -> int:
     """Returns the number of devices over which the rules split a row."""
-    split = None if sharding is None else sharding.spec(("length",))[0]
+    split = sharding.spec(("length",))[0]
     return sharding.mesh.shape[CONTEXT] if split and CONTEXT in split else 1
 
 

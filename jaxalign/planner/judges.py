@@ -59,7 +59,7 @@ def roles(config: Config, stage: str) -> tuple[str, ...]:
     return (ROLE,) if count == 1 else tuple(f"{ROLE} {number}" for number in range(1, count + 1))
 
 
-def judge_model(config: Config, role: str, sharding: Sharding | None) -> tuple[Model, int]:
+def judge_model(config: Config, role: str, sharding: Sharding) -> tuple[Model, int]:
     """(the model of a role of `roles`, the length of its longest request).
 
     Raises:
@@ -67,12 +67,12 @@ def judge_model(config: Config, role: str, sharding: Sharding | None) -> tuple[M
     """
     number = 0 if role == ROLE else int(role.removeprefix(f"{ROLE} ")) - 1
     found = _config(config, config.judge.path[number])
-    tensor = 1 if sharding is None else sharding.mesh.shape["tensor"]
+    tensor = sharding.mesh.shape["tensor"]
     decoder = dataclasses.replace(found.decoder, compute_dtype=config.judge.compute_dtype, vocab_multiple=tensor)
     return Model(decoder, "lm", sharding), config.judge.request_length(found.max_positions)
 
 
-def outside_judges(config: Config, stage: str, sharding: Sharding | None) -> list[PlannedJudge]:
+def outside_judges(config: Config, stage: str, sharding: Sharding) -> list[PlannedJudge]:
     """The models of `config.judge.path` that judge in a stage."""
     planned = []
     for role in roles(config, stage):

@@ -209,8 +209,7 @@ class Run:
 
     def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
         """An array split over its first dimension, the batch, as in training or, with `sampling`, as in the sampling engine."""
-        sharding = self.policy.sharding
-        return (Shapes(sharding.generation) if sharding and sampling else self.shapes).rows(dtype, *shape)
+        return (Shapes(self.policy.sharding.generation) if sampling else self.shapes).rows(dtype, *shape)
 
     def scalar(self, dtype=jnp.float32, shape: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
         """An array that is replicated on every device."""
@@ -288,7 +287,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     moving, params, moved = resharding(stage, role, model, params, held)
     held = {**held, **moved}
     rows = functools.partial(run.rows, sampling=True)
-    parts = 1 if own.sharding is None else own.sharding.batch_size
+    parts = own.sharding.batch_size
     count = prefill_sizes(P, parts, batch // parts)[1] * parts
     slots = slot_counts(P + N)[-1]
     cache, half, made = (own.abstract_cache(*size) for size in ((batch, slots), (batch, -(-slots // 2)), (count, P)))
@@ -311,7 +310,7 @@ def _chunk(
 ) -> PlannedProgram:
     """Decoding of a chunk of tokens for all rows of `cache`."""
     own, B = model.generation, cache[0].values.shape[1]
-    where = own.sharding and own.sharding.named((None, "batch"))
+    where = own.sharding.named((None, "batch"))
     variant = sampling.variant(jax.random.key_impl(jax.random.key(0)))
     rows = jax.ShapeDtypeStruct((4 + variant.fields(len(sampling.stop_ids)), B), jnp.int32, sharding=where)
     arguments = (own, params, (cache,), rows, run.scalar(jnp.int32, (3,)), variant, CHUNK)
@@ -391,7 +390,7 @@ def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tupl
     ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
 
     def stack(leaf: jax.ShapeDtypeStruct):
-        here = leaf.sharding and NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
+        here = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
         return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=here)
 
     own = trained(params) if "adapters" in params else params
@@ -429,7 +428,7 @@ def device_bytes(tree) -> int:
     """Bytes on one device of a pytree of ShapeDtypeStructs."""
     total = 0
     for leaf in jax.tree.leaves(tree):
-        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        shape = leaf.sharding.shard_shape(leaf.shape)
         bits = 4 if leaf.dtype in (jnp.uint4, jnp.int4) else np.dtype(leaf.dtype).itemsize * 8
         total += -(-int(np.prod(shape)) * bits // 8)
     return total

@@ -52,7 +52,7 @@ def scratch_vocabulary(config: Config) -> int:
     return least_vocabulary(alphabet) if alphabet else config.world.vocab_size
 
 
-def policy_model(config: Config, sharding: Sharding | None, shape: str | None = None) -> Model:
+def policy_model(config: Config, sharding: Sharding, shape: str | None = None) -> Model:
     """The run's policy, with its adapters if it has any. `shape` is as in `architecture`."""
     decoder, family = architecture(config, shape)
     return adapted(config.lora, Model(decoder, "lm", sharding), family)

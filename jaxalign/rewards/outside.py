@@ -117,7 +117,7 @@ class OutsideReward(Reward):
         return Scored(normalise_scores(np.where(scored, raw, 0), scorer.shift, scorer.scale, scorer.clip), scored)
 
 
-def load_reward_model(settings: RewardSettings, sharding: Sharding | None, clip: float | None = None) -> RewardModel:
+def load_reward_model(settings: RewardSettings, sharding: Sharding, clip: float | None = None) -> RewardModel:
     """The reward model of `config.reward.model`, on the mesh.
 
     Raises:
@@ -128,8 +128,7 @@ def load_reward_model(settings: RewardSettings, sharding: Sharding | None, clip:
     if not (folder / "config.json").is_file():
         raise UserError(f"config.reward.model is {settings.model}, which has no config.json; give the folder of a "
                         "...ForSequenceClassification in Hugging Face format")
-    tensor = 1 if sharding is None else sharding.mesh.shape["tensor"]
-    checkpoint = huggingface.read_config(folder, settings.model_dtype, tensor)
+    checkpoint = huggingface.read_config(folder, settings.model_dtype, sharding.mesh.shape["tensor"])
     if checkpoint.head != "scalar":
         raise UserError(f"config.reward.model is {settings.model}, a {checkpoint.family.architecture}; a "
                         f"{checkpoint.family.classifier} with one label is expected")
@@ -137,7 +136,7 @@ def load_reward_model(settings: RewardSettings, sharding: Sharding | None, clip:
     huggingface.check_vocabulary(folder, checkpoint, tokenizer)
     model = Model(checkpoint.decoder, "scalar", sharding)
     params = huggingface.load_params(folder, model, settings.model_dtype)
-    parts = 1 if sharding is None else sharding.batch_size
+    parts = sharding.batch_size
     return RewardModel(
         Scorer(model, settings.model_shift, settings.model_scale, clip), params, tokenizer, _style(settings, tokenizer),
         _max_length(settings, checkpoint.max_positions), -(-settings.model_batch // parts) * parts,

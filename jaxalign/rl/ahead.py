@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxalign.models.adapters.lora import apart, join
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.ahead import Ahead, log_errors
-from jaxalign.parallel.rows import placed
 from jaxalign.parallel.shapes import Shapes
 from jaxalign.records import Experience
 from jaxalign.rewards.scorer import Scorer
@@ -56,7 +55,7 @@ class IterationShapes:
 
 def iteration_shapes(
     setup: PPOSetup, state: PPOState, prompt: int, frozen: Params | None, reference: Params, scorer: Scorer | None,
-    weights: Params | None, scored: bool, kept: bool, place: Callable[[Any], Any] = lambda tree: tree,
+    weights: Params | None, scored: bool, kept: bool,
 ) -> IterationShapes:
     """The arguments of an iteration's steps for one configuration.
 
@@ -69,14 +68,12 @@ def iteration_shapes(
       scorer, weights: the reward model that is fused into scoring and its joined parameters, or None.
       scored: whether scores are passed as float32 [B].
       kept: whether the mask of rows that have a score is passed.
-      place: gives arrays a sharding if there is no mesh.
     """
     section, shapes = setup.config, Shapes(setup.policy.sharding)
     B, N = section.batch, section.max_new_tokens
     rollout, each = shapes.rollout(B, prompt, N, versions=True), shapes.rows(jnp.float32, B)
     T, split = prompt + N, rows_split(setup.policy.sharding)
-    own = (apart(frozen, params) for params in (reference, weights))
-    state, frozen, reference, weights = place((state, frozen, *own))
+    reference, weights = (apart(frozen, params) for params in (reference, weights))
     rows, turns = part_rows(B, T, section.micro_batch_tokens, *split)
     scoring = ExperienceArguments(
         setup=setup, recompute=setup.recomputes, scorer=scorer, reference_params=reference, policy_params=state.policy.params,
@@ -85,7 +82,7 @@ def iteration_shapes(
         kept=shapes.rows(jnp.bool_, B) if kept else None, baseline=each if estimator_of(section).needs_greedy else None,
     )
     tokens = shapes.rows(jnp.float32, B, N)
-    experience = place(Experience(rollout, each, *(tokens,) * 6))
+    experience = Experience(rollout, each, *(tokens,) * 6)
     some, *checked, most = checked_rows(section, B, T, *split)
     checks = StepZeroArguments(
         setup=setup, params=state.policy.params, frozen=frozen, reference_params=reference, experience=experience,
@@ -128,7 +125,7 @@ def compile_ahead(
         reference = join(frozen, setup.reference.abstract()) if reference is None else reference
         prompt = min(engine.bucket, engine.max_length - setup.config.max_new_tokens)
         host = scores == "host"
-        shapes = iteration_shapes(setup, state, prompt, frozen, reference, scorer, weights, host, host, placed)
+        shapes = iteration_shapes(setup, state, prompt, frozen, reference, scorer, weights, host, host)
         programs = []
         if scores != "unknown" and not needs_greedy:
             programs.append((packed_experience, (shapes.scoring,)))
@@ -144,8 +141,8 @@ def compile_ahead(
 
 def _sampling(setup: PPOSetup, engine: Engine, sampling: Sampling, prompts, policy: Params) -> list[Described]:
     """The programs that move the weights to the sampler's layout, then those that sample responses to the prompts."""
-    moves, policy = _moves(setup.policy, placed(policy))
-    session = engine.start(placed(policy), prompts, jax.random.key(0), sampling, range(len(prompts)))
+    moves, policy = _moves(setup.policy, policy)
+    session = engine.start(policy, prompts, jax.random.key(0), sampling, range(len(prompts)))
     return [*moves, *forecast(session)]
 
 

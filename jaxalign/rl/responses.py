@@ -60,8 +60,10 @@ def response_kl(
     other = jax.lax.stop_gradient(response_hidden(reference, reference_params, reference_rows))
     hidden, other = (gather_positions(x, rows.heads) for x in (hidden, other))
     weights = policy.head_weight(params, hidden.dtype), reference.head_weight(reference_params, other.dtype)
-    limit, cap, constrain = policy.chunk_floats, policy.config.final_softcap, policy.constrain
-    found = token_kl(hidden, weights[0], other, weights[1], temperature, limit, cap, constrain, rows.used)
+    found = token_kl(
+        hidden, weights[0], other, weights[1], temperature, policy.chunk_floats, policy.config.final_softcap,
+        sharding=policy.sharding, used=rows.used,
+    )
     return of_answers(found, rows.first, rollout.logprobs.shape[1])
 
 

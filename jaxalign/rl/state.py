@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxalign.config import Ppo
 from jaxalign.models.model import Model, Params, scalar_from_lm
-from jaxalign.parallel.rows import placed
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.optimizer import make_optimizer
@@ -136,23 +135,21 @@ def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array
       key: the run's PRNG key, from which the keys of samples and shuffles are derived.
     """
     policy = init_state(setup.policy, setup.policy_optimizer, policy_params, key)
-    coef = jnp.float32(setup.config.kl_coef)
-    if setup.policy.sharding is not None:
-        coef = jax.device_put(coef, setup.policy.sharding.replicated)
+    coef = jax.device_put(jnp.float32(setup.config.kl_coef), setup.policy.sharding.replicated)
     critic = None
     if setup.owns_critic:
         critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
         # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
         critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
-    return PPOState(policy.step.copy(), policy, critic, placed(coef, like=policy_params))
+    return PPOState(policy.step.copy(), policy, critic, coef)
 
 
 def abstract_ppo_state(setup: PPOSetup) -> PPOState:
     """ShapeDtypeStructs of `init_ppo_state`'s result."""
     policy = abstract_state(setup.policy, setup.policy_optimizer)
     critic = abstract_state(setup.critic, setup.critic_optimizer) if setup.owns_critic else None
-    coef = dict(sharding=policy.step.sharding) if setup.policy.sharding is not None else {}
-    return PPOState(policy.step, policy, critic, jax.ShapeDtypeStruct((), jnp.float32, **coef))
+    coef = jax.ShapeDtypeStruct((), jnp.float32, sharding=policy.step.sharding)
+    return PPOState(policy.step, policy, critic, coef)
 
 
 def with_value_head(setup: PPOSetup, params: Params) -> Params:
@@ -160,7 +157,7 @@ def with_value_head(setup: PPOSetup, params: Params) -> Params:
     if not setup.shares_trunk:
         return params
     head = setup.policy.abstract()["score"]
-    return params | {"score": placed(jnp.zeros(head.shape, head.dtype, device=head.sharding), like=params)}
+    return params | {"score": jnp.zeros(head.shape, head.dtype, device=head.sharding)}
 
 
 def without_value_head(params: Params) -> Params:

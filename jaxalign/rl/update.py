@@ -136,8 +136,7 @@ def ppo_update(
     here, weight, key, step = fetch((batch.rollout, batch.weight, state.policy.key, state.step))
     order = np.asarray(_orders(config.epochs, len(weight), key, step)).reshape(config.epochs * config.minibatches, -1)
     packed = pack_groups(here, order, weight > 0, config.micro_batch_tokens, sharding)
-    if sharding is not None:
-        order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
+    order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
     return packed_update(state, UpdateArguments(
         setup=setup, batch=batch, order=order, packed=packed, frozen=frozen, reference_params=apart(frozen, reference_params)
     ))

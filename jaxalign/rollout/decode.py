@@ -73,4 +73,4 @@ def decode_chunk(
     drawn = jnp.full((steps, B), NOTHING, jnp.int32), jnp.zeros((steps, B), jnp.float32)
     end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, decoding.begin(tiers)))
     # Replicated on every device, so that every process can read them.
-    return decoding.end(end.tiers), Drawn(*(model.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))
+    return decoding.end(end.tiers), Drawn(*(model.sharding.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))

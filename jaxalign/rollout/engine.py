@@ -36,7 +36,7 @@ class Engine:
     share_prefix: bool = False
 
     def __post_init__(self):
-        parts = 1 if self.model.sharding is None else self.model.sharding.generation.batch_size
+        parts = self.model.sharding.generation.batch_size
         if self.batch < 1 or self.batch % parts:
             raise UserError(f"the number of rows that are sampled together is {self.batch}; the mesh splits them into {parts} "
                             f"parts, so a multiple of {parts} is expected: change the batch size or the mesh")

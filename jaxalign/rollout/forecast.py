@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxalign.models.cache import Tiers
 from jaxalign.parallel.ahead import Ahead, log_errors
-from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOTHING, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, single
 from jaxalign.rollout.responses import Row
@@ -98,14 +97,8 @@ def _kind(session: Session) -> tuple:
     count = -(-len(session.queue) // session.parts)
     rows = next((size for size in session.sizes if size >= count), None)
     waves = min(len(session.queue) // session.batch, WAVES)
-    places = frozenset(_place(leaf.sharding) for leaf in jax.tree.leaves(_described(session.params)))
-    return (session.source, jax.tree.structure(session.params), places, session.variant, session.fields, session.stops,
+    return (session.source, jax.tree.structure(session.params), session.variant, session.fields, session.stops,
             session.least_new, session.longest, session.batch, session.max_length, session.bucket, lengths, shared, rows, waves)
-
-
-def _bound(params) -> bool:
-    """Whether the weights, and therefore the results of programs, are committed to devices."""
-    return any(leaf.sharding is not None for leaf in jax.tree.leaves(_described(params)))
 
 
 def _described(tree: Any) -> Any:
@@ -119,18 +112,10 @@ def _described(tree: Any) -> Any:
 
 
 def _key(step: Callable, described: tuple) -> tuple:
-    """A key that identifies a program. The model, one of the arguments, determines the shardings on a mesh; without a mesh, the
-    key includes the device."""
+    """A key that identifies a program. The model, one of the arguments, determines the shardings."""
     leaves, structure = jax.tree.flatten(described)
-    what = ((x.shape, x.dtype, _place(x.sharding)) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
+    what = ((x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
     return step, structure, tuple(what)
-
-
-def _place(sharding: jax.sharding.Sharding | None) -> jax.Device | bool:
-    """The device of a single-device sharding; True for a sharding over several devices, False for None."""
-    if sharding is None:
-        return False
-    return next(iter(sharding.device_set)) if len(sharding.device_set) == 1 else True
 
 
 class _Played(Session):
@@ -142,7 +127,6 @@ class _Played(Session):
         super().__init__(session.source, params, *sizes, share_prefix=session.shares)
         self.variant, self.fields, self.stops = session.variant, session.fields, session.stops
         self.least_new, self.longest = session.least_new, session.longest
-        self._bound = _bound(params)
         self.programs: dict[tuple, Described] = {}
         self._ends: dict[int, int] = {}  # The assumed length of each row's response.
         self._random = np.random.default_rng(0)
@@ -155,17 +139,15 @@ class _Played(Session):
         if step in (prefill, prefill_after):
             rows = arguments[-1].shape[0]
             slots = sum(x.shape[1] for x in arguments[2:] if x.ndim == 2)
-            made = self._empty(single(rows // self.parts, slots))[0]
-            return made if self._bound else jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made)
+            return self._empty(single(rows // self.parts, slots))[0]
         return self._empty(arguments[4]) if step is reroll else arguments[1]
 
     def _empty(self, layout: Layout) -> Tiers:
         rings = zip(*layout, strict=True)
-        return tuple(placed(self.model.abstract_cache(rows * self.parts, slots), self.params) for rows, slots in rings)
+        return tuple(self.model.abstract_cache(rows * self.parts, slots) for rows, slots in rings)
 
     def _place(self, array: np.ndarray, axes: tuple[str | None, ...]):
-        sharding = self.model.sharding
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding and sharding.named(axes))
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.model.sharding.named(axes))
 
     def _drawn(self, control: np.ndarray) -> Drawn:
         """The simulated result of a chunk: the number of tokens of each row, and the stop tokens."""

@@ -94,8 +94,7 @@ class Sampler:
     ):
         if not isinstance(policy, LanguageModel):
             raise UserError(f"policy is of type {type(policy).__name__}; a language model from load_model is expected")
-        sharding = policy.model.sharding
-        self._parts = 1 if sharding is None else sharding.generation.batch_size
+        self._parts = policy.model.sharding.generation.batch_size
         self._policy, self._temperature, self._top_k, self._top_p = policy, temperature, top_k, top_p
         self._sampling(1)
         self._engine = Engine(policy.model, -(-batch // self._parts) * self._parts, policy.max_length)

@@ -64,8 +64,6 @@ def reroll(model: Model, tiers: Tiers, index, slot, layout: Layout) -> Tiers:
 def _by_part(model: Model, fn, caches: tuple, plan, slot, tiers: int | None = None) -> Tiers:
     """Applies fn(*caches, plan [n, ...], slot) to each part of the rows. tiers: the number of tiers of the result, if it
     differs from that of `caches[0]`."""
-    if model.sharding is None:
-        return fn(*caches, plan[0], slot)
 
     def names(cache: Cache) -> Cache:
         return Cache(*(None if x is None else model.sharding.spec(axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))

@@ -47,7 +47,7 @@ class Session:
         self.variant: Variant | None = None  # Of all submitted rows, also those that have ended.
         self.fields, self.least_new = 0, max_length  # The settings of a row, and the least max_new_tokens of a row.
         self.stops = False  # Whether a row has stop tokens.
-        self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
+        self.parts = self.model.sharding.batch_size
         self.batch, self.sizes = batch, row_counts(batch // self.parts)  # Rows of a part.
         self.queue: collections.deque[Row] = collections.deque()
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -206,7 +206,7 @@ class Session:
         return np.zeros((_SETTINGS + self.fields, layout.size * self.parts), np.int32)
 
     def _empty(self, layout: Layout) -> Tiers:
-        return tuple(self.model.empty_cache(rows * self.parts, slots, self.params) for rows, slots in zip(*layout, strict=True))
+        return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in zip(*layout, strict=True))
 
     def call(self, step: Callable, *arguments):
         """Runs a jitted program. Every program of a session runs through this method."""
@@ -295,8 +295,8 @@ class Session:
         self.related = {x: group for x, group in self.related.items() if any(y in self.waiting for y in group.prompts)}
 
     def _together(self, fresh: list[dict]) -> list[list[Related]]:
-        """The groups to prefill in each part of the mesh: entering prompts, and without a mesh those of the same group that
-        still wait. On a mesh the latter might enter another part."""
+        """The groups to prefill in each part of the mesh: entering prompts, and if there is one part, those of the same group
+        that still wait. With several parts the latter might enter another part."""
         found, known = [], {key for _, places in self.kept for key in places}
         for part, entering in enumerate(fresh):
             groups = {group.prompts: group for group in map(self.related.get, entering) if group is not None}
@@ -427,7 +427,4 @@ class Session:
         return spare if spare > 0 else len(self.live)
 
     def _place(self, array: np.ndarray, axes: tuple[str | None, ...]):
-        sharding = self.model.sharding
-        if sharding is None:
-            return array
-        return jax.make_array_from_callback(array.shape, sharding.named(axes), lambda index: array[index])
+        return jax.make_array_from_callback(array.shape, self.model.sharding.named(axes), lambda index: array[index])

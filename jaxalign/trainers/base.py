@@ -21,7 +21,6 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.parallel.rows import placed
 from jaxalign.planner.hardware import chip_of
 from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, ScoredPairs
 from jaxalign.rl.checks import Check
@@ -58,7 +57,6 @@ class TrainerInputs:
       root_key: the PRNG key from which the keys of other uses are folded.
       loop: the settings of the loop; the trainer sets its steps and the metrics that it shows.
       abstract_frozen: the base under the adapters as ShapeDtypeStructs.
-      like: arrays whose device a model without a mesh trains on; None for the default device.
       language_model: the language model that a trainer of the public API starts from; None in a stage.
     """
 
@@ -71,7 +69,6 @@ class TrainerInputs:
     root_key: jax.Array
     loop: Loop
     abstract_frozen: Frozen = None
-    like: Params | None = None
     language_model: LanguageModel | None = None
 
 
@@ -104,9 +101,6 @@ def model_inputs(
                         "expected")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"{name}(seed) is {seed!r}; a whole number of at least 0 is expected")
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if _is_committed(x) else None), model.frozen
-    )
     loop = Loop(
         stage=name, directory=None if directory is None else Path(directory).expanduser(), trackers=trackers,
         progress=progress, peak=peak_flops(model.model), settings={"seed": seed} | dataclasses.asdict(section),
@@ -114,20 +108,15 @@ def model_inputs(
     return TrainerInputs(
         model.model,
         weights=lambda: model.weights,
-        trained=lambda _: placed(copy_params(model.params)),
+        trained=lambda _: copy_params(model.params),
         frozen=lambda: model.frozen,
         seed=seed,
         key=jax.random.key(seed),
         root_key=jax.random.key(seed),
         loop=loop,
-        abstract_frozen=placed(shapes, model.params),
-        like=model.params,
+        abstract_frozen=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), model.frozen),
         language_model=model,
     )
-
-
-def _is_committed(x: jax.Array) -> bool:
-    return isinstance(x, jax.Array) and x.committed
 
 
 class Trainer:
@@ -216,7 +205,7 @@ class Trainer:
         inputs, model, section, self.stopping = self.inputs, self.inputs.model, self.section, stopping
         total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
         self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps)
-        abstract = placed(abstract_state(model, optimizer), inputs.like)
+        abstract = abstract_state(model, optimizer)
         learning = learning_packed if isinstance(rows, PackedBatch) else learning_pairs
         loop = dataclasses.replace(
             inputs.loop, total_steps=total_steps, checkpoint_every=section.checkpoint_every, shown=shown,
@@ -315,6 +304,6 @@ def fingerprint(data: Any) -> str:
 
 def peak_flops(model: Model) -> float:
     """The peak FLOP/s of all of the model's devices together; 0 if unknown."""
-    devices = jax.devices()[:1] if model.sharding is None else list(model.sharding.mesh.devices.flat)
-    chip = chip_of(devices[0].device_kind)
-    return 0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype)
+    devices = model.sharding.mesh.devices
+    chip = chip_of(devices.flat[0].device_kind)
+    return 0.0 if chip is None else devices.size * chip.flops(model.config.compute_dtype)

@@ -165,7 +165,7 @@ def _local(
     model: LanguageModel, settings: Feedback, exemplars: Sequence[Exemplar], temperature: float, max_new_tokens: int, batch: int
 ) -> LocalJudge:
     """A local judge that uses a language model. Raises UserError if the template set does not suit its tokenizer."""
-    parts = 1 if model.model.sharding is None else model.model.sharding.generation.batch_size
+    parts = model.model.sharding.generation.batch_size
     judge = make_local_judge(
         model.model, model.weights, model.tokenizer, settings, model.max_length, -(-batch // parts) * parts, exemplars,
         Sampling(max_new_tokens, (), temperature),

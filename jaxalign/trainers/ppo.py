@@ -18,7 +18,6 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.parallel.rows import placed
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import Reward
 from jaxalign.rewards.checked import as_reward
@@ -146,7 +145,7 @@ class PPO(PolicyTrainer):
             policy.tokenizer, section_sampling(section, policy.stop_ids), policy.max_length,
             reward=lambda: scorer,
             reference=None if reference is None else lambda: weights,
-            critic=None if start_critic is None else lambda: placed(copy_params(self._critic_weights(start_critic))),
+            critic=None if start_critic is None else lambda: copy_params(self._critic_weights(start_critic)),
             sampler=sampler,
         )
 
@@ -201,7 +200,7 @@ class PPO(PolicyTrainer):
             # With offloading, some arguments of the first call are in host memory.
             if parts.scores is not None and not parts.offload:
                 self._compile_ahead(ahead)
-            start = placed((parts.reference or inputs.weights)())
+            start = (parts.reference or inputs.weights)()
             self.frozen = inputs.frozen()
             reference = FrozenRole(start, "frozen" in parts.offload, self.frozen)
             del start  # The role holds the weights, possibly in host memory.
@@ -224,10 +223,9 @@ class PPO(PolicyTrainer):
                 shown=("score", "kl_k1"), timeline=iteration.timeline,
                 stop=None if alarms is None else lambda state, completed: alarms.ended(completed),
             )
-            abstract = abstract_ppo_state(setup)
-            abstract = abstract if inputs.like is None else placed(abstract, inputs.like)
+            abstract = iteration.rest(abstract_ppo_state(setup))
             step = iteration if alarms is None else functools.partial(alarms.step, iteration)
-            self.training = loop.begin(init, iteration.rest(abstract), step)
+            self.training = loop.begin(init, abstract, step)
             yield from self.training
             iteration.settle()
             if alarms is not None:
@@ -247,7 +245,7 @@ class PPO(PolicyTrainer):
         if self._parts.critic is not None:
             return self._parts.critic()
         key = jax.random.fold_in(self.inputs.root_key, streams.KEYS["ppo"]["critic"])
-        return placed(critic_from(self.setup, start, key), like=start)
+        return critic_from(self.setup, start, key)
 
     @property
     def params(self) -> Params:

@@ -71,4 +71,4 @@ def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
     params = params if lora is None else merge(lora, params)
     params = copy_params({name: params[name] for name in model.abstract()})
     params = params | {"blocks": jax.tree.map(lambda x: x[: own.layers], params["blocks"])}
-    return params if model.sharding is None else jax.device_put(params, model.shardings())
+    return jax.device_put(params, model.shardings())

@@ -9,7 +9,6 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxalign.models.checkpoints.orbax import full_disk, is_news, load_params, save_params
-from jaxalign.parallel.rows import placed
 
 __all__ = ["Checkpointer", "copy_params", "load_params", "save_params"]
 
@@ -34,12 +33,9 @@ class Checkpointer:
             self._manager.save(step, args=ocp.args.StandardSave(state))
 
     def restore(self, abstract):
-        """The newest checkpoint, with the shapes and shardings of `abstract`.
-
-        `placed` gives every array a device. Without one, Orbax would restore arrays to the devices that saved them, which may
-        not exist here.
-        """
-        return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(placed(abstract)))
+        """The newest checkpoint, with the shapes and shardings of `abstract`. Without shardings, Orbax would restore arrays to
+        the devices that saved them, which may not exist here."""
+        return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(abstract))
 
     def close(self) -> None:
         """Waits until the last checkpoint is written. Raises OSError if the disk is full."""

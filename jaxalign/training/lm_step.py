@@ -30,7 +30,7 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
     hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
     given, used = (hidden[:, :-1], batch.tokens[:, 1:], batch.loss_mask[:, 1:]), None
     if context_size(model.sharding) == 1:  # The head then computes only tokens that have a loss weight.
-        if model.sharding is None:
+        if model.sharding.mesh.size == 1:
             given = tuple(x.reshape(1, -1, *x.shape[2:]) for x in given)
         used, given = counted_first(given[2], *given)
     hidden, targets, counted = given

@@ -80,7 +80,7 @@ class Loop:
 
         Args:
           init: creates the initial state; called only if there is no checkpoint.
-          abstract: ShapeDtypeStructs of the state, with shardings on a mesh, for restoring a checkpoint.
+          abstract: ShapeDtypeStructs of the state, with shardings, for restoring a checkpoint.
           step_fn: `step_fn(state, step) -> (state, metrics)`; it donates its input state. Metrics are a record or a dict of
             scalars. They may be device arrays: they are fetched one step late, so that the device does not wait for the host.
         """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.parallel.sharding import Sharding, platform_of
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.training.loss_scale import LossScale
 
 
@@ -21,13 +21,13 @@ def split(batch, micro_batches: int):
 LEAST_TOKENS = 1024
 
 
-def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None) -> int:
+def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding) -> int:
     """The number of micro-batches for a step of `rows` rows of `length` tokens.
 
-    `micro_batches`, unless it is 0. Then 1; or, on a CPU without a mesh, the largest number of equal micro-batches with at
+    `micro_batches`, unless it is 0. Then 1; or, on one CPU device, the largest number of equal micro-batches with at
     least `LEAST_TOKENS` tokens and two rows each.
     """
-    if micro_batches or sharding is not None or platform_of(sharding) != "cpu":
+    if micro_batches or sharding.mesh.size > 1 or sharding.platform != "cpu":
         return micro_batches or 1
     fits = [n for n in range(1, rows // 2 + 1) if rows % n == 0 and rows // n * length >= LEAST_TOKENS]
     return max(fits, default=1)

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from jaxalign.config import Mesh
 from jaxalign.errors import UserError
@@ -55,8 +54,7 @@ def to_host(tree: Any, shared: Any = None) -> Any:
     def start(leaf):
         if id(leaf) in kept or not _moves(leaf):
             return leaf
-        where = leaf.sharding or SingleDeviceSharding(jax.local_devices()[0])
-        where = where.with_memory_kind(HOST)
+        where = leaf.sharding.with_memory_kind(HOST)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
         return jax.device_put(leaf, where)

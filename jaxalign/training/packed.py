@@ -52,10 +52,8 @@ def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1)
     return rows, -(-sequences // rows)
 
 
-def rows_split(sharding: Sharding | None) -> tuple[int, int]:
+def rows_split(sharding: Sharding) -> tuple[int, int]:
     """(the number of devices that share a part's rows, a number that must divide the part's row count)."""
-    if sharding is None:
-        return 1, 1
     return sharding.batch_size, sharding.batch_size * sharding.pipeline_micro_batches
 
 
@@ -143,7 +141,7 @@ def _serpentine(rows: int, ways: int) -> list[int]:
 
 
 def pack_groups(
-    rollout: Rollout, groups: Sequence[np.ndarray], counted, tokens: int, sharding: Sharding | None
+    rollout: Rollout, groups: Sequence[np.ndarray], counted, tokens: int, sharding: Sharding
 ) -> PackedParts:
     """A plan on the devices for groups of rows of a rollout (numpy). tokens: the limit per device in a part; 0 chooses."""
     rows = part_rows(len(groups[0]), rollout.tokens.shape[1], tokens, *rows_split(sharding))
@@ -153,7 +151,7 @@ def pack_groups(
     return place_parts(sharding, plan)
 
 
-def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding | None) -> tuple[Rollout, PackedParts]:
+def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding) -> tuple[Rollout, PackedParts]:
     """(a rollout on the devices, all its responses packed with `pack_groups` as one group)."""
     here = fetch(rollout)
     plan = pack_groups(here, [np.arange(len(here.tokens))], here.prompt_length > 0, tokens, sharding)
@@ -161,7 +159,7 @@ def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding | None) -> tu
 
 
 def pack_pairs(
-    pairs: AnswerPairs | PairBatch, tokens: int, sharding: Sharding | None, whole: bool = False, branches: bool = False
+    pairs: AnswerPairs | PairBatch, tokens: int, sharding: Sharding, whole: bool = False, branches: bool = False
 ) -> PackedParts:
     """A plan on the devices for both sequences of the pairs (numpy) that count. A pair's sequences are in the same part.
 
@@ -214,10 +212,8 @@ def _ranges(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return of, np.arange(len(of)) - (np.cumsum(lengths) - lengths)[of]
 
 
-def place_parts(sharding: Sharding | None, parts: PackedParts) -> PackedParts:
+def place_parts(sharding: Sharding, parts: PackedParts) -> PackedParts:
     """Places a plan on the devices: rows are split over the mesh's batch axes, everything else is replicated."""
-    if sharding is None:
-        return parts
 
     def placed(x: np.ndarray) -> jax.Array:
         split = x.ndim > parts.part.ndim  # [..., K, R, T], and not [..., B] or [...]

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxalign.models.model import Model
-from jaxalign.parallel.rows import placed
 from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
 from jaxalign.training.metrics import GradientMetrics
 from jaxalign.training.microbatch import Aux, Parts, accumulate
@@ -51,13 +50,11 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
-    """The shardings of the optimizer state; None on one device.
+    """The shardings of the optimizer state.
 
     Moments are sharded like their parameters, or over more axes, depending on `mesh.zero`. Counters and factored moments are
     small and replicated.
     """
-    if model.sharding is None:
-        return None
     shapes, parts = model.abstract(), model.sharding.optimizer.tree(model.axes())
     own = {
         _names(path): (leaf.shape, part)
@@ -79,28 +76,24 @@ def _names(path) -> tuple[str, ...]:
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
     """A new state with `params`, on the devices of the model. The first step donates `params`."""
+    params = jax.device_put(params, model.shardings())
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
     small = jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(seed_key)), first_scale() if scales_loss(model) else None
-    if model.sharding is not None:
-        small = jax.device_put(small, model.sharding.replicated)
-    step, key, loss_scale = small
-    return placed(TrainState(step, key, params, opt_state, loss_scale))
+    step, key, loss_scale = jax.device_put(small, model.sharding.replicated)
+    return TrainState(step, key, params, opt_state, loss_scale)
 
 
 def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> TrainState:
-    """ShapeDtypeStructs of the result of `init_state`, with shardings on a mesh, for restoring a checkpoint."""
+    """ShapeDtypeStructs of the result of `init_state`, with shardings, for restoring a checkpoint."""
     opt_state = jax.eval_shape(optimizer.init, model.abstract())
     step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
     small = step, key, jax.eval_shape(first_scale) if scales_loss(model) else None
-    if model.sharding is not None:
-        here = model.sharding.replicated
-        small = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), small)
-        opt_state = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            opt_state,
-            optimizer_shardings(model, optimizer),
-        )
-    step, key, loss_scale = small
+
+    def with_sharding(x, sharding):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    step, key, loss_scale = jax.tree.map(lambda x: with_sharding(x, model.sharding.replicated), small)
+    opt_state = jax.tree.map(with_sharding, opt_state, optimizer_shardings(model, optimizer))
     return TrainState(step, key, model.abstract(), opt_state, loss_scale)
 
 
@@ -144,10 +137,9 @@ def apply_gradients(
     """
     norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(norm)
-    start = state.params
-    if model.sharding is not None:  # Each device updates the part whose moments it holds.
-        parts = model.sharding.optimizer.tree(model.axes())
-        gradients, start = jax.lax.with_sharding_constraint((gradients, start), (parts, parts))
+    # Each device updates the part whose moments it holds.
+    axes, own_part = model.axes(), model.sharding.optimizer
+    gradients, start = own_part.constrain_tree(gradients, axes), own_part.constrain_tree(state.params, axes)
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(gradients, state.opt_state, start, obj_fn=objective)
     params = optax.apply_updates(start, updates)
@@ -155,10 +147,8 @@ def apply_gradients(
     def keep(new, old):
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
-    params = keep(params, start)
-    if model.sharding is not None:  # Two constraints, so that XLA gathers the selected parameters instead of both operands.
-        params = jax.lax.with_sharding_constraint(params, parts)
-        params = jax.lax.with_sharding_constraint(params, model.shardings())
+    # Two constraints, so that XLA gathers the selected parameters instead of both operands.
+    params = model.sharding.constrain_tree(own_part.constrain_tree(keep(params, start), axes), axes)
     metrics, scale = GradientMetrics(grad_norm=norm, skipped=1.0 - finite.astype(jnp.float32)), state.loss_scale
     if scale is not None:
         overflowed = (~finite & scale.explains(loss)).astype(jnp.float32)

@@ -18,19 +18,19 @@ from jaxalign.models.attention import dispatch as attention
 from jaxalign.models.attention import plain as attention_plain
 from jaxalign.models.attention.dispatch import kind_of_attention
 from jaxalign.models.model import Model
-from jaxalign.parallel.sharding import make_sharding
+from jaxalign.parallel.sharding import Sharding, make_sharding, one_device
 from tests import tiny
 
 BFLOAT16 = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64)
 
 
 def on(monkeypatch, platform: str, version: str = "") -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(Sharding, "platform", platform)
     monkeypatch.setattr(attention, "get_backend", lambda platform: types.SimpleNamespace(platform_version=version))
 
 
 def kind(config, T: int = 256, setting: str = "auto") -> str:
-    return kind_of_attention(dataclasses.replace(config, attention=setting), None, 2, T)
+    return kind_of_attention(dataclasses.replace(config, attention=setting), one_device(), 2, T)
 
 
 def test_a_cpu_uses_plain_attention():

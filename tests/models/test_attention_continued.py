@@ -11,7 +11,7 @@ import pytest
 from jaxalign.config import Mesh
 from jaxalign.models.architecture import Experts
 from jaxalign.models.model import Model
-from jaxalign.parallel.sharding import make_sharding
+from jaxalign.parallel.sharding import make_sharding, one_device
 from tests import tiny
 
 GEMMA = {"window": 5, "local_layers": (True, False), "local_rope_base": 100.0, "attention_softcap": 3.0,
@@ -25,8 +25,8 @@ def texts(T: int, each: int):
 
 
 def check(model: Model, T: int = 6, each: int = 3):
-    """Against whole rows of a model without a mesh."""
-    plain = dataclasses.replace(model, sharding=None)
+    """Against whole rows of a model on one device."""
+    plain = dataclasses.replace(model, sharding=one_device())
     params = plain.init(jax.random.key(1))
     prefixes, tokens = texts(T, each)
     found = jax.jit(model.hidden_after)(tiny.place(model, params), *tiny.rows(model, (prefixes, COUNTS, tokens)))

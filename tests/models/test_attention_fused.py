@@ -17,7 +17,7 @@ from jaxalign.config import Mesh
 from jaxalign.models.attention.fused import cudnn_attention, splash_attention
 from jaxalign.models.attention.plain import plain_attention
 from jaxalign.models.model import Model
-from jaxalign.parallel.sharding import make_sharding
+from jaxalign.parallel.sharding import make_sharding, one_device
 from jaxalign.records import PackedBatch
 from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
@@ -63,13 +63,13 @@ def compare(config, attend, segments, locals, atol: float, dtype="float32") -> N
 @pytest.mark.parametrize(("changes", "locals", "packed"), CASES.values(), ids=CASES)
 def test_splash_attention_equals_the_formula(changes, locals, packed):
     config, segments = dataclasses.replace(tiny.DECODER, **changes), jnp.asarray(SEGMENTS) if packed else None
-    attend = splash_attention(config, None, segments, interpret=True)
+    attend = splash_attention(config, one_device(), segments, interpret=True)
     compare(config, attend, segments, locals, 1e-5)  # sums of 150 products in float32
 
 
 def test_splash_attention_in_bfloat16_differs_only_by_rounding():
     """Inputs, scaled queries and results are rounded to a relative 2^-9; some of these errors add up in a gradient."""
-    attend = splash_attention(tiny.DECODER, None, jnp.asarray(SEGMENTS), interpret=True)
+    attend = splash_attention(tiny.DECODER, one_device(), jnp.asarray(SEGMENTS), interpret=True)
     compare(tiny.DECODER, attend, SEGMENTS, None, 8 * 2**-9, "bfloat16")
 
 

@@ -20,7 +20,7 @@ from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.checkpoints.safetensors import open_weights
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import Sharding, one_device
 
 _LLAMA = {
     "model_type": "llama", "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -51,10 +51,10 @@ def _folder(path, config, **changes):
 
 def _model(tmp_path, config, head="lm", sharding=None, vocab_multiple=1):
     decoder = read_config(_folder(tmp_path / "config", config), vocab_multiple=vocab_multiple).decoder
-    model = Model(decoder, head, sharding)
+    model = Model(decoder, head, sharding or one_device())
     # Move norms and biases away from their initial values, so that a missing one changes the result.
     params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(1.0 * x.size)).reshape(x.shape), model.init(jax.random.key(0)))
-    return model, params if sharding is None else jax.device_put(params, model.shardings())
+    return model, jax.device_put(params, model.shardings())
 
 
 def _theirs(folder, kind="AutoModelForCausalLM"):
@@ -93,7 +93,7 @@ def test_a_model_exported_from_one_mesh_is_loaded_onto_another(tmp_path, monkeyp
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 512)
     model, params = _model(tmp_path, _CONFIGS[name], sharding=_mesh(), vocab_multiple=8)
     export(tmp_path / "out", model, params, config=_CONFIGS[name], shard_bytes=3000)
-    for sharding in (None, Sharding(make_mesh(1, 4, 2))):
+    for sharding in (one_device(), Sharding(make_mesh(1, 4, 2))):
         again = Model(model.config, "lm", sharding)
         loaded = load_params(tmp_path / "out", again)
         chex.assert_trees_all_equal_shapes(loaded, again.abstract())
@@ -107,8 +107,7 @@ def test_a_model_exported_from_one_mesh_is_loaded_onto_another(tmp_path, monkeyp
             return {**tree, "embedding": tree["embedding"][:37]} | head
 
         chex.assert_trees_all_equal(cut(loaded), cut(params))
-        if sharding is not None:
-            assert jax.tree.map(lambda x: x.sharding, loaded) == again.shardings()
+        assert jax.tree.map(lambda x: x.sharding, loaded) == again.shardings()
 
 
 @pytest.mark.parity

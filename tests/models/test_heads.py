@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import chex
@@ -10,16 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.models.heads import (
-    counted_first,
-    gather_positions,
-    length_mask,
-    response_positions,
-    token_kl,
-    token_stats,
-    weighted_nll,
-)
+from jaxalign.models import heads
+from jaxalign.models.heads import counted_first, gather_positions, length_mask, response_positions
+from jaxalign.parallel.sharding import one_device
 
+token_kl, token_stats, weighted_nll = (
+    functools.partial(fn, sharding=one_device()) for fn in (heads.token_kl, heads.token_stats, heads.weighted_nll)
+)
 B, T, D, V = 3, 7, 5, 11
 
 

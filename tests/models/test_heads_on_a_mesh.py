@@ -11,8 +11,7 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.models.heads import token_kl, token_stats, weighted_nll
-from jaxalign.models.layers import Constrain
-from jaxalign.parallel.sharding import make_sharding
+from jaxalign.parallel.sharding import Sharding, make_sharding
 
 B, T, D, V = 8, 9, 8, 34  # A context axis of 2 does not divide T.
 MESHES = {
@@ -46,8 +45,8 @@ def whole(temperature: float, cap: float | None, weights, hidden, head):
     }
 
 
-def in_chunks(constrain: Constrain, size: int, temperature: float, cap: float | None, used, weights, hidden, head):
-    floats, given = size * B * V, {"cap": cap, "constrain": constrain, "used": used}
+def in_chunks(sharding: Sharding, size: int, temperature: float, cap: float | None, used, weights, hidden, head):
+    floats, given = size * B * V, {"cap": cap, "sharding": sharding, "used": used}
     stats = token_stats(hidden, head, TARGETS, temperature, floats, **given)
     kl = token_kl(hidden, head, OTHER_HIDDEN, OTHER_HEAD, temperature, 2 * floats, **given)
     return {
@@ -80,13 +79,12 @@ def expected(temperature: float, cap: float | None, used: int):
 ])
 def test_chunks_on_any_mesh_equal_all_logits_together(mesh, chunks, temperature, cap, used):
     """used: the number of positions that count; the others are ignored."""
-    sharding, (hidden, head) = make_sharding(mesh), (HIDDEN, HEAD)
-    if sharding is not None:
-        hidden, head = jax.device_put((HIDDEN, HEAD), (sharding.batch, sharding.named(("embed", "vocab"))))
+    sharding = make_sharding(mesh)
+    hidden, head = jax.device_put((HIDDEN, HEAD), (sharding.batch, sharding.named(("embed", "vocab"))))
     own = -(-T // mesh.context)  # Positions of a row on one device.
     size, weights = -(-own // chunks) * mesh.context, WEIGHTS * (np.arange(T) < (T if used is None else used))
     count = None if used is None else jnp.int32(used)
-    fn = functools.partial(in_chunks, Constrain(sharding), size, temperature, cap, count, weights)
+    fn = functools.partial(in_chunks, sharding, size, temperature, cap, count, weights)
     found, whole_found = values_and_gradients(fn, hidden, head), expected(temperature, cap, T if used is None else used)
     for name in whole_found:
         for have, want in zip(jax.tree.leaves(found[name]), jax.tree.leaves(whole_found[name]), strict=True):

@@ -13,7 +13,7 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.parallel.rows import placed
+from jaxalign.parallel.sharding import one_device
 from tests.compilations import SEEN, compiled
 
 X = jax.ShapeDtypeStruct((3,), jnp.float32)
@@ -30,9 +30,10 @@ def test_the_call_uses_the_program_compiled_ahead(has_place):
     step = jax.jit(found_ahead)
     SEEN.clear()
     with Ahead() as ahead:
-        ahead.add(step, (placed(X) if has_place else X,)).result()
+        placed = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=one_device().replicated)
+        ahead.add(step, (placed if has_place else X,)).result()
     x = np.arange(3, dtype=np.float32)
-    assert step(placed(jnp.asarray(x)) if has_place else x).tolist() == [1, 3, 5]
+    assert step(jax.device_put(x, one_device().replicated) if has_place else x).tolist() == [1, 3, 5]
     (thread,) = compiled("found_ahead")
     assert thread.startswith("compile")
 

@@ -180,4 +180,5 @@ def test_rows_are_placed_like_a_batch_on_the_mesh():
         for shard in placed.addressable_shards:
             assert len(shard.data) == len(expected) // 4
             np.testing.assert_array_equal(shard.data, expected[shard.index])
-    assert place_rows(None, rows, index).tolist() == rows[index].tolist()
+    on_one_device = place_rows(make_sharding(tiny.Mesh()), rows, index)
+    assert on_one_device.tolist() == rows[index].tolist()

@@ -23,8 +23,8 @@ def test_the_value_that_is_waited_for_changes_nothing(first):
         np.testing.assert_array_equal(found[name], expected)
 
 
-def test_without_a_mesh_nothing_is_done():
-    assert after(None, TREE, 1.0) is TREE
+def test_on_one_device_nothing_is_done():
+    assert after(tiny.model().sharding, TREE, 1.0) is TREE
 
 
 def test_gradients_pass_only_through_the_tree():

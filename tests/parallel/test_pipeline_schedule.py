@@ -110,7 +110,7 @@ def test_every_kind_of_layer_passes_through_the_pipeline(changes):
         if lora is not None:
             model, frozen = dataclasses.replace(model, lora=lora), params
             fresh = jax.tree.map(lambda x: x + 0.05, model.init_adapters(frozen, jax.random.key(1)))
-            params = jax.tree.map(jax.device_put, fresh, model.shardings()) if model.sharding is not None else fresh
+            params = jax.device_put(fresh, model.shardings())
         state = init_state(model, optax.sgd(1.0), params, jax.random.key(0))
         given = LmArguments(
             model=model, optimizer=optax.sgd(1.0), batch=tiny.rows(model, ROWS), frozen=frozen, balance_coef=0.1

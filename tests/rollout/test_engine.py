@@ -12,7 +12,6 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora, join
 from jaxalign.models.architecture import Experts
-from jaxalign.parallel.rows import placed
 from jaxalign.rl.responses import response_stats
 from jaxalign.rollout import session
 from jaxalign.rollout.engine import Engine
@@ -168,7 +167,7 @@ def test_a_group_is_prefilled_once_per_batch_shard(mesh):
 
     model, seen, repeated = tiny.model(mesh), [], []
     key, sampling = jax.random.key(0), Sampling(32, (9,))
-    work = Counted(Engine(model, 32, 64, 16).start(placed(model.abstract()), [], key, sampling, []))
+    work = Counted(Engine(model, 32, 64, 16).start(model.abstract(), [], key, sampling, []))
     prompts = [[1, *map(int, digits)] for digits in itertools.product("3456", "78", "3579")]
     work.submit([prompt for prompt in prompts for _ in range(8)], range(8 * len(prompts)), key, sampling)
     while work.unfinished:

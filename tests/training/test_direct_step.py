@@ -122,7 +122,7 @@ def test_answer_logprobs_equal_those_of_the_full_softmax():
     model, params, batch = tiny.model(), tiny.host_params(scale=3.0), pairs()
     found = answer_logprobs(LogprobArguments(model=model, params=params, pairs=batch))
     given = LogprobArguments(
-        model=model, params=params, pairs=dataclasses.replace(batch, tokens=None), packed=pack_pairs(batch, 24, None)
+        model=model, params=params, pairs=dataclasses.replace(batch, tokens=None), packed=pack_pairs(batch, 24, model.sharding)
     )
     packed = answer_logprobs(given)
     chex.assert_trees_all_close(packed, found, rtol=1e-5, atol=1e-5)
@@ -201,7 +201,7 @@ def test_packed_pairs_of_any_length_train_like_separate_answers(objective, lengt
     expected, expected_metrics = jitted_step(given, batch)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
     for branches in (False, True):
-        found, metrics = jitted_step(given, batch, pack_pairs(batch, 64, None, branches=branches))
+        found, metrics = jitted_step(given, batch, pack_pairs(batch, 64, tiny.model().sharding, branches=branches))
         assert metrics == pytest.approx(expected_metrics, rel=2e-4, abs=1e-5)
         chex.assert_trees_all_close(found, expected, rtol=1e-3, atol=2e-6 * max(1, largest))
 

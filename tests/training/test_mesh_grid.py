@@ -84,8 +84,7 @@ def result(mesh: Mesh):
     engine, sampling = Engine(model, 8, 40, bucket=8), Sampling(32, (64,), 1.0, 0, 1.0)
     sampled = tiny.sample(engine, params, PROMPTS, jax.random.key(5), range(8), sampling)
     found, state, metrics = logprobs_and_step(model, init_state(model, OPTIMIZER, params, jax.random.key(0)), rows)
-    if model.sharding is not None:
-        assert_placed(model, state)
+    assert_placed(model, state)
     moments = state.opt_state[0].mu
     return tiny.to_host((state.params, moments, metrics, found, sampled.tokens, sampled.logprobs))
 

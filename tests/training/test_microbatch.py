@@ -58,5 +58,5 @@ def test_every_row_is_in_one_part_and_stays_on_its_device():
     (0, 8, 512, 4), (0, 16, 256, 4), (0, 4, 256, 1), (0, 3, 2048, 1), (0, 12, 512, 6), (3, 12, 512, 3), (1, 8, 512, 1),
 ])
 def test_the_default_on_a_cpu_is_parts_of_a_thousand_tokens(asked, rows, length, parts):
-    assert chosen(asked, rows, length, None) == parts
+    assert chosen(asked, rows, length, tiny.model().sharding) == parts
     assert chosen(asked, rows, length, tiny.model((2, 2, 2)).sharding) == (asked or 1)

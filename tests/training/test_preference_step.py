@@ -35,7 +35,7 @@ def pairs():
 
 def step(batch, tokens=None, branches=True):
     """Return (gradient, metrics) of one step; tokens: size of packed micro-batches."""
-    packed = None if tokens is None else pack_pairs(batch, tokens, None, branches=branches)
+    packed = None if tokens is None else pack_pairs(batch, tokens, MODEL.sharding, branches=branches)
     state = init_state(MODEL, SGD, tiny.place(MODEL, tiny.host_params("scalar")), jax.random.key(0))
     given = PreferenceArguments(model=MODEL, optimizer=SGD, centering_coef=CENTERING, batch=batch, packed=packed)
     new, metrics = preference_step(state, given)

@@ -135,8 +135,7 @@ def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, pa
     folder = pathlib.Path(folder).expanduser().absolute()
     check_target(folder)
     own = {name: params[name] for name in model.abstract()}
-    if model.sharding is not None:
-        own = jax.jit(lambda x: x, out_shardings=model.sharding.replicated)(own)
+    own = jax.jit(lambda x: x, out_shardings=model.sharding.replicated)(own)
     tree = jax.tree.map(np.asarray, own)
     tensors, patterns = _tensors(family, model, tree)
     content = json.dumps(_config(model, patterns, base_name), indent=2)

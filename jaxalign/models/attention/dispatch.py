@@ -7,7 +7,6 @@ docs/attention.md lists when each implementation is used and what it needs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import chex
@@ -21,7 +20,7 @@ from jaxalign.models.attention.fused import LANES, cudnn_attention, cudnn_refusa
 from jaxalign.models.attention.plain import plain_attention
 from jaxalign.models.attention.ring import ring_attention
 from jaxalign.models.layers import keep
-from jaxalign.parallel.sharding import Sharding, platform_of
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.parallel.zigzag import context_size
 
 # attend(q [B, T, H, h], k [B, T, K, h], v [B, T, K, h], local) -> [B, T, H, h] in the dtype of v. local: bool [], whether the
@@ -29,7 +28,7 @@ from jaxalign.parallel.zigzag import context_size
 Attend = Callable[[jax.Array, jax.Array, jax.Array, "jax.Array | None"], jax.Array]
 
 
-def kind_of_attention(config: DecoderConfig, sharding: Sharding | None, rows: int, T: int, keep_cache: bool = False) -> str:
+def kind_of_attention(config: DecoderConfig, sharding: Sharding, rows: int, T: int, keep_cache: bool = False) -> str:
     """The implementation for `rows` rows of T tokens: "plain", "ring", "splash" or "cudnn".
 
     keep_cache: keys and values are kept for decoding, in the order of the row. Raises UserError if config.attention is "fused"
@@ -50,18 +49,18 @@ def kind_of_attention(config: DecoderConfig, sharding: Sharding | None, rows: in
     return kernel if refusal is None and T >= LANES else "plain"
 
 
-def reads_branches(config: DecoderConfig, sharding: Sharding | None) -> bool:
+def reads_branches(config: DecoderConfig, sharding: Sharding) -> bool:
     """Whether rows may contain documents that split into branches. Fused kernels and ring attention support only segments, a
     window would count the tokens of other branches, and the experts' load counts the tokens in the rows."""
-    plain = config.attention == "plain" or (platform_of(sharding) == "cpu" and config.attention != "fused")
+    plain = config.attention == "plain" or (sharding.platform == "cpu" and config.attention != "fused")
     return plain and context_size(sharding) == 1 and config.windows(True) is None and config.experts is None
 
 
-def _kernel(config: DecoderConfig, sharding: Sharding | None, rows: int) -> tuple[str, str | None]:
+def _kernel(config: DecoderConfig, sharding: Sharding, rows: int) -> tuple[str, str | None]:
     """The platform's kernel, and the reason why it cannot be used, or None."""
-    platform = platform_of(sharding)
+    platform = sharding.platform
     if platform == "tpu":
-        split = 1 if sharding is None else _parts(sharding, "batch")
+        split = sharding.batch_size
         uneven = f"splash attention needs rows that the mesh splits evenly, and {rows} is not a multiple of {split}"
         if config.compute_dtype == "float16":
             return "splash", "splash attention computes in bfloat16 or float32, and config.model.compute_dtype is float16"
@@ -72,17 +71,13 @@ def _kernel(config: DecoderConfig, sharding: Sharding | None, rows: int) -> tupl
     return "plain", f"the platform, {platform}, has no fused kernel (a TPU and an NVIDIA GPU have one)"
 
 
-def _parts(sharding: Sharding, axis: str) -> int:
-    return math.prod(sharding.mesh.shape[name] for name in sharding.spec((axis,))[0] or ())
-
-
 def attention(
-    kind: str, config: DecoderConfig, sharding: Sharding | None, shape: tuple[int, int], segment_ids: jax.Array | None
+    kind: str, config: DecoderConfig, sharding: Sharding, shape: tuple[int, int], segment_ids: jax.Array | None
 ) -> Attend:
     """Attention of this kind over rows of this shape [B, T] with these segments, int32 [B, T] (None: each row is one segment).
     Whatever all layers share is computed here, once. For "ring", the rows must be distributed by `zigzag.deal`."""
     if kind == "plain" and context_size(sharding) == 1:
-        return _checked(blocked_attention(config, shape, segment_ids, sharding is not None))
+        return _checked(blocked_attention(config, shape, segment_ids, sharding.mesh.size > 1))
     if kind == "ring":
         attend = ring_attention(config, sharding, segment_ids)
     elif kind == "splash":

@@ -45,15 +45,13 @@ def by_layer(config: DecoderConfig, make: Callable) -> Callable:
 
 
 def splash_attention(
-    config: DecoderConfig, sharding: Sharding | None, segment_ids: jax.Array | None, interpret: bool = False
+    config: DecoderConfig, sharding: Sharding, segment_ids: jax.Array | None, interpret: bool = False
 ) -> Callable:
     """`attend(q, k, v, local)` with splash attention: see `dispatch`. interpret: run the kernel in Pallas's interpreter, on any
     platform."""
 
     def make(window: int | None):
         kernel = functools.partial(_splash, window, config.scale, config.attention_softcap, interpret)
-        if sharding is None:
-            return lambda q, k, v: kernel(q, k, v, segment_ids)
         spec = sharding.spec
         queries, keys = spec(("batch", None, "heads", None)), spec(("batch", None, "kv_heads", None))
         split = on_each_device(sharding, kernel, (queries, keys, keys, spec(("batch", None))), queries)

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxalign.config.division import nearest_divisors
@@ -24,8 +23,6 @@ from jaxalign.models.checkpoints.layout import Bounds, Place, places, stored_sha
 from jaxalign.models.checkpoints.safetensors import Weights, open_weights
 from jaxalign.models.families.base import Fields
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.rows import default_device
-from jaxalign.parallel.sharding import Sharding
 from jaxalign.registry.families import FAMILIES, Family
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -65,7 +62,6 @@ def load_pretrained(
     *,
     max_length: int = 0,
     compute_dtype: str = "float32",
-    sharding: Sharding | None = None,
     vocab_multiple: int = 1,
     dtype: str = "float32",
 ) -> Pretrained:
@@ -75,7 +71,6 @@ def load_pretrained(
       folder: the checkpoint of a language model or of a model with a scalar head.
       max_length: the longest sequence of the run, checked against the model's limit; 0 skips the check.
       compute_dtype: the dtype of activations.
-      sharding: the sharding of the parameters; None for one device.
       vocab_multiple: the tables are padded to a multiple of this many rows.
       dtype: the dtype of the parameters.
 
@@ -87,7 +82,7 @@ def load_pretrained(
     check_length(folder, config, max_length)
     tokenizer = load_tokenizer(folder)
     check_vocabulary(folder, config, tokenizer)
-    model = Model(config.decoder, config.head, sharding)
+    model = Model(config.decoder, config.head)
     return Pretrained(model, load_params(folder, model, dtype), tokenizer)
 
 
@@ -201,8 +196,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
             leaf = abstract
             for part in place.path:
                 leaf = leaf[part]
-            sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(default_device())
-            value = place_blocks(leaf.shape, np.dtype(dtype), sharding, _Blocks(weights, place, np.dtype(dtype)))
+            value = place_blocks(leaf.shape, np.dtype(dtype), leaf.sharding, _Blocks(weights, place, np.dtype(dtype)))
             node = params
             for part in place.path[:-1]:
                 node = node.setdefault(part, {})
@@ -241,8 +235,6 @@ def _check_tied(weights: Weights, found: tuple[Place, ...], head: str) -> None:
 
 
 def check_mesh(model: Model) -> None:
-    if model.sharding is None:
-        return
     c, mesh = model.config, model.sharding.mesh.shape
     inner = {"MLP width": c.mlp} if c.experts is None else {"experts": c.experts.count}
     tensor = {"query heads": c.heads, "key/value heads": c.kv_heads, **inner, "vocabulary": c.table_rows}

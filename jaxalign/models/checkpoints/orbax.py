@@ -16,7 +16,6 @@ import orbax.checkpoint as ocp
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
-from jaxalign.parallel.rows import placed
 
 _FULL = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT)}
 
@@ -76,7 +75,7 @@ def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> 
                 raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
                                 f"and {expected} in the config")
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
-        return checkpointer.restore(directory, placed(abstract))
+        return checkpointer.restore(directory, abstract)
 
 
 def _shapes(tree) -> dict[str, tuple[int, ...]]:

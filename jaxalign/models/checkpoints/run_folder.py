@@ -69,7 +69,7 @@ def base_params(config: Config, workdir: Path, model: Model) -> Params:
 
 
 def stage_policy(
-    stage: FinishedStage, sharding: Sharding | None, dtype: str = "float32"
+    stage: FinishedStage, sharding: Sharding, dtype: str = "float32"
 ) -> tuple[Model, Params, Params | None]:
     """The language model that a stage trained. -> (the model, the weights that the stage trained in `dtype`, the frozen base
     under its adapters, or None without adapters)."""
@@ -90,7 +90,7 @@ def merged(model: Model, weights: Params) -> tuple[Model, Params]:
     return whole, {name: value for name, value in params.items() if name in whole.abstract()}
 
 
-def policy_model(stage: FinishedStage, vocab: int, sharding: Sharding | None) -> Model:
+def policy_model(stage: FinishedStage, vocab: int, sharding: Sharding) -> Model:
     """The language model whose parameters the stage wrote, with the run's adapters unless the stage is pretrain."""
     model = configured_model(stage.config, vocab, "lm", sharding)
     model = model.base if stage.name == "pretrain" else model

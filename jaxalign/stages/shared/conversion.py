@@ -97,7 +97,7 @@ def _write_orbax(target: Path, found: Found, dtype: str) -> None:
             write_texts(temporary, config, found.texts, {}, generates=found.model.head == "lm")
 
 
-def _read_orbax(source: Path, sharding: Sharding | None, dtype: str | None) -> tuple[Found, str]:
+def _read_orbax(source: Path, sharding: Sharding, dtype: str | None) -> tuple[Found, str]:
     config = huggingface.read_config(source)
     dtype = dtype or huggingface.own_dtype(config.raw)
     model = Model(config.decoder, config.head, sharding)

@@ -25,8 +25,8 @@ from jaxalign.training.offload import FrozenRole
 _sharding = functools.cache(make_sharding)
 
 
-def sharding(config: Config) -> Sharding | None:
-    """The sharding for the run's mesh (the same object for equal meshes); None on one device."""
+def sharding(config: Config) -> Sharding:
+    """The sharding for the run's mesh (the same object for equal meshes)."""
     return _sharding(config.mesh)
 
 

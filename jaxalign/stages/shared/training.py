@@ -12,7 +12,6 @@ from jaxalign import streams
 from jaxalign.config import BestOfN, Pretrain, Sft, to_dict
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.rows import placed
 from jaxalign.records import PackedBatch
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
@@ -41,7 +40,7 @@ def stage_inputs(
     settings |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
     frozen = None
     if model.lora is not None:
-        frozen = placed(quantise_abstract(model.base.abstract(), context.config.lora.base))
+        frozen = quantise_abstract(model.base.abstract(), context.config.lora.base)
     root = jax.random.fold_in(jax.random.key(context.stream_seed), streams.number_of(context.directory.name, streams.STAGES))
     return TrainerInputs(
         model,

@@ -89,7 +89,7 @@ def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
             (Path(scratch) / name).write_text(text, encoding="utf-8")
         tokenizer = load_tokenizer(scratch)
         rows = _pack(tokenizer, chat_text.generate(world, "train", settings.tokens))
-        model = Model(configured_decoder(config, tokenizer.vocab_size)[0], "lm", None)
+        model = Model(configured_decoder(config, tokenizer.vocab_size)[0])
         params = _train(config, model, rows, settings)
         held_out = _pack(tokenizer, chat_text.generate(world, "held_out", min(settings.tokens, _HELD_OUT_TOKENS)))
         fields = config_json(model.config, POSITIONS)
