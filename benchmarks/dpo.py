@@ -32,15 +32,15 @@ from common import (
 )
 from versus import add_flags, compare, table
 
-from jaxalign.config import Dpo
+from jaxalign.config import DPOConfig
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.model import Model
+from jaxalign.steps.arguments import DirectArguments
+from jaxalign.steps.direct_step import direct_step
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.state import init_state
 from jaxalign.trainers.answers import packed, pair_arrays
 from jaxalign.trainers.direct import all_logprobs
-from jaxalign.training.arguments import DirectArguments
-from jaxalign.training.direct_step import direct_step
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.state import init_state
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     add_flags(parser, trl="trl_dpo.py")
     options = parser.parse_args(argv)
     texts = ragged.read(options, options.length)
-    section = Dpo(
+    section = DPOConfig(
         batch=options.batch, max_length=options.length, optimizer=adamw(), micro_batch_tokens=options.micro_batch_tokens
     )
     pairs = pair_arrays(texts.tokenizer, texts.pairs, ragged.STYLE, section)

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxalign.config.sections.endpoint import Endpoint  # noqa: E402
+from jaxalign.config.sections.endpoint import EndpointConfig  # noqa: E402
 from jaxalign.endpoint.client import Client  # noqa: E402
 from jaxalign.endpoint.records import CHAT, EndpointRequest  # noqa: E402
 from jaxalign.endpoint.store import AnswerStore  # noqa: E402
@@ -74,7 +74,7 @@ def measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
     calls = []
     with tempfile.TemporaryDirectory() as folder:
         store = AnswerStore(Path(folder) / "endpoint.sqlite")
-        with Client(Endpoint(url=(url,), model=MODEL, concurrency=options.concurrency), store) as client:
+        with Client(EndpointConfig(url=(url,), model=MODEL, concurrency=options.concurrency), store) as client:
             client.list_models()
             for call in range(options.repeat):
                 requests = make_requests(call * options.requests, options.requests)

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from common import run_main
 
-from jaxalign.config import Optimizer, Ppo
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.config import Optimizer, PPOConfig
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.adapters.quantised import quantise_abstract, stored_bytes
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
 from jaxalign.models.model import Model
@@ -29,8 +29,8 @@ from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
 from jaxalign.rl.arguments import UpdateArguments
 from jaxalign.rl.state import PPOSetup, abstract_ppo_state
 from jaxalign.rl.update import packed_update
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.packed import part_rows
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.packed import part_rows
 
 LLAMA_1B = DecoderConfig(
     vocab=128256, layers=16, embed=2048, heads=32, kv_heads=8, head_dim=64, mlp=8192, rope_base=500000.0, norm_eps=1e-5,
@@ -44,8 +44,8 @@ FAST = {"xla_backend_optimization_level": 0}  # Buffers do not change: they are 
 RUNS = {"full": None, "lora": "float32", "lora-bfloat16": "bfloat16", "lora-int8": "int8", "lora-nf4": "nf4"}
 
 
-def make_setup(args, lora: Lora | None) -> PPOSetup:
-    config = Ppo(batch=args.batch, max_new_tokens=args.response, epochs=1, minibatches=1,
+def make_setup(args, lora: LoraAdapters | None) -> PPOSetup:
+    config = PPOConfig(batch=args.batch, max_new_tokens=args.response, epochs=1, minibatches=1,
                  micro_batch_tokens=args.micro_batch_tokens)
     optimizer = make_optimizer(Optimizer(), 100)
     policy = Model(dataclasses.replace(SHAPES[args.shape], compute_dtype=args.dtype, remat=args.remat), lora=lora)
@@ -80,7 +80,7 @@ def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
 
     kind: dtype of the frozen base; None trains all weights.
     """
-    lora = None if kind is None else Lora(args.rank, 2.0 * args.rank, ("*",))
+    lora = None if kind is None else LoraAdapters(args.rank, 2.0 * args.rank, ("*",))
     setup = make_setup(args, lora)
     state = abstract_ppo_state(setup)
     frozen = None if lora is None else quantise_abstract(setup.policy.base.abstract(), kind)

@@ -53,8 +53,8 @@ from jaxalign.rollout.sampler import LocalSampler
 from jaxalign.stages.shared import engines
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import read_manifest
-from jaxalign.training.checkpoint import copy_params
-from jaxalign.training.offload import FrozenRole
+from jaxalign.steps.checkpoint import copy_params
+from jaxalign.steps.offload import FrozenRole
 
 
 @dataclasses.dataclass(frozen=True)

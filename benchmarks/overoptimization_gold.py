@@ -18,7 +18,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.records import PairBatch
 from jaxalign.stages.shared.base import write_json
-from jaxalign.training.checkpoint import copy_params, load_params, save_params
+from jaxalign.steps.checkpoint import copy_params, load_params, save_params
 
 SPOILT = 2.0  # subtracted from the worth of a corrupted answer, a repeated sentence or a missing end
 

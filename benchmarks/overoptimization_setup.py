@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.config import Config, Optimizer, Ppo, check, from_config_dict
+from jaxalign.config import Config, Optimizer, PPOConfig, check, from_config_dict
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.sources.generated import world_of
@@ -27,10 +27,10 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import read_manifest
-from jaxalign.training.arguments import PreferenceArguments
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.preference_step import preference_step
-from jaxalign.training.state import init_state
+from jaxalign.steps.arguments import PreferenceArguments
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.preference_step import preference_step
+from jaxalign.steps.state import init_state
 
 CHUNK = 256  # rows of one call of the engine or of a reward model
 
@@ -56,7 +56,7 @@ class Settings:
     best_of: int = 128
     measured_at: tuple[int, ...] = (0, 1, 2, 4, 7, 12, 19, 28, 40)  # measured iterations of RL; the last one ends it
     rl_answers: int = 4  # per held-out prompt
-    rl: Ppo = Ppo(
+    rl: PPOConfig = PPOConfig(
         prompts=1024, batch=32, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
         optimizer=Optimizer(learning_rate=5e-4, schedule="constant", eps=1e-5),
     )

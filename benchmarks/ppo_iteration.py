@@ -54,8 +54,8 @@ from jaxalign.rl.state import init_ppo_state, make_ppo_setup
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import LocalSampler
 from jaxalign.stages.shared import engines
+from jaxalign.steps.offload import FrozenRole
 from jaxalign.tracking.metrics import by_name
-from jaxalign.training.offload import FrozenRole
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
 PROMPTS = 8  # Number of different batches of prompts.

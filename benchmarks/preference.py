@@ -31,11 +31,11 @@ from versus import add_flags, compare, table
 
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.model import Model
+from jaxalign.steps.arguments import PreferenceArguments
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.preference_step import preference_step
+from jaxalign.steps.state import init_state
 from jaxalign.trainers.scoring import packed, pair_arrays
-from jaxalign.training.arguments import PreferenceArguments
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.preference_step import preference_step
-from jaxalign.training.state import init_state
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 

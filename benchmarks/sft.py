@@ -36,11 +36,11 @@ from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import completion, pack
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import place_rows
-from jaxalign.training.arguments import LmArguments
-from jaxalign.training.lm_step import lm_step
-from jaxalign.training.microbatch import chosen
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.state import init_state
+from jaxalign.steps.arguments import LmArguments
+from jaxalign.steps.lm_step import lm_step
+from jaxalign.steps.microbatch import chosen
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.state import init_state
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 

@@ -7,14 +7,14 @@ import dataclasses
 import jax
 import numpy as np
 
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.model import Model
 from tests import tiny
 
 TOKENS = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
 
 
-def adapted(lora: Lora, mesh=None, head: str = "lm", seed: int = 1) -> tuple[Model, dict]:
+def adapted(lora: LoraAdapters, mesh=None, head: str = "lm", seed: int = 1) -> tuple[Model, dict]:
     """A tiny model, and host parameters with adapters that have an effect."""
     model = dataclasses.replace(tiny.model(mesh, head), lora=lora)
     rng = np.random.default_rng(seed)

@@ -9,9 +9,9 @@ from jaxalign.rl.prompts import PromptStream
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import LocalSampler
 from jaxalign.stages.shared import engines
+from jaxalign.steps.offload import FrozenRole
 from jaxalign.streams import LOADERS
 from jaxalign.tracking.metrics import by_name
-from jaxalign.training.offload import FrozenRole
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer, prompt
 

@@ -22,8 +22,8 @@ from jaxalign.rewards.scorer import student_model
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import DONE, new_manifest
+from jaxalign.steps.checkpoint import save_params
 from jaxalign.storage import LocalStorage
-from jaxalign.training.checkpoint import save_params
 
 _SIZES = {"layers": 2, "embed": 24, "heads": 6, "kv_heads": 2, "head_dim": 8, "mlp": 28, "max_length": 64, "vocab_multiple": 8}
 _STUDENT = {"layers": 1, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 20}

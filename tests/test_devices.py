@@ -24,9 +24,9 @@ from jaxalign.rl.state import init_ppo_state
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.arguments import LmArguments
-from jaxalign.training.lm_step import lm_step
-from jaxalign.training.state import init_state
+from jaxalign.steps.arguments import LmArguments
+from jaxalign.steps.lm_step import lm_step
+from jaxalign.steps.state import init_state
 from tests import made_tokenizers, tiny
 from tests.trainers import small
 

@@ -12,7 +12,7 @@ import shlex
 import pytest
 
 from jaxalign import pipeline
-from jaxalign.config import Config, Ppo, schema
+from jaxalign.config import Config, PPOConfig, schema
 from jaxalign.parallel.distributed import take_flags
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.objectives import OBJECTIVES
@@ -59,7 +59,7 @@ def same(stated: str, value) -> bool:
 
 def test_defaults_on_the_rl_page_equal_those_of_the_config():
     """If the page writes `field` (value...), the value is the field's default."""
-    section = Ppo()
+    section = PPOConfig()
     known = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     known |= {f"optimizer.{f.name}": getattr(section.optimizer, f.name) for f in dataclasses.fields(section.optimizer)}
     known |= {f"model.{f.name}": getattr(Config().model, f.name) for f in dataclasses.fields(Config().model)}

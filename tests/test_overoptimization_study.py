@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from jaxalign.config import Optimizer, Ppo
+from jaxalign.config import Optimizer, PPOConfig
 from jaxalign.data.world import gold as judge
 from jaxalign.errors import UserError
 from tests.small_run import run
@@ -28,7 +28,7 @@ from overoptimization_plot import plot  # noqa: E402
 SETTINGS = overoptimization_setup.Settings(
     sizes=((1, 16),), pairs=(8, 16), held_out_pairs=8, max_new_tokens=48, gold_prompts=48, gold_steps=2, proxy_steps=4,
     pair_batch=8, measured_prompts=4, best_of=6, measured_at=(0, 1, 2), rl_answers=2,
-    rl=Ppo(prompts=16, batch=8, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
+    rl=PPOConfig(prompts=16, batch=8, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
            optimizer=Optimizer(learning_rate=1e-2, schedule="constant")),
 )
 

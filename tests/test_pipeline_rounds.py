@@ -42,7 +42,8 @@ def stages():
         Recording("pretrain"), Recording("sft", ("sft",), lambda config: ("pretrain",)),
         Recording("compare", ("compare",), lambda config: ("sft",)),
         Recording("dpo", ("dpo.beta",), lambda config: ("sft", "compare")),
-        Recording("evaluate", ("evaluate",), evaluate.Evaluate().inputs), Recording("report", (), report.Report().inputs),
+        Recording("evaluate", ("evaluate",), evaluate.EvaluateStage().inputs),
+        Recording("report", (), report.ReportStage().inputs),
     ]
     return {stage.name: stage for stage in made}
 

@@ -23,7 +23,7 @@ from jaxalign.models.heads import token_stats
 from jaxalign.parallel.sharding import one_device
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.preference_step import sequence_scores
+from jaxalign.steps.preference_step import sequence_scores
 from tests import tiny
 
 

@@ -31,8 +31,8 @@ from jaxalign.sample import main
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import DONE, new_manifest
+from jaxalign.steps.checkpoint import save_params
 from jaxalign.storage import LocalStorage
-from jaxalign.training.checkpoint import save_params
 from tests import made_tokenizers, tiny
 
 _SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 20, "max_length": 96,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxalign.config import Mesh, Optimizer, Ppo
+from jaxalign.config import Mesh, Optimizer, PPOConfig
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
@@ -22,7 +22,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.optimizer import make_optimizer
+from jaxalign.steps.optimizer import make_optimizer
 
 STOPS = (2, 9, 20, 25)  # several, so that some responses end and some are truncated
 DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
@@ -58,7 +58,7 @@ def rows(batch: Model, arrays):
 @functools.cache
 def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2, **changes) -> PPOSetup:
     """PPO with 8 rows, 2 minibatches and 2 epochs; rates are constant. Every setting that tests rely on is set here."""
-    config = Ppo(batch=8, max_new_tokens=8, epochs=2, minibatches=2, temperature=1.0, gamma=1.0, lam=0.95, clip=0.2,
+    config = PPOConfig(batch=8, max_new_tokens=8, epochs=2, minibatches=2, temperature=1.0, gamma=1.0, lam=0.95, clip=0.2,
                  value_clip=0.2, kl_coef=0.05, missing_eos="replace", missing_eos_value=-1.0)
     config = dataclasses.replace(config, **changes)
     optimizer = make_optimizer(Optimizer(learning_rate=learning_rate, schedule="constant", eps=1e-5), 100)

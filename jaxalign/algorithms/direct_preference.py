@@ -291,7 +291,7 @@ def _nca(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
     return jax.nn.softplus(-beta * a) + 0.5 * (jax.nn.softplus(beta * a) + jax.nn.softplus(beta * b))
 
 
-@OBJECTIVES.declare("bco_pair", dpo_kind=True, anchor="jaxalign.training.objectives:mean_reward")
+@OBJECTIVES.declare("bco_pair", dpo_kind=True, anchor="jaxalign.steps.objectives:mean_reward")
 def _bco(a: jax.Array, b: jax.Array, beta: Any, baseline: Any) -> jax.Array:
     return jax.nn.softplus(baseline - beta * a) + jax.nn.softplus(beta * b - baseline)
 

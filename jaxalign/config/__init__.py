@@ -25,62 +25,62 @@ from jaxalign.config.root import (
     to_dict,
 )
 from jaxalign.config.schema import field, section
-from jaxalign.config.sections.alarms import Alarms
-from jaxalign.config.sections.arithmetic import Arithmetic
-from jaxalign.config.sections.best_of_n import BestOfN
-from jaxalign.config.sections.compare import Compare
-from jaxalign.config.sections.data import Data
-from jaxalign.config.sections.dpo import Dpo
-from jaxalign.config.sections.endpoint import Endpoint
-from jaxalign.config.sections.evaluate import Evaluate
-from jaxalign.config.sections.feedback import Feedback
-from jaxalign.config.sections.judge import Judge
+from jaxalign.config.sections.alarms import AlarmsConfig
+from jaxalign.config.sections.arithmetic import ArithmeticConfig
+from jaxalign.config.sections.best_of_n import BestOfNConfig
+from jaxalign.config.sections.compare import CompareConfig
+from jaxalign.config.sections.data import DataConfig
+from jaxalign.config.sections.dpo import DPOConfig
+from jaxalign.config.sections.endpoint import EndpointConfig
+from jaxalign.config.sections.evaluate import EvaluateConfig
+from jaxalign.config.sections.feedback import FeedbackConfig
+from jaxalign.config.sections.judge import JudgeConfig
 from jaxalign.config.sections.lora import Lora
 from jaxalign.config.sections.mesh import Mesh
-from jaxalign.config.sections.model import Model
-from jaxalign.config.sections.online_dpo import OnlineChecks, OnlineDpo
+from jaxalign.config.sections.model import ModelConfig
+from jaxalign.config.sections.online_dpo import OnlineChecks, OnlineDPOConfig
 from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.ppo import Checks, Ppo
-from jaxalign.config.sections.preference import Preference
-from jaxalign.config.sections.pretrain import Pretrain
-from jaxalign.config.sections.revise import Revise
-from jaxalign.config.sections.reward import Reward
-from jaxalign.config.sections.reward_distill import RewardDistill
-from jaxalign.config.sections.sft import Sft
-from jaxalign.config.sections.tracking import Tracking
-from jaxalign.config.sections.world import World
+from jaxalign.config.sections.ppo import Checks, PPOConfig
+from jaxalign.config.sections.preference import PreferenceConfig
+from jaxalign.config.sections.pretrain import PretrainConfig
+from jaxalign.config.sections.revise import ReviseConfig
+from jaxalign.config.sections.reward import RewardConfig
+from jaxalign.config.sections.reward_distill import RewardDistillConfig
+from jaxalign.config.sections.sft import SFTConfig
+from jaxalign.config.sections.tracking import TrackingConfig
+from jaxalign.config.sections.world import WorldConfig
 from jaxalign.config.stages import DEFAULT_STAGES
 
 __all__ = [
-    "Alarms",
-    "Arithmetic",
-    "BestOfN",
+    "AlarmsConfig",
+    "ArithmeticConfig",
+    "BestOfNConfig",
     "Checks",
-    "Compare",
+    "CompareConfig",
     "Config",
     "DEFAULT_STAGES",
-    "Data",
-    "Dpo",
-    "Endpoint",
-    "Evaluate",
-    "Feedback",
-    "Judge",
+    "DataConfig",
+    "DPOConfig",
+    "EndpointConfig",
+    "EvaluateConfig",
+    "FeedbackConfig",
+    "JudgeConfig",
     "Lora",
     "Mesh",
-    "Model",
+    "ModelConfig",
     "OnlineChecks",
-    "OnlineDpo",
+    "OnlineDPOConfig",
     "Optimizer",
-    "Ppo",
-    "Preference",
-    "Pretrain",
-    "Revise",
-    "Reward",
-    "RewardDistill",
+    "PPOConfig",
+    "PreferenceConfig",
+    "PretrainConfig",
+    "ReviseConfig",
+    "RewardConfig",
+    "RewardDistillConfig",
     "Section",
-    "Sft",
-    "Tracking",
-    "World",
+    "SFTConfig",
+    "TrackingConfig",
+    "WorldConfig",
     "above",
     "at_least",
     "between",

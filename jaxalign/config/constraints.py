@@ -23,7 +23,7 @@ class Constraint(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class ValueConstraint:
     """A constraint on a value that does not depend on registries.
 
     Attributes:
@@ -72,31 +72,31 @@ class _Registered:
             raise UserError(f"{path} is {value!r}, which contains {repeated!r} twice; name each part once")
 
 
-def at_least(low: float) -> Check:
-    return Check(f"at least {low}", lambda value: value >= low)
+def at_least(low: float) -> ValueConstraint:
+    return ValueConstraint(f"at least {low}", lambda value: value >= low)
 
 
-def above(low: float) -> Check:
-    return Check(f"above {low}", lambda value: value > low)
+def above(low: float) -> ValueConstraint:
+    return ValueConstraint(f"above {low}", lambda value: value > low)
 
 
-def between(low: float, high: float) -> Check:
-    return Check(f"between {low} and {high}", lambda value: low <= value <= high)
+def between(low: float, high: float) -> ValueConstraint:
+    return ValueConstraint(f"between {low} and {high}", lambda value: low <= value <= high)
 
 
-def one_of(*choices: str | int) -> Check:
-    return Check("one of " + ", ".join(map(str, choices)), lambda value: value in choices, choices)
+def one_of(*choices: str | int) -> ValueConstraint:
+    return ValueConstraint("one of " + ", ".join(map(str, choices)), lambda value: value in choices, choices)
 
 
-def some_of(*choices: str) -> Check:
+def some_of(*choices: str) -> ValueConstraint:
     """For a tuple: one or more of the choices, without repetition, in the order of the choices."""
-    return Check(f"some of {', '.join(choices)}, in this order",
+    return ValueConstraint(f"some of {', '.join(choices)}, in this order",
                  lambda value: bool(value) and value == tuple(choice for choice in choices if choice in value), choices)
 
 
-def none_or_some_of(*choices: str) -> Check:
+def none_or_some_of(*choices: str) -> ValueConstraint:
     """Like `some_of`, but the tuple may be empty."""
-    return Check(f"empty, or {some_of(*choices).text}",
+    return ValueConstraint(f"empty, or {some_of(*choices).text}",
                  lambda value: value == tuple(choice for choice in choices if choice in value), choices)
 
 

@@ -16,28 +16,28 @@ from jaxalign.config.constraints import at_least, between, registered
 from jaxalign.config.division import check_multiple
 from jaxalign.config.reading import refuse_unread, unmet
 from jaxalign.config.schema import field, section
-from jaxalign.config.sections.arithmetic import Arithmetic
-from jaxalign.config.sections.best_of_n import BestOfN
-from jaxalign.config.sections.compare import Compare
-from jaxalign.config.sections.data import Data
-from jaxalign.config.sections.dpo import Dpo
-from jaxalign.config.sections.endpoint import Endpoint
-from jaxalign.config.sections.evaluate import Evaluate
-from jaxalign.config.sections.feedback import Feedback
-from jaxalign.config.sections.judge import Judge
+from jaxalign.config.sections.arithmetic import ArithmeticConfig
+from jaxalign.config.sections.best_of_n import BestOfNConfig
+from jaxalign.config.sections.compare import CompareConfig
+from jaxalign.config.sections.data import DataConfig
+from jaxalign.config.sections.dpo import DPOConfig
+from jaxalign.config.sections.endpoint import EndpointConfig
+from jaxalign.config.sections.evaluate import EvaluateConfig
+from jaxalign.config.sections.feedback import FeedbackConfig
+from jaxalign.config.sections.judge import JudgeConfig
 from jaxalign.config.sections.lora import Lora
 from jaxalign.config.sections.mesh import Mesh
-from jaxalign.config.sections.model import Model
-from jaxalign.config.sections.online_dpo import OnlineDpo
-from jaxalign.config.sections.ppo import Ppo
-from jaxalign.config.sections.preference import Preference
-from jaxalign.config.sections.pretrain import Pretrain
-from jaxalign.config.sections.revise import Revise
-from jaxalign.config.sections.reward import Reward
-from jaxalign.config.sections.reward_distill import RewardDistill
-from jaxalign.config.sections.sft import Sft
-from jaxalign.config.sections.tracking import Tracking
-from jaxalign.config.sections.world import World
+from jaxalign.config.sections.model import ModelConfig
+from jaxalign.config.sections.online_dpo import OnlineDPOConfig
+from jaxalign.config.sections.ppo import PPOConfig
+from jaxalign.config.sections.preference import PreferenceConfig
+from jaxalign.config.sections.pretrain import PretrainConfig
+from jaxalign.config.sections.revise import ReviseConfig
+from jaxalign.config.sections.reward import RewardConfig
+from jaxalign.config.sections.reward_distill import RewardDistillConfig
+from jaxalign.config.sections.sft import SFTConfig
+from jaxalign.config.sections.tracking import TrackingConfig
+from jaxalign.config.sections.world import WorldConfig
 from jaxalign.config.selectors import traced_steps
 from jaxalign.config.stages import DEFAULT_STAGES, InGraphOrder, own_sections, stage_names
 from jaxalign.errors import UserError
@@ -61,27 +61,27 @@ class Config:
                          "evaluate: local (this process), or 'package.module:name' or 'FILE.py:name' of your own; "
                          "see docs/extending.md.", registered(SAMPLERS, sampler_record))
     mesh: Mesh = section(Mesh(), "")
-    model: Model = section(Model(), "")
+    model: ModelConfig = section(ModelConfig(), "")
     lora: Lora = section(Lora(), "")
-    data: Data = section(Data(), "")
-    world: World = section(World(), "")
-    arithmetic: Arithmetic = section(Arithmetic(), "")
-    pretrain: Pretrain = section(Pretrain(), "")
-    revise: Revise = section(Revise(), "")
-    sft: Sft = section(Sft(), "")
-    feedback: Feedback = section(Feedback(), "")
-    judge: Judge = section(Judge(), "")
-    endpoint: Endpoint = section(Endpoint(), "")
-    compare: Compare = section(Compare(), "")
-    preference: Preference = section(Preference(), "")
-    reward_distill: RewardDistill = section(RewardDistill(), "")
-    best_of_n: BestOfN = section(BestOfN(), "")
-    dpo: Dpo = section(Dpo(), "")
-    online_dpo: OnlineDpo = section(OnlineDpo(), "")
-    reward: Reward = section(Reward(), "")
-    ppo: Ppo = section(Ppo(), "")
-    evaluate: Evaluate = section(Evaluate(), "")
-    tracking: Tracking = section(Tracking(), "")
+    data: DataConfig = section(DataConfig(), "")
+    world: WorldConfig = section(WorldConfig(), "")
+    arithmetic: ArithmeticConfig = section(ArithmeticConfig(), "")
+    pretrain: PretrainConfig = section(PretrainConfig(), "")
+    revise: ReviseConfig = section(ReviseConfig(), "")
+    sft: SFTConfig = section(SFTConfig(), "")
+    feedback: FeedbackConfig = section(FeedbackConfig(), "")
+    judge: JudgeConfig = section(JudgeConfig(), "")
+    endpoint: EndpointConfig = section(EndpointConfig(), "")
+    compare: CompareConfig = section(CompareConfig(), "")
+    preference: PreferenceConfig = section(PreferenceConfig(), "")
+    reward_distill: RewardDistillConfig = section(RewardDistillConfig(), "")
+    best_of_n: BestOfNConfig = section(BestOfNConfig(), "")
+    dpo: DPOConfig = section(DPOConfig(), "")
+    online_dpo: OnlineDPOConfig = section(OnlineDPOConfig(), "")
+    reward: RewardConfig = section(RewardConfig(), "")
+    ppo: PPOConfig = section(PPOConfig(), "")
+    evaluate: EvaluateConfig = section(EvaluateConfig(), "")
+    tracking: TrackingConfig = section(TrackingConfig(), "")
 
 
 @functools.cache

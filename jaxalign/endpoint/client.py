@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from jaxalign.config.sections.endpoint import Endpoint
+from jaxalign.config.sections.endpoint import EndpointConfig
 from jaxalign.endpoint.exchange import Call, CallBatch, Exchange
 from jaxalign.endpoint.failures import REFUSALS, Failure, Fatal, Target, check_model
 from jaxalign.endpoint.loop import LoopThread
@@ -50,7 +50,7 @@ class Client(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self, settings: Endpoint, store: AnswerStore, *, pacing: Pacing | None = None,
+        self, settings: EndpointConfig, store: AnswerStore, *, pacing: Pacing | None = None,
         say: Callable[[str], None] | None = None,
     ):
         self._settings, self._store, self._pacing = settings, store, pacing or Pacing()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxalign.config.sections.endpoint import Endpoint
+from jaxalign.config.sections.endpoint import EndpointConfig
 from jaxalign.endpoint.breaker import Breaker
 from jaxalign.endpoint.failures import (
     Failure,
@@ -71,7 +71,7 @@ class _Outcome(NamedTuple):
 class Exchange:
     """Sends requests to the URLs of the settings. Created and used on one event loop."""
 
-    def __init__(self, settings: Endpoint, key: ApiKey, spending: Spending, pacing: Pacing, say: Callable[[str], None]):
+    def __init__(self, settings: EndpointConfig, key: ApiKey, spending: Spending, pacing: Pacing, say: Callable[[str], None]):
         self._settings, self._key, self._spending, self._pacing, self._say = settings, key, spending, pacing, say
         self._members = [Member(shown_url(url), Transport(url, settings, key), pacing, settings.concurrency)
                          for url in settings.url]

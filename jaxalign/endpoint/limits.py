@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jaxalign.config.sections.endpoint import Endpoint
+from jaxalign.config.sections.endpoint import EndpointConfig
 
 _CHARACTERS_PER_TOKEN = 4
 
@@ -18,7 +18,7 @@ class RateLimits:
     At most one second's worth of units passes at once: a burst of a minute's worth would double the rate of the first minute.
     """
 
-    def __init__(self, settings: Endpoint):
+    def __init__(self, settings: EndpointConfig):
         import aiolimiter
 
         self._limiters: dict[str, aiolimiter.AsyncLimiter] = {}

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxalign.config.sections.endpoint import Endpoint
+from jaxalign.config.sections.endpoint import EndpointConfig
 from jaxalign.endpoint.records import Reply, Usage
 from jaxalign.endpoint.store import AnswerStore
 from jaxalign.errors import UserError
@@ -46,7 +46,7 @@ class TokenPrices:
       UserError: the file does not exist or is not a file of prices.
     """
 
-    def __init__(self, settings: Endpoint):
+    def __init__(self, settings: EndpointConfig):
         self._path, self.date = settings.prices, ""
         self._default = Price(settings.input_price, settings.output_price)
         self._models: dict[str, Price] = {}
@@ -80,7 +80,7 @@ class Spending:
       prices: the prices of the models.
     """
 
-    def __init__(self, settings: Endpoint, store: AnswerStore):
+    def __init__(self, settings: EndpointConfig, store: AnswerStore):
         self._budget, self._store, self.prices = settings.budget, store, TokenPrices(settings)
         self._lock = threading.Lock()
         self._counts: collections.Counter[str] = collections.Counter()

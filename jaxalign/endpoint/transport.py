@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxalign import __version__
-from jaxalign.config.sections.endpoint import Endpoint
+from jaxalign.config.sections.endpoint import EndpointConfig
 from jaxalign.endpoint.failures import LONGEST_MESSAGE, Target, Transient
 from jaxalign.endpoint.redaction import ApiKey
 from jaxalign.errors import UserError
@@ -50,7 +50,7 @@ class Transport:
       session: the connections; whoever creates a transport closes them.
     """
 
-    def __init__(self, url: str, settings: Endpoint, key: ApiKey):
+    def __init__(self, url: str, settings: EndpointConfig, key: ApiKey):
         import aiohttp
 
         self._url, self._timeout, self._key = urllib.parse.urlsplit(url), settings.timeout, key

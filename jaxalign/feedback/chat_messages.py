@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.data.chat.requests import TemplateSet
 from jaxalign.errors import UserError
 from jaxalign.feedback.contract import Contract, read_contract
@@ -23,7 +23,7 @@ class ChatMessages:
     """
 
     templates: TemplateSet
-    settings: Feedback
+    settings: FeedbackConfig
 
     @functools.cached_property
     def contract(self) -> Contract:

@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxalign.config import Judge as JudgeSettings
+from jaxalign.config import JudgeConfig as JudgeSettings
 from jaxalign.errors import UserError
 from jaxalign.feedback.judge import Draw, Rating, Text, Verdict
 from jaxalign.parallel import hosts

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxalign.algorithms import labels as algorithms
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.records import Comparison, PrincipleLabel
 
 FALLBACK_MARGIN = 0.1
@@ -53,12 +53,12 @@ class Calibration:
         return _shifted(label.ab, -bias), 1.0 - _shifted(1.0 - label.ba, -bias)
 
 
-def fixed(config: Feedback) -> Calibration:
+def fixed(config: FeedbackConfig) -> Calibration:
     """The calibration of labels that are decided before others are known: the margin of the config, without a correction."""
     return Calibration(FALLBACK_MARGIN if config.undecided_margin is None else config.undecided_margin)
 
 
-def calibrate(labels: Sequence[PrincipleLabel], config: Feedback) -> Calibration:
+def calibrate(labels: Sequence[PrincipleLabel], config: FeedbackConfig) -> Calibration:
     """Estimates the position bias and, if `config.undecided_margin` is None, the margin.
 
     Labels that were not asked in both orders do not count. With fewer than `FEWEST_LABELS`, nothing is estimated.
@@ -131,7 +131,7 @@ def is_tie(label: PrincipleLabel) -> bool:
     return label.tie is not None and label.tie > 0.5
 
 
-def decide(comparison: Comparison, calibration: Calibration, config: Feedback, invert: bool = False) -> Comparison:
+def decide(comparison: Comparison, calibration: Calibration, config: FeedbackConfig, invert: bool = False) -> Comparison:
     """The comparison with the label that follows from its verdicts (`comparison.labels`).
 
     A principle decides if the judge calls no tie under it, and the label is farther from 0.5 than the margin and, with

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.data.chat.requests import TemplateSet
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.tokenizers.files import thinking_variables
@@ -57,7 +57,7 @@ class EndpointJudge:
     model: str
     abilities: Abilities
     templates: TemplateSet
-    settings: Feedback
+    settings: FeedbackConfig
     votes: int
     writing: Sampling | None = None
     name = "endpoint"
@@ -206,7 +206,7 @@ def _thinking(thinking: str) -> dict[str, Any]:
     return {"chat_template_kwargs": variables} if variables else {}
 
 
-def verdict_tokens(settings: Feedback) -> int:
+def verdict_tokens(settings: FeedbackConfig) -> int:
     """The maximum number of tokens of an answer with a verdict or a rating, its reasoning included."""
     return _VERDICT_TOKENS + (settings.max_reasoning_tokens if settings.reasoning else 0)
 

@@ -112,7 +112,7 @@ class Draw(NamedTuple):
     rows: Sequence[int]
 
 
-class Judge(Protocol):
+class JudgeProtocol(Protocol):
     """Gives AI feedback. Each method returns one result per request, in order. A judge needs only the methods that are used."""
 
     def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> Sequence[Text]: ...

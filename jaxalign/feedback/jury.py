@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxalign.feedback.judge import Draw, Judge, Text
+from jaxalign.feedback.judge import Draw, JudgeProtocol, Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Jury:
       members: at least one judge. Their weights are on the devices at the same time.
     """
 
-    members: tuple[Judge, ...]
+    members: tuple[JudgeProtocol, ...]
     name = "jury"
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.feedback import decisions
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.critique import draw_principles
@@ -49,7 +49,7 @@ class Labeller:
 
     judge: CheckedJudge
     constitution: tuple[Principle, ...]
-    config: Feedback
+    config: FeedbackConfig
     seed: int
 
     def label(self, pairs: Sequence[Pair], key: jax.Array, first_row: int, invert: bool = False) -> list[Comparison]:

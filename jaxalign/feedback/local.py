@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxalign.algorithms import labels
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.tokenizers.files import THINKING, thinking_variables
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -24,7 +24,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.records import Exemplar
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.offload import FrozenRole
+from jaxalign.steps.offload import FrozenRole
 
 
 class _OptionLogprobs(NamedTuple):
@@ -174,7 +174,7 @@ class LocalJudge:
 
 
 def make_writer(
-    tokenizer: Tokenizer, settings: Feedback, max_length: int, exemplars: Sequence[Exemplar] = ()
+    tokenizer: Tokenizer, settings: FeedbackConfig, max_length: int, exemplars: Sequence[Exemplar] = ()
 ) -> RequestWriter:
     """The writer of the requests to a local judge. The arguments are those of `make_local_judge`.
 
@@ -196,7 +196,7 @@ def make_writer(
 
 
 def make_local_judge(
-    model: Model, params: Params | None, tokenizer: Tokenizer, settings: Feedback, max_length: int, batch: int,
+    model: Model, params: Params | None, tokenizer: Tokenizer, settings: FeedbackConfig, max_length: int, batch: int,
     exemplars: Sequence[Exemplar] = (), writing: Sampling | None = None, counted: Counted | None = None,
     role: FrozenRole | None = None,
 ) -> LocalJudge:

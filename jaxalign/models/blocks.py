@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxalign.models.checkpoints.layout import Bounds, Layout
+from jaxalign.models.checkpoints.layout import Bounds, CheckpointLayout
 
 BLOCK_BYTES = 32 << 20
 
@@ -18,7 +18,7 @@ BLOCK_BYTES = 32 << 20
 Blocks = Callable[[Bounds], Iterable[tuple[tuple[int, ...], np.ndarray]]]
 
 
-def row_blocks(layout: Layout, bounds: Bounds, itemsize: int) -> Iterator[Bounds]:
+def row_blocks(layout: CheckpointLayout, bounds: Bounds, itemsize: int) -> Iterator[Bounds]:
     """Splits bounds along the stored tensor's rows into parts of at most BLOCK_BYTES in the files (but at least one row)."""
     axis = layout.rows
     first, last = bounds[axis]

@@ -10,7 +10,7 @@ from jaxalign.config.finished import base_stage, tokenizer_path
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters import peft_config
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.checkpoints import huggingface
 from jaxalign.models.families.llama import config_json
@@ -19,7 +19,7 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.registry.families import Family, use_family
 
 
-def base_config(config: schema.Config, workdir: Path) -> huggingface.ModelConfig:
+def base_config(config: schema.Config, workdir: Path) -> huggingface.CheckpointConfig:
     """The config.json of the base model of the run in `workdir`: the file in the folder of a pretrained model, that of the base
     of the run for a stage of another run, or fields that describe a model from scratch as a Llama.
 
@@ -59,7 +59,7 @@ def configured_decoder(config: schema.Config, vocab: int) -> tuple[DecoderConfig
     return with_choices(section, decoder), None
 
 
-def with_choices(section: schema.Model, decoder: DecoderConfig) -> DecoderConfig:
+def with_choices(section: schema.ModelConfig, decoder: DecoderConfig) -> DecoderConfig:
     """The architecture with the fields of config.model that apply to every source."""
     return dataclasses.replace(decoder, remat=section.remat, remat_saves=section.remat_saves, attention=section.attention,
                                cache_dtype=section.cache_dtype)
@@ -70,7 +70,7 @@ def adapted(section: schema.Lora, base: Model, family: Family | None) -> Model:
     family of their base model."""
     if section.path:
         return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, family, base).lora)
-    adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
+    adapters = LoraAdapters(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
     return dataclasses.replace(base, lora=adapters if section.rank else None)
 
 

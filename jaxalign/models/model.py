@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxalign.models import generation
-from jaxalign.models.adapters.lora import Adapters, Lora, adapter_axes, adapter_shapes, init_adapters
+from jaxalign.models.adapters.lora import Adapters, LoraAdapters, adapter_axes, adapter_shapes, init_adapters
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention.continued import continued_attention
 from jaxalign.models.attention.dispatch import attention, kind_of_attention
@@ -59,7 +59,7 @@ class Model:
     config: DecoderConfig
     head: str = "lm"
     sharding: Sharding = dataclasses.field(default_factory=one_device)
-    lora: Lora | None = None
+    lora: LoraAdapters | None = None
 
     def with_head(self, head: str) -> Model:
         return dataclasses.replace(self, head=head)

@@ -36,7 +36,7 @@ _FIRST_PORT, _PORTS = 61440, 4096  # Ephemeral ports, as in JAX's Slurm support.
 _watch: hosts.Watch | None = None
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The known properties of a group of processes. devices: local accelerators of this process; None for all of the host's."""
 
     coordinator: str | None = None
@@ -46,7 +46,7 @@ class Group(NamedTuple):
     devices: tuple[int, ...] | None = None
 
 
-def take_flags(arguments: Sequence[str]) -> tuple[Group, list[str]]:
+def take_flags(arguments: Sequence[str]) -> tuple[ProcessGroup, list[str]]:
     """Parses this module's flags. Returns the group and the remaining arguments.
 
     Raises:
@@ -62,7 +62,7 @@ def take_flags(arguments: Sequence[str]) -> tuple[Group, list[str]]:
     return _checked(given, {name: f"--{name}" for name in FLAGS}), rest
 
 
-def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> Group:
+def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> ProcessGroup:
     """Parses `given` as a group. called: the user-facing name of each value."""
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -81,19 +81,19 @@ def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> Group:
                 least = "at least 1" if name == "processes" else "0 or above"
                 raise UserError(f"{called[name]} is {value!r}; a whole number of {least} is expected")
             found[name] = int(value)
-    group = Group(**found)
+    group = ProcessGroup(**found)
     if group.process is not None and group.processes is not None:
         _check_range(group, called["process"], called["processes"])
     return group
 
 
-def _check_range(group: Group, process: str, processes: str) -> None:
+def _check_range(group: ProcessGroup, process: str, processes: str) -> None:
     if group.process >= group.processes:
         raise UserError(f"{process} is {group.process}, but {processes} is {group.processes}: processes are numbered from 0 to "
                         f"{group.processes - 1}")
 
 
-def find(given: Group, environ: Mapping[str, str] | None = None) -> Group | None:
+def find(given: ProcessGroup, environ: Mapping[str, str] | None = None) -> ProcessGroup | None:
     """Completes the group from JAX's environment variables, then from the launcher. None for a single process.
 
     Raises:
@@ -125,18 +125,18 @@ def find(given: Group, environ: Mapping[str, str] | None = None) -> Group | None
     return known
 
 
-def _filled(group: Group, other: Group) -> Group:
+def _filled(group: ProcessGroup, other: ProcessGroup) -> ProcessGroup:
     names = ("coordinator", "processes", "process", "devices")
     return group._replace(**{name: getattr(other, name) for name in names if getattr(group, name) is None})
 
 
-def _launched(known: Group, environ: Mapping[str, str]) -> tuple[str, Group | None]:
+def _launched(known: ProcessGroup, environ: Mapping[str, str]) -> tuple[str, ProcessGroup | None]:
     """Returns (name of the launcher of this process, the group that it provides), or ("", None)."""
     if "OMPI_COMM_WORLD_SIZE" in environ:
         return "Open MPI", _open_mpi(known, environ)
     if all(name in environ for name in _SLURM):
         if environ["SLURM_NTASKS"] == "1":
-            return "Slurm", Group(processes=1)
+            return "Slurm", ProcessGroup(processes=1)
         each = re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
         return "Slurm", _detected(known)._replace(devices=None if each else (int(environ["SLURM_LOCALID"]),))
     if _on_tpu(environ):
@@ -146,13 +146,13 @@ def _launched(known: Group, environ: Mapping[str, str]) -> tuple[str, Group | No
     return "", None
 
 
-def _open_mpi(known: Group, environ: Mapping[str, str]) -> Group:
+def _open_mpi(known: ProcessGroup, environ: Mapping[str, str]) -> ProcessGroup:
     """Up to Open MPI 4, JAX finds the first host. Version 5 only reports whether all processes are on this host."""
     size, rank, here, local = (
         int(environ.get(f"OMPI_COMM_WORLD_{name}", missing))
         for name, missing in (("SIZE", 1), ("RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_RANK", 0))
     )
-    found = Group(None, size, rank, devices=(local,) if here > 1 else None)
+    found = ProcessGroup(None, size, rank, devices=(local,) if here > 1 else None)
     if size == 1:
         return found
     if "OMPI_MCA_orte_hnp_uri" in environ:
@@ -170,7 +170,7 @@ def _on_tpu(environ: Mapping[str, str]) -> bool:
     return named or bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
-def _detected(known: Group) -> Group:
+def _detected(known: ProcessGroup) -> ProcessGroup:
     """Returns the group that JAX detects. Raises UserError if JAX recognises the launcher but cannot read it."""
     from jax._src import clusters  # The only public interface to it is jax.distributed.initialize.
 
@@ -181,10 +181,10 @@ def _detected(known: Group) -> Group:
         raise UserError(f"the launcher of this process was recognised, but JAX cannot read it ({why}); "
                         "give --coordinator=HOST:PORT, --processes=N and --process=I, or --processes=1 for a single "
                         "process") from error
-    return Group(*found[:3])
+    return ProcessGroup(*found[:3])
 
 
-def start(given: Group) -> None:
+def start(given: ProcessGroup) -> None:
     """Joins the other processes of the run, if any. Call it before JAX computes anything.
 
     Raises:
@@ -211,7 +211,7 @@ def start(given: Group) -> None:
 
 
 @contextlib.contextmanager
-def running(given: Group, explain: Callable[[BaseException], tuple[str, int] | None]) -> Iterator[None]:
+def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, int] | None]) -> Iterator[None]:
     """Runs the body of a program after `start`. If one of several processes fails, it reports why, and all exit with its code.
 
     explain: returns the message and exit code of an error; None for an internal error, which exits with 1.

@@ -16,7 +16,7 @@ from jaxalign.config import Config
 from jaxalign.config.finished import with_model_folder
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.quantised import quantise_abstract
-from jaxalign.models.checkpoints.huggingface import ModelConfig, parse_config
+from jaxalign.models.checkpoints.huggingface import CheckpointConfig, parse_config
 from jaxalign.models.configured import base_config
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import Sharding
@@ -88,7 +88,7 @@ def stored_params(model: Model, kind: str) -> Params:
     return quantise_abstract(read, kind)
 
 
-def _config(config: Config, folder: str) -> ModelConfig:
+def _config(config: Config, folder: str) -> CheckpointConfig:
     if not Path(folder).expanduser().is_dir():
         if folder in published_shapes():
             return parse_config(Path(folder), published_shapes()[folder], config.judge.compute_dtype)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxalign.config import Config, Preference, rounds
+from jaxalign.config import Config, PreferenceConfig, rounds
 from jaxalign.errors import UserError
 from jaxalign.feedback.text_generator import next_logprobs
 from jaxalign.models.adapters.lora import join, trained
@@ -35,7 +35,7 @@ from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
 from jaxalign.rollout.ring import insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
-from jaxalign.training.packed import pair_rows, part_rows, rows_split
+from jaxalign.steps.packed import pair_rows, part_rows, rows_split
 
 STEPS = 1000
 """Assumed steps of a schedule with a length that depends on the data."""
@@ -381,7 +381,7 @@ def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: 
     return Task(stage, "generate", (judge.role,), rows, calls, stays, 1, programs=programs)
 
 
-def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
+def stacked_members(section: PreferenceConfig, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
     """The scorer and its weights; an ensemble if preference.members > 1. Each leaf of an ensemble is [K, ...], except the base
     that members with adapters share."""
     K = section.members
@@ -408,7 +408,7 @@ FROZEN = ("reference", "preference model", "student", "reward model", "feedback 
 
 
 def offloaded(run: Run, task: Task) -> Task:
-    """The task, with `held` of its programs reduced by the arrays that `training/offload.py` keeps in host memory."""
+    """The task, with `held` of its programs reduced by the arrays that `steps/offload.py` keeps in host memory."""
     out = run.config.mesh.offload
 
     def stays(role: str, phase: str) -> bool:

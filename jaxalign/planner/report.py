@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxalign.config import Endpoint, to_dict
+from jaxalign.config import EndpointConfig, to_dict
 from jaxalign.planner.estimate import Assumptions, RunEstimate, TaskEstimate
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.requests import PlannedRequests
@@ -56,7 +56,7 @@ def advised(changes: list[tuple[str, RunEstimate]]) -> list[str]:
     return lines
 
 
-def request_lines(planned: Sequence[PlannedRequests], settings: Endpoint) -> list[str]:
+def request_lines(planned: Sequence[PlannedRequests], settings: EndpointConfig) -> list[str]:
     """The lines on the requests to the server of `config.endpoint`; none without requests."""
     if not planned:
         return []

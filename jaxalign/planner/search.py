@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from jaxalign.config import Config, check
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.model import Model
 from jaxalign.planner.estimate import Assumptions, RunEstimate, abstract_sharding, estimate
 from jaxalign.planner.hardware import Cluster
@@ -204,7 +204,9 @@ def _adapters(base: str, words: str, given: Given) -> list[Change]:
     if adapted and given.config.lora.base in as_small:
         return []
     section = dataclasses.replace(given.config.lora, rank=given.config.lora.rank or 16, base=base)
-    lora = given.policy.lora or Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
+    lora = given.policy.lora or LoraAdapters(
+        section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora
+    )
     changed = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
     return [Change(f"{words}: config.lora.rank={section.rank}, config.lora.base={base}", changed)]
 

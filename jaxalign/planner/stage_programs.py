@@ -8,7 +8,7 @@ import functools
 
 import jax.numpy as jnp
 
-from jaxalign.config import BestOfN, Config, Dpo, OnlineDpo, Optimizer, Pretrain, Sft, rounds
+from jaxalign.config import BestOfNConfig, Config, DPOConfig, OnlineDPOConfig, Optimizer, PretrainConfig, SFTConfig, rounds
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model
 from jaxalign.planner.judges import PlannedJudge
@@ -36,13 +36,13 @@ from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import stages_in_order
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
 from jaxalign.rollout.sampling import section_sampling
-from jaxalign.training.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
-from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
-from jaxalign.training.distill_step import distill_step
-from jaxalign.training.lm_step import lm_step
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.preference_step import preference_step
-from jaxalign.training.state import abstract_state
+from jaxalign.steps.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
+from jaxalign.steps.direct_step import answer_logprobs, direct_step, sorts_the_batch
+from jaxalign.steps.distill_step import distill_step
+from jaxalign.steps.lm_step import lm_step
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.preference_step import preference_step
+from jaxalign.steps.state import abstract_state
 
 
 def pretrain(run: Run) -> list[Task]:
@@ -56,7 +56,7 @@ def sft(run: Run) -> list[Task]:
     return [lm_update(run, "sft", section, calls_for(rows, section.batch_rows), run.policy)]
 
 
-def lm_update(run: Run, stage: str, section: Pretrain | Sft | BestOfN, calls: int | None, model: Model,
+def lm_update(run: Run, stage: str, section: PretrainConfig | SFTConfig | BestOfNConfig, calls: int | None, model: Model,
               steps: int = STEPS) -> Task:
     """Next-token training of the policy on packed rows.
 
@@ -286,7 +286,7 @@ def dpo(run: Run) -> list[Task]:
 
 def _direct(run: Run, stage: str, settings: Optimizer, batch: int, packed: tuple[BatchShape, int], held) -> PlannedProgram:
     """The update of direct preference optimisation on `batch` pairs."""
-    section: Dpo = run.config.dpo
+    section: DPOConfig = run.config.dpo
     optimizer = make_optimizer(settings, STEPS)
     state = abstract_state(run.policy, optimizer)
     sides, floats = run.rows(jnp.int32, batch, 2), run.rows(jnp.float32, batch)
@@ -307,7 +307,7 @@ def _logprobs(run: Run, update: PlannedProgram, role: str, params, held) -> Plan
 
 
 def online_dpo(run: Run) -> list[Task]:
-    section: OnlineDpo = run.config.online_dpo
+    section: OnlineDPOConfig = run.config.online_dpo
     size, length = section.batch // section.minibatches, run.longest_prompt(section.max_new_tokens) + section.max_new_tokens
     packed = run.pair_part(size, length, run.config.dpo.micro_batch_tokens, sorts_the_batch(run.config.dpo))
     rows, parts = packed

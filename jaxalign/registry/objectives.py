@@ -17,7 +17,7 @@ class Objective(Record):
     Attributes:
       name: its name in the config.
       function: `function(inputs: DirectInputs) -> loss` or `-> (loss, PreferenceStats)`, pure and traceable, loss float32 [B];
-        or "module:attribute" of such a function, imported on first use. `jaxalign.training.objectives` documents
+        or "module:attribute" of such a function, imported on first use. `jaxalign.steps.objectives` documents
         `DirectInputs`. If it returns no statistics, the implicit rewards beta (log pi - log ref) are reported.
       pairs: it trains on pairs of answers. If False, it trains on single judged answers, and the second answer of each row
         belongs to another prompt.
@@ -64,7 +64,7 @@ class Objective(Record):
 
 
 OBJECTIVES = Registry("objective", Objective, lambda: declared(Objective, (
-    "jaxalign.algorithms.direct_preference", "jaxalign.training.objectives",
+    "jaxalign.algorithms.direct_preference", "jaxalign.steps.objectives",
 )))
 
 

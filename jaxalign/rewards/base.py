@@ -19,7 +19,7 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rollout.responses import Response
-from jaxalign.training.offload import FrozenRole
+from jaxalign.steps.offload import FrozenRole
 
 Listener = Callable[[Sequence[tuple[int, Response]]], None]
 """Receives each response once, when it ends, as (row in the batch, response)."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxalign.config import Reward as RewardSettings
+from jaxalign.config import RewardConfig as RewardSettings
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.parallel.rows import fetch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxalign.config import Reward as RewardSettings
+from jaxalign.config import RewardConfig as RewardSettings
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.parallel import hosts
 from jaxalign.records import Prompt

@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxalign.rewards.base import FusedReward, Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import Scorer, rollout_scores
-from jaxalign.training.offload import FrozenRole
+from jaxalign.steps.offload import FrozenRole
 
 
 @dataclasses.dataclass(eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxalign.algorithms.rewards import normalise_scores
 from jaxalign.config import Config
-from jaxalign.config import Reward as RewardSettings
+from jaxalign.config import RewardConfig as RewardSettings
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.dialogues import cut_front
 from jaxalign.data.chat.formats import USER
@@ -29,7 +29,7 @@ from jaxalign.registry.core import names_in
 from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
-from jaxalign.training.offload import FrozenRole
+from jaxalign.steps.offload import FrozenRole
 
 _LEAST_LENGTH = 64
 
@@ -44,7 +44,7 @@ def model_files(config: Config) -> dict[Path, str]:
     return files or {folder / "config.json": "reward.model"}
 
 
-class RewardModel(NamedTuple):
+class OutsideModel(NamedTuple):
     """A reward model that scores texts. style: the format in which it reads dialogues; max_length: the maximum length of
     its input, in tokens; batch: the number of texts per forward pass."""
 
@@ -101,7 +101,7 @@ class OutsideReward(Reward):
 
     is_checked = True
 
-    def __init__(self, model: RewardModel, offload: bool, max_dropped_share: float):
+    def __init__(self, model: OutsideModel, offload: bool, max_dropped_share: float):
         self.name = "model"
         self.model, self.role = model._replace(params=None), FrozenRole(model.params, offload)
         self._dropped = DroppedRows("reward.model", max_dropped_share)
@@ -117,7 +117,7 @@ class OutsideReward(Reward):
         return Scored(normalise_scores(np.where(scored, raw, 0), scorer.shift, scorer.scale, scorer.clip), scored)
 
 
-def load_reward_model(settings: RewardSettings, sharding: Sharding, clip: float | None = None) -> RewardModel:
+def load_reward_model(settings: RewardSettings, sharding: Sharding, clip: float | None = None) -> OutsideModel:
     """The reward model of `config.reward.model`, on the mesh.
 
     Raises:
@@ -137,7 +137,7 @@ def load_reward_model(settings: RewardSettings, sharding: Sharding, clip: float 
     model = Model(checkpoint.decoder, "scalar", sharding)
     params = huggingface.load_params(folder, model, settings.model_dtype)
     parts = sharding.batch_size
-    return RewardModel(
+    return OutsideModel(
         Scorer(model, settings.model_shift, settings.model_scale, clip), params, tokenizer, _style(settings, tokenizer),
         _max_length(settings, checkpoint.max_positions), -(-settings.model_batch // parts) * parts,
     )

@@ -13,14 +13,14 @@ import numpy as np
 
 from jaxalign.algorithms.ensembles import combine
 from jaxalign.algorithms.rewards import normalise_scores
-from jaxalign.config import RewardDistill
+from jaxalign.config import RewardDistillConfig
 from jaxalign.models import flops
 from jaxalign.models.adapters.lora import TRAINED, trained
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
-from jaxalign.training.arguments import static
-from jaxalign.training.packed import each_part, pack_rollout, pairs_alone
-from jaxalign.training.preference_step import row_scores, sequence_scores
+from jaxalign.steps.arguments import static
+from jaxalign.steps.packed import each_part, pack_rollout, pairs_alone
+from jaxalign.steps.preference_step import row_scores, sequence_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def scoring_work(scorer: Scorer, rollout: Rollout) -> tuple[int, float]:
     return int(np.sum(lengths)), scorer.members * flops.forward(scorer.model, lengths)
 
 
-def student_model(section: RewardDistill, policy: Model) -> Model:
+def student_model(section: RewardDistillConfig, policy: Model) -> Model:
     """The student's architecture: its own sizes, and otherwise the policy's architecture."""
     names = ("layers", "embed", "heads", "kv_heads", "head_dim", "mlp")
     decoder = dataclasses.replace(policy.config, **{name: getattr(section, name) for name in names})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.algorithms.rewards import combine_scores, length_penalty
-from jaxalign.config import Reward as RewardSettings
+from jaxalign.config import RewardConfig as RewardSettings
 from jaxalign.records import Prompt
 from jaxalign.registry.core import names_in
 from jaxalign.registry.rewards import reward_records

@@ -25,7 +25,7 @@ from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import Described, forecast, know
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.packed import part_rows, rows_split
+from jaxalign.steps.packed import part_rows, rows_split
 
 Scores = Scorer | Literal["host", "unknown"]
 """How a reward computes its scores: a model that is fused into the scoring program; "host", a function on the host that returns

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxalign.config import Alarms
+from jaxalign.config import AlarmsConfig
 from jaxalign.data.chat import styles
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
@@ -23,8 +23,8 @@ from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.state import PPOState, without_value_head
 from jaxalign.rollout.sampler import sample_rollout
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.steps import work
 from jaxalign.tracking.alarms import Measurement, Outcome, outcome, read_measurements
-from jaxalign.training import work
 
 _CANNOT = r"(?:can(?:not|['’]t| not)|won['’]t|will not|must decline|am (?:unable|not able)|don['’]t feel comfortable)"
 _I_CANNOT = rf"i(?: {_CANNOT}|['’]m (?:unable|not able|not comfortable|not going))"
@@ -97,7 +97,7 @@ class AlarmRun:
     """
 
     def __init__(
-        self, section: Alarms, questions: Questions, records: Records, iterations: int, win_rate: WinRate | None = None,
+        self, section: AlarmsConfig, questions: Questions, records: Records, iterations: int, win_rate: WinRate | None = None,
         name: str = "ppo",
     ):
         self.section, self._questions, self._records, self._iterations = section, questions, records, iterations

@@ -13,7 +13,7 @@ from jaxalign.config import Checks, OnlineChecks
 from jaxalign.errors import UserError
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.responses import response_mask, response_stats
-from jaxalign.training.metrics import GradientMetrics
+from jaxalign.steps.metrics import GradientMetrics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms import advantages, groups
-from jaxalign.config import Ppo
+from jaxalign.config import PPOConfig
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
 from jaxalign.registry.custom import require_array, run_custom, wrong_result
 
@@ -41,7 +41,7 @@ class AdvantageInputs:
     mask: Any
     kept: Any
     baseline: Any
-    section: Ppo
+    section: PPOConfig
 
     @property
     def total(self) -> jax.Array:
@@ -49,7 +49,7 @@ class AdvantageInputs:
         return jnp.sum(self.rewards, axis=1)
 
 
-def estimator_of(section: Ppo) -> AdvantageEstimator:
+def estimator_of(section: PPOConfig) -> AdvantageEstimator:
     """The record that `config.ppo.advantages` selects. Raises UserError if there is none."""
     return ADVANTAGES.get(section.advantages, "config.ppo.advantages")
 
@@ -75,7 +75,7 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
     return advantages, returns
 
 
-def check_estimates(section: Ppo, rewards, values, advantages, returns) -> None:
+def check_estimates(section: PPOConfig, rewards, values, advantages, returns) -> None:
     """Raises UserError if a custom estimator returned NaN or infinity for finite rewards and values.
 
     Built-in estimators are not checked: the update skips non-finite gradients, and the check `finite_gradients` reports them.

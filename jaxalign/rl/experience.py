@@ -14,7 +14,7 @@ from jaxalign.algorithms.groups import informative_groups
 from jaxalign.algorithms.importance import effective_sample_share, importance_weights
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
-from jaxalign.config import Ppo
+from jaxalign.config import PPOConfig
 from jaxalign.models.adapters.lora import apart, join
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
@@ -25,7 +25,7 @@ from jaxalign.rl.metrics import ExperienceMetrics
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats, response_values
 from jaxalign.rl.shaping import token_rewards
 from jaxalign.rl.state import PPOSetup
-from jaxalign.training.packed import each_part, pack_rollout
+from jaxalign.steps.packed import each_part, pack_rollout
 
 
 def make_experience(
@@ -106,7 +106,7 @@ def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> di
     return found
 
 
-def _full_in_reward(config: Ppo) -> bool:
+def _full_in_reward(config: PPOConfig) -> bool:
     return config.kl_estimator == "full" and config.kl_in == "reward"
 
 
@@ -162,7 +162,7 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
 
 
 def _metrics(
-    config: Ppo, rollout: Rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl
+    config: PPOConfig, rollout: Rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl
 ) -> ExperienceMetrics:
     """Metrics of the rollout without those of importance weights: means over its scored responses, except the counts `kept`
     and `tokens`."""
@@ -184,7 +184,7 @@ def _metrics(
     )
 
 
-def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):
+def _importance(config: PPOConfig, logprobs, sampled, mask, counted, kept):
     """(importance weights [B, N] of the trainer's over the sampler's probabilities, correction_outside,
     effective_sample_share)."""
     if config.sampler_correction == "none":

@@ -33,10 +33,10 @@ from jaxalign.rl.update import ppo_update
 from jaxalign.rollout.padding import Padding
 from jaxalign.rollout.sampler import TokenSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.steps import work
+from jaxalign.steps.offload import FrozenRole, optimizer_to_device, optimizer_to_host
+from jaxalign.steps.packed import part_rows, rows_split
 from jaxalign.tracking.timing import Timeline
-from jaxalign.training import work
-from jaxalign.training.offload import FrozenRole, optimizer_to_device, optimizer_to_host
-from jaxalign.training.packed import part_rows, rows_split
 
 
 class Iteration:

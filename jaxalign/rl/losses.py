@@ -21,8 +21,8 @@ from jaxalign.rl.estimators import AdvantageInputs, estimate
 from jaxalign.rl.policy_losses import surrogate as surrogate_of
 from jaxalign.rl.responses import experience_mask, response_hidden, response_kl, response_stats, response_values
 from jaxalign.rl.state import PPOSetup
-from jaxalign.training.microbatch import Aux
-from jaxalign.training.packed import alone
+from jaxalign.steps.microbatch import Aux
+from jaxalign.steps.packed import alone
 
 
 class Totals(NamedTuple):

@@ -1,6 +1,6 @@
 """The metrics of RL's jitted steps, one record for each step, and those of a whole iteration.
 
-Their fields follow the conventions of `training.metrics`.
+Their fields follow the conventions of `steps.metrics`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import jax
 
-from jaxalign.training.metrics import GradientMetrics
+from jaxalign.steps.metrics import GradientMetrics
 
 
 @jax.tree_util.register_dataclass

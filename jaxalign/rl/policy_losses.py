@@ -9,7 +9,7 @@ import jax
 
 from jaxalign.algorithms import policy_losses as losses
 from jaxalign.algorithms.policy_losses import SurrogateStats
-from jaxalign.config import Ppo
+from jaxalign.config import PPOConfig
 from jaxalign.registry.custom import require_array, run_custom
 from jaxalign.registry.policy_losses import POLICY_LOSSES
 
@@ -32,10 +32,10 @@ class PolicyLossInputs:
     advantages: Any
     mask: Any
     clip: tuple[float, float]
-    section: Ppo
+    section: PPOConfig
 
 
-def surrogate(section: Ppo, logprobs, old_logprobs, advantages, mask) -> tuple[jax.Array, SurrogateStats]:
+def surrogate(section: PPOConfig, logprobs, old_logprobs, advantages, mask) -> tuple[jax.Array, SurrogateStats]:
     """(loss float32 [B, N], `SurrogateStats`) from `config.ppo.policy_loss`.
 
     Raises:

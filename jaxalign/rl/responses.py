@@ -12,7 +12,7 @@ from jaxalign.models.heads import TokenStats, gather_positions, length_mask, tok
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
-from jaxalign.training.packed import alone, of_answers
+from jaxalign.steps.packed import alone, of_answers
 
 
 def response_hidden(model: Model, params, rows: AnswerRows):

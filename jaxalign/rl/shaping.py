@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
-from jaxalign.config import Ppo
+from jaxalign.config import PPOConfig
 from jaxalign.records import Rollout
 
 
-def token_rewards(section: Ppo, rollout: Rollout, scores, kl, kl_coef, overlong_buffer: int):
+def token_rewards(section: PPOConfig, rollout: Rollout, scores, kl, kl_coef, overlong_buffer: int):
     """Rewards float32 [B, N]: -kl_coef * kl on each token, the scores, and the overlong penalty on the last token.
 
     Args:
@@ -30,7 +30,7 @@ def token_rewards(section: Ppo, rollout: Rollout, scores, kl, kl_coef, overlong_
     return rewards
 
 
-def greedy_baseline(section: Ppo, rollout: Rollout, scores):
+def greedy_baseline(section: PPOConfig, rollout: Rollout, scores):
     """float32 [B]: the total reward of greedy responses, by the same rules as for samples but without a KL penalty."""
     none = jnp.zeros_like(rollout.logprobs)
     return jnp.sum(token_rewards(section, rollout, scores, none, 0.0, section.overlong_buffer), axis=1)

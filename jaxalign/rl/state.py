@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.config import Ppo
+from jaxalign.config import PPOConfig
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.rl.estimators import estimator_of
-from jaxalign.training.checkpoint import copy_params
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.state import TrainState, abstract_state, init_state
+from jaxalign.steps.checkpoint import copy_params
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.state import TrainState, abstract_state, init_state
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +49,7 @@ class PPOSetup:
     critic: Model
     policy_optimizer: Any
     critic_optimizer: Any
-    config: Ppo
+    config: PPOConfig
 
     @property
     def has_critic(self) -> bool:
@@ -96,7 +96,7 @@ class PPOSetup:
         return self.config.sampler_correction != "none" or estimator_of(self.config).needs_trainer_logprobs
 
 
-def values_in_update(section: Ppo) -> bool:
+def values_in_update(section: PPOConfig) -> bool:
     """Whether the update computes the critic's values and the advantages.
 
     With one update per rollout, the critic's forward pass in the update gives the values, which saves another pass. This
@@ -107,7 +107,7 @@ def values_in_update(section: Ppo) -> bool:
     return once and section.critic == "separate" and estimator_of(section).values_suffice
 
 
-def make_ppo_setup(section: Ppo, policy: Model) -> PPOSetup:
+def make_ppo_setup(section: PPOConfig, policy: Model) -> PPOSetup:
     """The setup of a run: models with their heads, and optimizers whose schedules span all updates.
 
     Args:

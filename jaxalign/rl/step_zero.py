@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.algorithms.kl import kl_penalty
-from jaxalign.config import Ppo
+from jaxalign.config import PPOConfig
 from jaxalign.models.adapters.lora import apart, join
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
@@ -23,9 +23,9 @@ from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats
 from jaxalign.rl.state import PPOSetup
 from jaxalign.rl.update import experience_parts
-from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
-from jaxalign.training.microbatch import accumulate
-from jaxalign.training.packed import alone, pack_answers, part_rows, place_parts, rows_split
+from jaxalign.steps.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.steps.microbatch import accumulate
+from jaxalign.steps.packed import alone, pack_answers, part_rows, place_parts, rows_split
 
 KL_TEMPERATURES = (0.7, 1.0, 1.3)
 
@@ -143,7 +143,7 @@ def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
     return jax.lax.while_loop(lambda found: ~found[1] & (found[0].scale > 1), halve, (start, fits(start)))[0]
 
 
-def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1) -> tuple[int, int, int]:
+def checked_rows(section: PPOConfig, batch: int, T: int, ways: int = 1, unit: int = 1) -> tuple[int, int, int]:
     """The size of the gradient check.
 
     Args:

@@ -22,10 +22,10 @@ from jaxalign.rl.losses import Totals, first_value_loss, joint_loss, policy_loss
 from jaxalign.rl.metrics import UpdateMetrics
 from jaxalign.rl.responses import experience_mask
 from jaxalign.rl.state import PPOSetup, PPOState
-from jaxalign.training.metrics import GradientMetrics
-from jaxalign.training.microbatch import Parts
-from jaxalign.training.packed import alone, pack_groups, take_part
-from jaxalign.training.state import TrainState, gradient_step
+from jaxalign.steps.metrics import GradientMetrics
+from jaxalign.steps.microbatch import Parts
+from jaxalign.steps.packed import alone, pack_groups, take_part
+from jaxalign.steps.state import TrainState, gradient_step
 
 
 def minibatch_update(

@@ -15,7 +15,7 @@ from jaxalign.models.cache import Tiers
 from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.rollout.decode import NOTHING, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, single
-from jaxalign.rollout.responses import Row
+from jaxalign.rollout.responses import SampledRow
 from jaxalign.rollout.ring import prefill, prefill_after, reroll
 from jaxalign.rollout.session import LEFT, STEPS, Session
 
@@ -66,7 +66,7 @@ def forecast(session: Session) -> list[Described]:
         begins = np.linspace(0, len(rows) - batch, WAVES).astype(int).tolist()
         rows = [row for begin in begins for row in rows[begin : begin + batch]]
     played = _Played(session)
-    played.enqueue([Row(index, row.prompt, row.number, row.sampling, row.settings) for index, row in enumerate(rows)])
+    played.enqueue([SampledRow(index, row.prompt, row.number, row.sampling, row.settings) for index, row in enumerate(rows)])
     for _ in range(CHUNKS):
         if not played.unfinished:
             break
@@ -164,7 +164,7 @@ class _Played(Session):
                 tokens[count - 1, slot] = stop_ids[0]
         return Drawn(tokens, np.zeros(tokens.shape, np.float32), np.int32(steps))
 
-    def _end(self, row: Row) -> int:
+    def _end(self, row: SampledRow) -> int:
         if row.index not in self._ends:
             most = row.sampling.max_new_tokens
             self._ends[row.index] = int(self._random.integers(1, most + 1)) if row.sampling.stop_ids else most

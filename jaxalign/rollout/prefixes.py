@@ -21,7 +21,7 @@ WORTHWHILE = 0.75
 """Prefixes are shared if the padded tokens to compute are at most this share of those without sharing."""
 
 
-class Group(NamedTuple):
+class PrefixGroup(NamedTuple):
     """Texts with a common prefix: their indices, and the number of tokens of the prefix, less than those of every text."""
 
     rows: tuple[int, ...]
@@ -142,7 +142,7 @@ def plan_batches(
     return [_filled(texts, groups, (G, R, P, T)) for groups, P, T in chunks]
 
 
-def best_groups(texts: Sequence[Sequence[int]], order: Sequence[int], common: Sequence[int], most: int) -> list[Group]:
+def best_groups(texts: Sequence[Sequence[int]], order: Sequence[int], common: Sequence[int], most: int) -> list[PrefixGroup]:
     """Groups of at most `most` texts that save the most tokens. A group shares at least `LEAST` tokens and half of its longest
     text. A text that shares nothing is a group of its own, of which all tokens but the last are the prefix.
 
@@ -169,7 +169,7 @@ def best_groups(texts: Sequence[Sequence[int]], order: Sequence[int], common: Se
     while n:
         rows = tuple(order[n - sizes[n] : n])
         shared = min([len(texts[row]) - 1 for row in rows] + list(common[n - sizes[n] : n - 1]))
-        groups.append(Group(rows, shared))
+        groups.append(PrefixGroup(rows, shared))
         n -= sizes[n]
     return groups[::-1]
 
@@ -191,8 +191,8 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _chunks(
-    texts: Sequence[Sequence[int]], groups: Sequence[Group], G: int, bucket: int
-) -> list[tuple[Sequence[Group], int, int]]:
+    texts: Sequence[Sequence[int]], groups: Sequence[PrefixGroup], G: int, bucket: int
+) -> list[tuple[Sequence[PrefixGroup], int, int]]:
     """Groups to compute together, at most G, with the padded lengths of their prefixes and of the rest of their texts."""
     rest = [max(len(texts[row]) for row in group.rows) - group.shared for group in groups]
     sizes = [
@@ -205,7 +205,7 @@ def _chunks(
 
 
 def _filled(
-    texts: Sequence[Sequence[int]], groups: Sequence[Group], shape: tuple[int, int, int, int]
+    texts: Sequence[Sequence[int]], groups: Sequence[PrefixGroup], shape: tuple[int, int, int, int]
 ) -> SharedBatch:
     G, R, P, T = shape
     prefixes, counts = np.zeros((G, P), np.int32), np.zeros(G, np.int32)

@@ -38,7 +38,7 @@ class Response:
 
 
 @dataclasses.dataclass
-class Row:
+class SampledRow:
     """A prompt and its response so far.
 
     Attributes:

@@ -19,7 +19,7 @@ from jaxalign.models.model import Model
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
 from jaxalign.rollout.prefixes import Related, SharedPrefill, queue_order, related, shared_prefills
-from jaxalign.rollout.responses import BROKEN, Response, Row, check_rows, refuse
+from jaxalign.rollout.responses import BROKEN, Response, SampledRow, check_rows, refuse
 from jaxalign.rollout.ring import exchange, insert, prefill, prefill_after, reroll
 from jaxalign.rollout.sampling import Sampling, Variant
 
@@ -49,14 +49,14 @@ class Session:
         self.stops = False  # Whether a row has stop tokens.
         self.parts = self.model.sharding.batch_size
         self.batch, self.sizes = batch, row_counts(batch // self.parts)  # Rows of a part.
-        self.queue: collections.deque[Row] = collections.deque()
+        self.queue: collections.deque[SampledRow] = collections.deque()
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.refused: list[tuple[int, Response]] = []
         self.submitted, self.longest = 0, 0  # Prompts; the length of the longest row, with its prompt padded.
         self.shares = share_prefix and self.model.continues
         self.related: dict[tuple[int, ...], Related] = {}  # The group of a queued prompt that shares a prefix.
         self.unread: dict[tuple[int, tuple[int, ...]], int] = {}  # `Response.reused` of the next row of (part, prompt).
-        self.live: dict[int, Row] = {}
+        self.live: dict[int, SampledRow] = {}
         self.tiers: Tiers | None = None
         self.layout, self.rows, self.slot = Layout((), ()), np.zeros((_SETTINGS, 0), np.int32), 0
         self.kept: list[tuple[Caches, dict[tuple[int, tuple[int, ...]], int]]] = []  # Maps (part, prompt) to its index.
@@ -85,7 +85,7 @@ class Session:
         settings, added = sampling.packed(key), []
         for prompt, number in zip(prompts, rows, strict=True):
             refusal = refuse(prompt, sampling.max_new_tokens, self.max_length, self.model.config.vocab)
-            row = Row(self.submitted, () if refusal else tuple(map(int, prompt)), int(number), sampling, settings)
+            row = SampledRow(self.submitted, () if refusal else tuple(map(int, prompt)), int(number), sampling, settings)
             self.submitted += 1
             if refusal is None:
                 added.append(row)
@@ -93,7 +93,7 @@ class Session:
                 self.refused.append((row.index, row.response(refusal)))
         self.enqueue(added)
 
-    def enqueue(self, added: list[Row]) -> None:
+    def enqueue(self, added: list[SampledRow]) -> None:
         """Adds rows to the queue, all of which fit."""
         # Sort so that equal prompts are adjacent and prefilled once, and similar lengths are adjacent and need little padding.
         added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
@@ -186,7 +186,7 @@ class Session:
         """int32: the number of tokens of each row after `steps` more steps, if it does not end."""
         return self.rows[_POSITION] + np.minimum(self.rows[LEFT], steps)
 
-    def _in_tiers(self, size: int, slots: int, entering: list[Row]) -> Layout | None:
+    def _in_tiers(self, size: int, slots: int, entering: list[SampledRow]) -> Layout | None:
         """The two-tier layout of `size` rows and `slots` if the live and the entering rows fit, otherwise None. Changing to two
         tiers needs more free slots than staying. Without stop tokens all rows become equally long, so one tier suffices."""
         largest = (size, slots) == (self.sizes[-1], self.counts[-1])

@@ -37,7 +37,7 @@ from jaxalign.tracking.progress import Progress
     programs="jaxalign.planner.stage_programs:compare",
     report="jaxalign.tracking.report.feedback:labels", preview="jaxalign.stages.shared.preview:compare_rows",
 )
-class Compare(Stage):
+class CompareStage(Stage):
     name = "compare"
     config_fields = (
         *reads.MODEL_FIELDS, *reads.PROMPT_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "judge.compare", "compare",

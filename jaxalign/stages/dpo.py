@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from jaxalign import streams
-from jaxalign.config import Config, Dpo
+from jaxalign.config import Config, DPOConfig
 from jaxalign.records import Judgement
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.registry.stages import STAGES, Batch
@@ -18,10 +18,10 @@ from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import direct_split, print_report
 from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.steps.checkpoint import save_params
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import judged_arrays, pair_arrays
 from jaxalign.trainers.direct import DPO, accuracy, separation
-from jaxalign.training.checkpoint import save_params
 
 KTO_BALANCE = (1.0, 1.5)
 """The range that the KTO paper recommends for desirable_weight * good answers / (undesirable_weight * bad answers)."""
@@ -71,7 +71,7 @@ class DPOStage(Stage):
         write_json(context.directory / "summary.json", summary | extra)
 
 
-def balance(section: Dpo, judgements: Sequence[Judgement]) -> dict[str, float | int | None]:
+def balance(section: DPOConfig, judgements: Sequence[Judgement]) -> dict[str, float | int | None]:
     """The numbers of good and bad training answers and their weighted ratio.
 
     Warns if the ratio is far from the range that the KTO paper (arXiv 2402.01306) recommends.

@@ -45,9 +45,9 @@ from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import row_comparison
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
+from jaxalign.steps import work
 from jaxalign.tracking.progress import Progress
 from jaxalign.trainers.evaluation import contests, rate
-from jaxalign.training import work
 
 
 def evaluated(config: Config) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def evaluated(config: Config) -> tuple[str, ...]:
     programs="jaxalign.planner.stage_programs:evaluate",
     report="jaxalign.tracking.report.evaluation:evaluation",
 )
-class Evaluate(Stage):
+class EvaluateStage(Stage):
     name = "evaluate"
     config_fields = (
         *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "judge.evaluate", "stages", "data", "world", "arithmetic", "evaluate",

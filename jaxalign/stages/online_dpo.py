@@ -23,12 +23,12 @@ from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.steps.checkpoint import save_params
+from jaxalign.steps.offload import check_host_memory
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
 from jaxalign.trainers.base import CHECKS
 from jaxalign.trainers.online_direct import OnlineDPO, OnlineDPOParts
-from jaxalign.training.checkpoint import save_params
-from jaxalign.training.offload import check_host_memory
 
 
 @STAGES.declare(

@@ -17,11 +17,11 @@ from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import alarms, engines, judges, mixes, reads, rewards, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.steps.checkpoint import load_params, save_params
+from jaxalign.steps.offload import check_host_memory
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.base import CHECKS
 from jaxalign.trainers.ppo import PPO, PPOParts
-from jaxalign.training.checkpoint import load_params, save_params
-from jaxalign.training.offload import check_host_memory
 
 
 @STAGES.declare(

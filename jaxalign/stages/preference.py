@@ -27,12 +27,12 @@ from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import print_report
 from jaxalign.stages.shared.preference_pairs import PreferencePairs, human_files, is_human, preference_pairs
 from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.steps.checkpoint import save_params
 from jaxalign.trainers.base import TrainerInputs
 from jaxalign.trainers.preference_baselines import length_baseline, noise_ceiling
 from jaxalign.trainers.preference_quality import accuracy, measure
 from jaxalign.trainers.reward_model import RewardModel, member_directory
 from jaxalign.trainers.scoring import all_scores, pair_arrays
-from jaxalign.training.checkpoint import save_params
 
 
 @STAGES.declare(

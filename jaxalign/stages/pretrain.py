@@ -10,7 +10,7 @@ import functools
 import jax
 
 from jaxalign import streams
-from jaxalign.config import Config, Pretrain
+from jaxalign.config import Config, PretrainConfig
 from jaxalign.data.chat.formats import END, MARKERS, written_by_model
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
@@ -23,7 +23,7 @@ from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.training import stage_inputs, train_supervised
-from jaxalign.training.checkpoint import save_params
+from jaxalign.steps.checkpoint import save_params
 
 
 @STAGES.declare(
@@ -68,7 +68,7 @@ class PretrainStage(Stage):
         train_supervised(context, config.pretrain, inputs, train, held_out, config.pretrain.steps)
 
 
-def _pack(documents, tokenizer: Tokenizer, section: Pretrain) -> PackedBatch:
+def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBatch:
     """Packed rows. Text that a model writes, and its eos, has loss weight 1; other text has `context_weight`."""
 
     def encoded():

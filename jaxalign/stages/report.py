@@ -10,7 +10,7 @@ from jaxalign.tracking.report.page import render_report
 
 
 @STAGES.declare("report")
-class Report(Stage):
+class ReportStage(Stage):
     name = "report"
     config_fields = ("stages", "evaluate.examples")
 

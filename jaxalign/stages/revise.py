@@ -28,7 +28,7 @@ from jaxalign.tracking.progress import Progress
     programs="jaxalign.planner.stage_programs:revise",
     report="jaxalign.tracking.report.feedback:revisions", preview="jaxalign.stages.shared.preview:revise_rows",
 )
-class Revise(Stage):
+class ReviseStage(Stage):
     name = "revise"
     config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", *reads.JUDGE_FIELDS, "judge.revise")
 

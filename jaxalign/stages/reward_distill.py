@@ -37,11 +37,11 @@ from jaxalign.stages.shared.preference_pairs import held_out_parts
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import stage_inputs
+from jaxalign.steps import work
+from jaxalign.steps.checkpoint import save_params
 from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.trainers.student import Student, first_layers
-from jaxalign.training import work
-from jaxalign.training.checkpoint import save_params
 
 SPEED = "speed.json"
 _WARM_UP, _REPEATS = 3, 21

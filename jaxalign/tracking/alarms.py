@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxalign.config import Alarms
+from jaxalign.config import AlarmsConfig
 from jaxalign.tracking.formatting import number, short_percent
 
 PREFIX, START = "alarm/", "alarm/start_"
@@ -93,7 +93,7 @@ ALARMS = {
 }
 
 
-def limits(section: Alarms, start: Mapping[str, float]) -> dict[str, float]:
+def limits(section: AlarmsConfig, start: Mapping[str, float]) -> dict[str, float]:
     """The limit of each alarm that is on. start: the measures of the policy before RL."""
     by_name = {
         "score": None if section.score_drop is None else start["score"] - section.score_drop,
@@ -107,7 +107,7 @@ def limits(section: Alarms, start: Mapping[str, float]) -> dict[str, float]:
     return {name: limit for name, limit in by_name.items() if limit is not None}
 
 
-def crossed(section: Alarms, start: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
+def crossed(section: AlarmsConfig, start: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
     """The alarms whose limit a measurement crosses, with their limits. A value that is NaN crosses none."""
     over = {}
     for name, limit in limits(section, start).items():
@@ -117,7 +117,7 @@ def crossed(section: Alarms, start: Mapping[str, float], values: Mapping[str, fl
     return over
 
 
-def outcome(section: Alarms, measurements: Sequence[Measurement]) -> Outcome:
+def outcome(section: AlarmsConfig, measurements: Sequence[Measurement]) -> Outcome:
     """The alarms of a run. Each alarm fires at most once.
 
     The best policy is the one with the highest mean score among the measurements before the first alarm that cross no limit;

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxalign.config import Dpo
+from jaxalign.config import DPOConfig
 from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
@@ -16,8 +16,8 @@ from jaxalign.models.attention.dispatch import reads_branches
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Rollout
-from jaxalign.training.direct_step import sorts_the_batch
-from jaxalign.training.packed import pack_pairs
+from jaxalign.steps.direct_step import sorts_the_batch
+from jaxalign.steps.packed import pack_pairs
 
 BUCKET = 32
 """Sequences are padded to a multiple of this many tokens."""
@@ -34,7 +34,7 @@ def oriented(pair: Comparison) -> Comparison:
 
 
 def pair_arrays(
-    tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, section: Dpo, single: bool = False
+    tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, section: DPOConfig, single: bool = False
 ) -> AnswerPairs:
     """All pairs as numpy arrays, padded to one length; the reference's log-probabilities are 0.
 
@@ -58,7 +58,7 @@ def pair_arrays(
 
 
 def judged_arrays(
-    tokenizer: Tokenizer, judgements: Sequence[Judgement], style: str, section: Dpo, single: bool = False
+    tokenizer: Tokenizer, judgements: Sequence[Judgement], style: str, section: DPOConfig, single: bool = False
 ) -> AnswerPairs:
     """All judged answers as numpy arrays, one per row, the judged answer first; the label is 1 for a good answer.
 
@@ -76,7 +76,7 @@ def judged_arrays(
     return _padded(rows, labels, [1.0] * len(rows), section.max_length)
 
 
-def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
+def packed(section: DPOConfig, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
     """(the pairs `index` on the devices, without their tokens; the tokens packed into micro-batches)."""
     own = jax.tree.map(lambda x: x[index], pairs)
     branches = reads_branches(model.config, model.sharding)

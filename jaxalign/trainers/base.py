@@ -24,14 +24,14 @@ from jaxalign.parallel.ahead import Ahead
 from jaxalign.planner.hardware import chip_of
 from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, ScoredPairs
 from jaxalign.rl.checks import Check
+from jaxalign.steps.checkpoint import copy_params
+from jaxalign.steps.early_stopping import EarlyStopping, StoppingState
+from jaxalign.steps.loop import Loop, Step, Training
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.state import TrainState, abstract_state, init_state
+from jaxalign.steps.work import learning_packed, learning_pairs
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.training.checkpoint import copy_params
-from jaxalign.training.early_stopping import EarlyStopping, StoppingState
-from jaxalign.training.loop import Loop, Step, Training
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.state import TrainState, abstract_state, init_state
-from jaxalign.training.work import learning_packed, learning_pairs
 
 __all__ = ["PolicyTrainer", "Step", "Trainer", "TrainerInputs", "fingerprint", "model_inputs", "section_from"]
 
@@ -192,7 +192,7 @@ class Trainer:
 
         Args:
           step: the jitted step `(state, arguments) -> (state, metrics)`, whose metrics are one of the records in
-            `training.metrics`. It compiles while weights are read.
+            `steps.metrics`. It compiles while weights are read.
           arguments: `arguments(frozen, index) -> record`: the batch of rows `index` and every other argument but the state.
           rows: all rows, numpy arrays.
           loader: selects the rows of each batch.

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.algorithms.statistics import wilson_interval
-from jaxalign.config import Dpo
+from jaxalign.config import DPOConfig
 from jaxalign.data.loader import EpochLoader
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
@@ -24,15 +24,15 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs
 from jaxalign.registry.core import names_in
 from jaxalign.registry.objectives import OBJECTIVES, objectives_of
+from jaxalign.steps import work
+from jaxalign.steps.arguments import DirectArguments, LogprobArguments
+from jaxalign.steps.direct_step import answer_logprobs, direct_step
+from jaxalign.steps.loop import Step
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
 from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
 from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
-from jaxalign.training import work
-from jaxalign.training.arguments import DirectArguments, LogprobArguments
-from jaxalign.training.direct_step import answer_logprobs, direct_step
-from jaxalign.training.loop import Step
 
 
 class DPO(PolicyTrainer):
@@ -72,7 +72,7 @@ class DPO(PolicyTrainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(Dpo(), {"objective": objective, **fields}, self.name)
+        section = section_from(DPOConfig(), {"objective": objective, **fields}, self.name)
         try:
             section.check_terms()
         except UserError as error:
@@ -155,7 +155,7 @@ class DPO(PolicyTrainer):
         return dataclasses.replace(pairs, reference=np.load(path))
 
 
-def all_logprobs(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> np.ndarray:
+def all_logprobs(section: DPOConfig, model: Model, params: Params, pairs: AnswerPairs) -> np.ndarray:
     """float32 [B, 2]: the log-probability of every answer."""
     out, batch = [], section.batch
     for start in range(0, len(pairs.label), batch):
@@ -166,7 +166,7 @@ def all_logprobs(section: Dpo, model: Model, params: Params, pairs: AnswerPairs)
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
 
 
-def accuracy(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> dict | None:
+def accuracy(section: DPOConfig, model: Model, params: Params, pairs: AnswerPairs) -> dict | None:
     """How often the implicit reward prefers the answer that the label prefers; None if no label prefers one.
 
     The implicit reward is the log-probability minus the reference's, per token for objectives with mean rewards.
@@ -185,7 +185,7 @@ def accuracy(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> 
     return {"pairs": total, "accuracy": right / total, "low": low, "high": high, "margin": margin}
 
 
-def separation(section: Dpo, model: Model, params: Params, judged: AnswerPairs) -> dict | None:
+def separation(section: DPOConfig, model: Model, params: Params, judged: AnswerPairs) -> dict | None:
     """Over all pairs of a good and a bad answer: how often the good one has the higher implicit reward (ties count one half),
     and the mean difference. None unless there are answers of both kinds."""
     good = judged.label > 0.5

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import Feedback
-from jaxalign.config import Judge as JudgeSettings
+from jaxalign.config import FeedbackConfig
+from jaxalign.config import JudgeConfig as JudgeSettings
 from jaxalign.errors import UserError
 from jaxalign.feedback import critique as rounds_of
 from jaxalign.feedback.checked import CheckedJudge
@@ -59,7 +59,7 @@ class Judge:
         self, judge: Any, constitution: Any = "default", *, temperature: float = 0.7, max_new_tokens: int = 60, batch: int = 32,
         seed: int = 0, retries: int = 2, max_failed_share: float = 0.05, **fields: Any,
     ):
-        settings = section_from(Feedback(), fields, "Judge")
+        settings = section_from(FeedbackConfig(), fields, "Judge")
         if settings.reasoning is None:
             usual = not isinstance(judge, LanguageModel) or choose_set(settings.templates, judge.tokenizer).layout == "markers"
             settings = dataclasses.replace(settings, reasoning=usual)
@@ -162,7 +162,8 @@ def revise(
 
 
 def _local(
-    model: LanguageModel, settings: Feedback, exemplars: Sequence[Exemplar], temperature: float, max_new_tokens: int, batch: int
+    model: LanguageModel, settings: FeedbackConfig, exemplars: Sequence[Exemplar], temperature: float, max_new_tokens: int,
+    batch: int,
 ) -> LocalJudge:
     """A local judge that uses a language model. Raises UserError if the template set does not suit its tokenizer."""
     parts = model.model.sharding.generation.batch_size

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import Dpo, OnlineDpo
+from jaxalign.config import DPOConfig, OnlineDPOConfig
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -24,16 +24,16 @@ from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_diffe
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.steps import work
+from jaxalign.steps.arguments import DirectArguments, LogprobArguments
+from jaxalign.steps.direct_step import answer_logprobs, direct_step
+from jaxalign.steps.metrics import DirectMetrics, OnlineDirectMetrics
+from jaxalign.steps.offload import FrozenRole, optimizer_to_device, optimizer_to_host
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.tracking.timing import Timeline
 from jaxalign.trainers.answers import answer_pairs, packed
 from jaxalign.trainers.base import Step, Trainer, TrainerInputs
-from jaxalign.training import work
-from jaxalign.training.arguments import DirectArguments, LogprobArguments
-from jaxalign.training.direct_step import answer_logprobs, direct_step
-from jaxalign.training.metrics import DirectMetrics, OnlineDirectMetrics
-from jaxalign.training.offload import FrozenRole, optimizer_to_device, optimizer_to_host
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.state import TrainState, abstract_state, init_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class OnlineDPOParts:
     style: str
     sampling: Sampling
     max_length: int
-    objective: Dpo
+    objective: DPOConfig
     label: Callable[[Sequence[Pair], jax.Array, int], list[Comparison]]
     undecided: str
     write: Callable[[int, Sequence[Comparison]], None]
@@ -73,7 +73,7 @@ class OnlineDPO(Trainer):
     name = "online_dpo"
 
     @classmethod
-    def from_parts(cls, inputs: TrainerInputs, section: OnlineDpo, parts: OnlineDPOParts) -> Self:
+    def from_parts(cls, inputs: TrainerInputs, section: OnlineDPOConfig, parts: OnlineDPOParts) -> Self:
         """A trainer with its optimizer. section: a valid config section."""
         trainer = cls.from_inputs(inputs, section)
         trainer._parts = parts
@@ -210,7 +210,7 @@ class OnlineDPO(Trainer):
         return self._offload_optimizer(state), jax.tree.map(lambda *values: sum(values) / len(values), *measured)
 
 
-def minibatches(section: OnlineDpo, seed: int, iteration: int) -> Iterator[np.ndarray]:
+def minibatches(section: OnlineDPOConfig, seed: int, iteration: int) -> Iterator[np.ndarray]:
     """The pairs of each update. Every epoch visits each pair once, in a new order if there are several minibatches."""
     for epoch in range(section.epochs):
         order = np.arange(section.batch)

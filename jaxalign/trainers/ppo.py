@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 
 from jaxalign import streams
-from jaxalign.config import Ppo
+from jaxalign.config import PPOConfig
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import apart
@@ -39,11 +39,11 @@ from jaxalign.rl.state import (
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import make_sampler
 from jaxalign.rollout.sampling import Sampling, section_sampling
+from jaxalign.steps.checkpoint import copy_params
+from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step, TrainerInputs, model_inputs, section_from
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts
-from jaxalign.training.checkpoint import copy_params
-from jaxalign.training.offload import FrozenRole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class PPO(PolicyTrainer):
     ):
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
-        section = section_from(Ppo(), fields, self.name)
+        section = section_from(PPOConfig(), fields, self.name)
         if section.alarms.every or section.helpful_share is not None:
             name = "alarms" if section.alarms.every else "helpful_share"
             raise UserError(f"PPO({name}) is not an argument; only stage ppo of a run has helpful prompts to read: measure the "
@@ -150,7 +150,7 @@ class PPO(PolicyTrainer):
         )
 
     @classmethod
-    def from_parts(cls, inputs: TrainerInputs, section: Ppo, parts: PPOParts) -> Self:
+    def from_parts(cls, inputs: TrainerInputs, section: PPOConfig, parts: PPOParts) -> Self:
         """A trainer whose weights are read while its programs compile. section: a valid config section."""
         trainer = cls.from_inputs(inputs, section)
         trainer._parts, trainer.setup = parts, make_ppo_setup(section, inputs.model)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
-from jaxalign.config import Preference
+from jaxalign.config import PreferenceConfig
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
@@ -24,17 +24,17 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
+from jaxalign.steps.arguments import PreferenceArguments
+from jaxalign.steps.early_stopping import EarlyStopping
+from jaxalign.steps.loop import Step
+from jaxalign.steps.offload import FrozenRole
+from jaxalign.steps.preference_step import preference_step
+from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, TrainerInputs, model_inputs, section_from
 from jaxalign.trainers.preference_quality import accuracy, held_out_metrics, measurable
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
 from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
-from jaxalign.training.arguments import PreferenceArguments
-from jaxalign.training.early_stopping import EarlyStopping
-from jaxalign.training.loop import Step
-from jaxalign.training.offload import FrozenRole
-from jaxalign.training.preference_step import preference_step
-from jaxalign.training.state import TrainState
 
 _STAGE_FIELDS = ("human", "human_weight", "on_failure")
 """Fields of the section that `RewardModel` does not read."""
@@ -73,9 +73,9 @@ class RewardModel(Trainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(Preference(), fields, self.name)
+        section = section_from(PreferenceConfig(), fields, self.name)
         for name in _STAGE_FIELDS:
-            if getattr(section, name) != getattr(Preference(), name):
+            if getattr(section, name) != getattr(PreferenceConfig(), name):
                 raise UserError(f"RewardModel({name}) is {getattr(section, name)!r}, but only stage preference reads it; leave "
                                 "it out, and give the pairs of several sources to fit with a \"weight\" in each row")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
@@ -83,7 +83,7 @@ class RewardModel(Trainer):
         self._set_members([_in_directory(inputs, number) for number in range(section.members)], section)
 
     @classmethod
-    def from_inputs(cls, inputs: Sequence[TrainerInputs], section: Preference) -> Self:
+    def from_inputs(cls, inputs: Sequence[TrainerInputs], section: PreferenceConfig) -> Self:
         """A trainer whose weights are read while its programs compile.
 
         Args:
@@ -94,7 +94,7 @@ class RewardModel(Trainer):
         trainer._set_members(inputs, section)
         return trainer
 
-    def _set_members(self, inputs: Sequence[TrainerInputs], section: Preference) -> None:
+    def _set_members(self, inputs: Sequence[TrainerInputs], section: PreferenceConfig) -> None:
         super().__init__(inputs[0], section)
         self.members = [PreferenceMember(_with_random_head(one, number), section) for number, one in enumerate(inputs)]
         self._current, self._raw_scorer, self.ensemble_summary = self.members[0], None, {}
@@ -311,7 +311,7 @@ def member_directory(directory: Path, number: int) -> Path:
 
 
 def make_ensemble(
-    section: Preference, model: Model, members: Sequence[Params], train: PairBatch, held_out: PairBatch | None = None
+    section: PreferenceConfig, model: Model, members: Sequence[Params], train: PairBatch, held_out: PairBatch | None = None
 ) -> tuple[Scorer, dict]:
     """(the scorer of an ensemble, its part of the summary).
 

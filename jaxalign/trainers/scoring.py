@@ -15,7 +15,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Comparison, PackedParts, PairBatch
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, raw_pair_scores
-from jaxalign.training.packed import pack_pairs
+from jaxalign.steps.packed import pack_pairs
 
 BUCKET = 32
 """Sequences are padded to a multiple of this many tokens."""

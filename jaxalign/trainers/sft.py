@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import Sft
+from jaxalign.config import SFTConfig
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
@@ -20,13 +20,13 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Message, PackedBatch
+from jaxalign.steps.arguments import LmArguments
+from jaxalign.steps.lm_step import lm_evaluate, lm_step
+from jaxalign.steps.loop import Step
+from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
 from jaxalign.trainers.rows import Example, as_examples
-from jaxalign.training.arguments import LmArguments
-from jaxalign.training.lm_step import lm_evaluate, lm_step
-from jaxalign.training.loop import Step
-from jaxalign.training.microbatch import chosen
 
 Answered = tuple[Sequence[Message], str]
 
@@ -63,7 +63,7 @@ class SFT(PolicyTrainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(Sft(), fields, self.name)
+        section = section_from(SFTConfig(), fields, self.name)
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model_inputs(model, section, self.name, **options), section)
 

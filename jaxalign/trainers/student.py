@@ -14,11 +14,11 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import ScoredPairs
 from jaxalign.rewards.scorer import Scorer
+from jaxalign.steps.arguments import DistillArguments
+from jaxalign.steps.checkpoint import copy_params
+from jaxalign.steps.distill_step import distill_step
+from jaxalign.steps.loop import Step
 from jaxalign.trainers.base import Trainer
-from jaxalign.training.arguments import DistillArguments
-from jaxalign.training.checkpoint import copy_params
-from jaxalign.training.distill_step import distill_step
-from jaxalign.training.loop import Step
 
 
 class Student(Trainer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxalign.config import Dpo
+from jaxalign.config import DPOConfig
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat import styles
 from jaxalign.data.packing import pack
@@ -43,7 +43,7 @@ def test_pitfall_04_the_ends_of_earlier_turns_are_not_trained_and_do_not_end_the
     """The same id ends every turn, but the first eos was taken for the end of the row."""
     messages = (*ASK, Message("assistant", "b"), Message("user", "c"))
     pair = Comparison(Prompt("p", messages, "x"), ANSWER, "d", 1.0)
-    batch = answers.pair_arrays(llama3, [pair], "chat", Dpo())
+    batch = answers.pair_arrays(llama3, [pair], "chat", DPOConfig())
     prompt = styles.encode_prompt(llama3, messages, "chat")
     assert prompt.count(0) == 3 and batch.prompt_length[0, 0] == len(prompt)
     answer = batch.tokens[0, 0, len(prompt) : batch.length[0, 0]].tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from jaxalign.config.sections.endpoint import Endpoint
+from jaxalign.config.sections.endpoint import EndpointConfig
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.pool import Pacing
 from jaxalign.endpoint.records import CHAT, EndpointRequest, Usage
@@ -22,8 +22,9 @@ def requests(count: int, model: str = "judge") -> list[EndpointRequest]:
     return [EndpointRequest(CHAT, body) for body in bodies]
 
 
-def settings(*urls: str, **fields: Any) -> Endpoint:
-    return Endpoint(**{"url": urls, "model": "judge", "key_variable": VARIABLE, "timeout": 5.0, "max_down": 20.0} | fields)
+def settings(*urls: str, **fields: Any) -> EndpointConfig:
+    given = {"url": urls, "model": "judge", "key_variable": VARIABLE, "timeout": 5.0, "max_down": 20.0}
+    return EndpointConfig(**given | fields)
 
 
 class Running(Client):

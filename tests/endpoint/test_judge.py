@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Endpoint, Feedback, from_config_dict
+from jaxalign.config import EndpointConfig, FeedbackConfig, from_config_dict
 from jaxalign.data.chat.requests import load_set
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.probe import Abilities
@@ -24,7 +24,7 @@ from jaxalign.rollout.sampling import Sampling
 
 RULE = Principle("kindness", "Is the answer kind?", "Write a kind answer.", "Which answer is kinder?")
 ANSWERS = ("Answer A is better.", "No.", "Which?", "Answer B is shorter.")
-SETTINGS = dataclasses.replace(Feedback(), reasoning=False, max_outside_mass=1.0)
+SETTINGS = dataclasses.replace(FeedbackConfig(), reasoning=False, max_outside_mass=1.0)
 ALL = Abilities(1000)  # llama.cpp shows any number of tokens.
 
 
@@ -42,7 +42,7 @@ def draw(count, seed=0):
 @pytest.fixture
 def client(tiny_server, tmp_path):
     store = AnswerStore(tmp_path / "answers.sqlite")
-    with Client(Endpoint(url=(tiny_server.server.url,), concurrency=4), store) as client:
+    with Client(EndpointConfig(url=(tiny_server.server.url,), concurrency=4), store) as client:
         yield client
     store.close()
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Judge as JudgeSettings
+from jaxalign.config import JudgeConfig as JudgeSettings
 from jaxalign.errors import UserError
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import (

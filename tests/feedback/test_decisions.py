@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.feedback.decisions import (
     Calibration,
     calibrate,
@@ -20,7 +20,7 @@ from jaxalign.feedback.decisions import (
 from jaxalign.records import Comparison, PrincipleLabel
 from tests.feedback.fakes import prompt
 
-PLAIN = Feedback(reasoning=False, undecided_margin=0.1)
+PLAIN = FeedbackConfig(reasoning=False, undecided_margin=0.1)
 
 
 def sigmoid(x):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.data.chat.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import Verdict
@@ -20,7 +20,7 @@ from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedGenerator, WordTokenizer, local_judge, prompt, prompt_ids
 
-PLAIN = Feedback(reasoning=False, undecided_margin=0.02, principles_per_comparison=1)
+PLAIN = FeedbackConfig(reasoning=False, undecided_margin=0.02, principles_per_comparison=1)
 REASONED = dataclasses.replace(PLAIN, reasoning=True, clamp_low=0.4, clamp_high=0.6)
 PAIRS = [Pair(prompt(0), "good", "bad"), Pair(prompt(1), "bad", "good"), Pair(prompt(2), "good", "good")]
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Feedback
+from jaxalign.config import FeedbackConfig
 from jaxalign.data.chat.requests import load_set
 from jaxalign.errors import UserError
 from jaxalign.feedback.checked import CheckedJudge
@@ -113,10 +113,10 @@ def test_without_ties_the_judge_is_not_offered_one(chat_tokenizers):
 
 def test_ties_need_a_tie_in_the_template_set(chat_tokenizers):
     tokenizer = next(iter(chat_tokenizers.values()))
-    assert make_writer(tokenizer, Feedback(templates="chat"), 100).ties
-    assert not make_writer(tokenizer, Feedback(templates="transcript"), 100).ties
+    assert make_writer(tokenizer, FeedbackConfig(templates="chat"), 100).ties
+    assert not make_writer(tokenizer, FeedbackConfig(templates="transcript"), 100).ties
     with pytest.raises(UserError, match='feedback.ties is True, but form.json of the template set .transcript. has no "tie"'):
-        make_writer(tokenizer, Feedback(templates="transcript", ties=True), 100)
+        make_writer(tokenizer, FeedbackConfig(templates="transcript", ties=True), 100)
 
 
 def test_problems_of_the_reasoning(chat_tokenizers):
@@ -184,7 +184,7 @@ def real(chat_tokenizers):
     tokenizer = chat_tokenizers["qwen3"]
     model = Model(dataclasses.replace(tiny.DECODER, vocab=tokenizer.vocab_size))
     params = jax.tree.map(lambda x: x * np.float32(2), model.init(jax.random.key(1)))
-    settings = Feedback(reasoning=True, max_reasoning_tokens=8, max_outside_mass=1.0)
+    settings = FeedbackConfig(reasoning=True, max_reasoning_tokens=8, max_outside_mass=1.0)
     return make_local_judge(model, params, tokenizer, settings, 768, 4, writing=Sampling(8, ()))
 
 
@@ -251,7 +251,7 @@ def test_requests_about_a_pair_share_their_prefix_unless_the_config_forbids_it(c
         ComparisonRequest(user("Why? " * n), "one " * 90, "two " * 90, rule) for n in (9, 20) for rule in rules
     ]
     for share in (True, False):
-        settings = Feedback(reasoning=reasoning, max_reasoning_tokens=8, max_outside_mass=1.0, share_prefix=share)
+        settings = FeedbackConfig(reasoning=reasoning, max_reasoning_tokens=8, max_outside_mass=1.0, share_prefix=share)
         work = []
 
         def counted(lengths, tokens, heads, before=(), work=work):

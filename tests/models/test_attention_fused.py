@@ -19,9 +19,9 @@ from jaxalign.models.attention.plain import plain_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding, one_device
 from jaxalign.records import PackedBatch
-from jaxalign.training.arguments import LmArguments
-from jaxalign.training.lm_step import lm_step
-from jaxalign.training.state import abstract_state
+from jaxalign.steps.arguments import LmArguments
+from jaxalign.steps.lm_step import lm_step
+from jaxalign.steps.state import abstract_state
 from tests import tiny
 
 RNG = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from jaxalign.models.attention.ring import length_multiple, ring_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.parallel.zigzag import collect, deal
-from jaxalign.training.lm_step import lm_loss
+from jaxalign.steps.lm_step import lm_loss
 from tests import tiny
 
 RNG = np.random.default_rng(0)

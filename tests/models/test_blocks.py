@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.models import blocks
-from jaxalign.models.checkpoints.layout import Layout
+from jaxalign.models.checkpoints.layout import CheckpointLayout
 from jaxalign.parallel.mesh import make_mesh
 
 _VALUE = np.arange(8 * 6 * 4, dtype=np.float32).reshape(8, 6, 4)
@@ -61,6 +61,6 @@ def test_any_part_is_fetched_from_any_mesh(spec):
 
 def test_blocks_of_rows_cover_everything_once(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4 * 5 * 2)  # Two stored rows of five numbers.
-    layout = Layout("F D -> D F", {"D": 5, "F": 7})
+    layout = CheckpointLayout("F D -> D F", {"D": 5, "F": 7})
     found = list(blocks.row_blocks(layout, ((0, 5), (1, 7)), 4))
     assert found == [((0, 5), (1, 3)), ((0, 5), (3, 5)), ((0, 5), (5, 7))]

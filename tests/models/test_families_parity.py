@@ -17,7 +17,7 @@ from jaxalign.models.checkpoints.export import export
 from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
-from jaxalign.training.lm_step import lm_loss
+from jaxalign.steps.lm_step import lm_loss
 from tests.rings import ring_of
 
 pytestmark = pytest.mark.parity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.models import flops
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.architecture import DecoderConfig, Experts
 from jaxalign.models.model import Model
 
@@ -26,7 +26,7 @@ def test_forward_counts_kernels_attention_and_heads():
 
 
 def test_frozen_kernels_have_no_gradient():
-    plain, adapted = Model(CONFIG), Model(CONFIG, lora=Lora(2, 4.0, ("attention.query",)))
+    plain, adapted = Model(CONFIG), Model(CONFIG, lora=LoraAdapters(2, 4.0, ("attention.query",)))
     own = 3 * (8 * 2 + 2 * 24)
     assert flops.multiplied(adapted) == KERNELS + own
     assert flops.learning(plain, [9], 3) - flops.learning(adapted, [9], 3) == 2 * (KERNELS * 9 + 8 * 50 * 3) - 6 * own * 9

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxalign.models.checkpoints.layout import Layout
+from jaxalign.models.checkpoints.layout import CheckpointLayout
 
 _SIZES = {"D": 6, "H": 4, "K": 2, "h": 3, "F": 5, "V": 7, "n": 3, "1": 1}
 
@@ -39,7 +39,7 @@ _CASES = [
 
 @pytest.mark.parametrize(("text", "shape", "pick"), _CASES)
 def test_any_part_of_a_leaf_needs_only_its_window(text, shape, pick):
-    layout = Layout(text, _SIZES, pick)
+    layout = CheckpointLayout(text, _SIZES, pick)
     stored = np.arange(np.prod(shape)).reshape(shape)
     expected = _by_hand(text, stored, pick)
     assert layout.stored_shape == shape
@@ -53,7 +53,7 @@ def test_any_part_of_a_leaf_needs_only_its_window(text, shape, pick):
 @pytest.mark.parametrize(("text", "shape", "pick"), _CASES)
 def test_a_leaf_that_was_read_can_be_written_back(text, shape, pick):
     stored = np.arange(np.prod(shape)).reshape(shape)
-    layout = Layout(text, _SIZES)
+    layout = CheckpointLayout(text, _SIZES)
     leaves = [_by_hand(text, stored, part) for part in range(layout.parts)]
     for cut in ((0, 1), (1, 4), (0, layout.decoder_shape[layout.rows])):
         bounds = tuple(cut if at == layout.rows else (0, size) for at, size in enumerate(layout.decoder_shape))
@@ -63,11 +63,11 @@ def test_a_leaf_that_was_read_can_be_written_back(text, shape, pick):
 
 def test_only_the_rows_of_the_requested_heads_are_read():
     bounds = ((2, 4), (1, 3), (0, 3))  # D, H, h
-    assert Layout("(H h) D -> D H h", _SIZES).window(bounds) == (slice(3, 9), slice(2, 4))
-    assert Layout("(H n h) D -> D H h", _SIZES).window(bounds) == (slice(9, 27), slice(2, 4))
+    assert CheckpointLayout("(H h) D -> D H h", _SIZES).window(bounds) == (slice(3, 9), slice(2, 4))
+    assert CheckpointLayout("(H n h) D -> D H h", _SIZES).window(bounds) == (slice(9, 27), slice(2, 4))
 
 
 @pytest.mark.parametrize("text", ["V D -> D V h", "Q D -> D Q", "(n 1) D -> D", "(n F) D -> D F"])
 def test_an_invalid_layout_is_refused(text):
     with pytest.raises(ValueError, match="is not a layout of letters"):
-        Layout(text, _SIZES)
+        CheckpointLayout(text, _SIZES)

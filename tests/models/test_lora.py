@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import Lora, apart, frozen, join, merge, trained
+from jaxalign.models.adapters.lora import LoraAdapters, apart, frozen, join, merge, trained
 from jaxalign.models.model import Model
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.state import abstract_state, init_state
+from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.state import abstract_state, init_state
 from tests import tiny
 from tests.adapters import TOKENS, adapted
 from tests.rings import ring_of
 
 ALL = ("*",)
-LORA = Lora(rank=3, alpha=5.0, targets=ALL)
+LORA = LoraAdapters(rank=3, alpha=5.0, targets=ALL)
 VARIANTS = {
     "lora": LORA,
     "rslora": dataclasses.replace(LORA, rank_stabilised=True),
@@ -87,7 +87,7 @@ def test_patterns_select_layers_and_a_pattern_without_matches_is_refused():
     blocks = tiny.host_params()["blocks"]
 
     def chosen(*targets):
-        return Lora(2, 1.0, targets).adapted(blocks)
+        return LoraAdapters(2, 1.0, targets).adapted(blocks)
 
     assert chosen("q_proj", "attention.value") == [("attention", "query"), ("attention", "value")]
     assert chosen("mlp.*") == [("mlp", "gate"), ("mlp", "up"), ("mlp", "down")]

@@ -12,7 +12,7 @@ from tests import hugging
 
 torch = hugging.torch
 
-from jaxalign.models.adapters.lora import LINEAR, Lora, join  # noqa: E402
+from jaxalign.models.adapters.lora import LINEAR, LoraAdapters, join  # noqa: E402
 from jaxalign.models.model import Model  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -48,7 +48,7 @@ def test_logits_and_gradients_equal_pefts(kind, variant):
     changes = VARIANTS[variant]
     theirs = hugging.adapted(kind, **changes)
     config = hugging.decoder_config(theirs)
-    lora = Lora(3, 5.0, ("*",), changes.get("use_rslora", False), changes.get("use_dora", False))
+    lora = LoraAdapters(3, 5.0, ("*",), changes.get("use_rslora", False), changes.get("use_dora", False))
     model, base = Model(config, lora=lora), hugging.params_of(hugging.torch_model(kind))
     own = {"adapters": adapters_of(theirs, config, lambda p: p)}
     targets = hugging.TOKENS[:, 1:]

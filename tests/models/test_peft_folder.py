@@ -17,7 +17,7 @@ from tests import hugging
 peft, torch = hugging.peft, hugging.torch
 
 from jaxalign.errors import UserError  # noqa: E402
-from jaxalign.models.adapters.lora import Lora, join, merge  # noqa: E402
+from jaxalign.models.adapters.lora import LoraAdapters, join, merge  # noqa: E402
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
 from jaxalign.models.model import Model  # noqa: E402
 from jaxalign.parallel.mesh import make_mesh  # noqa: E402
@@ -87,7 +87,7 @@ def test_adapters_of_peft_are_read_and_written_back(kind, scalar, changes, tmp_p
 def test_adapters_trained_here_are_written_and_read_back(kind, scalar, settings, tmp_path):
     """The kernels of a fused module have different "a" here: peft gets one adapter of three times the rank, which is split
     again."""
-    lora = Lora(**{"rank": 2, "alpha": 3.0, "targets": ("*",)} | settings)
+    lora = LoraAdapters(**{"rank": 2, "alpha": 3.0, "targets": ("*",)} | settings)
     theirs = hugging.torch_model(kind, scalar)
     base = hugging.params_of(theirs, "scalar" if scalar else "lm")
     model = Model(hugging.decoder_config(theirs), "scalar" if scalar else "lm", lora=lora)
@@ -232,7 +232,7 @@ def test_a_folder_is_written_completely_or_not_at_all(saved, tmp_path, monkeypat
 
 
 def test_dora_on_a_part_of_a_fused_module_cannot_be_exported(tmp_path):
-    model = Model(hugging.decoder_config(hugging.torch_model("gpt_neox")), lora=Lora(2, 1.0, ("q_proj",), dora=True))
+    model = Model(hugging.decoder_config(hugging.torch_model("gpt_neox")), lora=LoraAdapters(2, 1.0, ("q_proj",), dora=True))
     own = model.init_adapters(hugging.params_of(hugging.torch_model("gpt_neox")), jax.random.key(0))
     with pytest.raises(UserError, match="DoRA adapts only a part of .*query_key_value"):
         export_adapters(tmp_path / "out", FAMILIES.get("gpt_neox"), model, own)

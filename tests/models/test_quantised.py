@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.models.adapters.lora import LINEAR, Lora, dense, frozen, is_quantised, join, merge, trained
+from jaxalign.models.adapters.lora import LINEAR, LoraAdapters, dense, frozen, is_quantised, join, merge, trained
 from jaxalign.models.adapters.quantised import quantise, stored_bytes
 from jaxalign.models.architecture import Experts
 from tests import tiny
 from tests.adapters import TOKENS, adapted
 
-LORA = Lora(3, 5.0, ("*",))
+LORA = LoraAdapters(3, 5.0, ("*",))
 # The NormalFloat table printed in the QLoRA paper (appendix E), to four digits.
 NF4 = np.array([-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
                 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0], np.float32)

@@ -22,10 +22,10 @@ from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.records import PackedBatch
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.arguments import LmArguments
-from jaxalign.training.lm_step import lm_step
-from jaxalign.training.state import abstract_state
-from tests.training.batches import DECODER
+from jaxalign.steps.arguments import LmArguments
+from jaxalign.steps.lm_step import lm_step
+from jaxalign.steps.state import abstract_state
+from tests.steps.batches import DECODER
 
 OPTIMIZER = optax.adam(1e-3)
 KERNELS = ("query", "key", "value", "out", "gate", "up", "down")

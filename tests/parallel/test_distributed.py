@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.parallel.distributed import Group, find, take_flags
+from jaxalign.parallel.distributed import ProcessGroup, find, take_flags
 from tests.processes import ROOT
 
 # Variables as the launchers set them (Slurm's srun; mpirun of Open MPI 4.1 and 5.0; TPU pods on GKE).
@@ -34,15 +34,15 @@ def bare(monkeypatch):
 def under(monkeypatch, environment, given=None):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return find(given or Group())
+    return find(given or ProcessGroup())
 
 
 def test_flags_of_the_process_group_are_removed_from_the_others():
     group, rest = take_flags(["--config=a.py", "--coordinator=h:1", "--processes", "4", "-process=3", "--workdir", "w"])
-    assert group == Group("h:1", 4, 3)
+    assert group == ProcessGroup("h:1", 4, 3)
     assert rest == ["--config=a.py", "--workdir", "w"]
     assert take_flags(["--start_timeout=7.5"])[0].timeout == 7.5
-    assert take_flags(["--config.ppo.batch=3"]) == (Group(), ["--config.ppo.batch=3"])
+    assert take_flags(["--config.ppo.batch=3"]) == (ProcessGroup(), ["--config.ppo.batch=3"])
 
 
 @pytest.mark.parametrize(("flags", "said"), [
@@ -73,23 +73,23 @@ def test_incomplete_flags_are_refused_and_the_missing_ones_are_named(flags):
 
 
 def test_without_flags_and_variables_there_is_one_process():
-    assert find(Group()) is None
-    assert find(Group(processes=1)) is None
+    assert find(ProcessGroup()) is None
+    assert find(ProcessGroup(processes=1)) is None
 
 
 def test_jaxs_own_variables(monkeypatch):
     found = {"JAX_COORDINATOR_ADDRESS": "h:9", "JAX_NUM_PROCESSES": "8", "JAX_PROCESS_ID": "5"}
-    assert under(monkeypatch, found) == Group("h:9", 8, 5)
-    assert find(Group("other:1", None, 7)) == Group("other:1", 8, 7)  # Flags take precedence.
-    assert find(Group(processes=1)) is None
+    assert under(monkeypatch, found) == ProcessGroup("h:9", 8, 5)
+    assert find(ProcessGroup("other:1", None, 7)) == ProcessGroup("other:1", 8, 7)  # Flags take precedence.
+    assert find(ProcessGroup(processes=1)) is None
     monkeypatch.setenv("JAX_PROCESS_ID", "eight")
     with pytest.raises(UserError, match="JAX_PROCESS_ID is 'eight'"):
-        find(Group())
+        find(ProcessGroup())
 
 
 def test_slurm(monkeypatch):
     """JAX uses the first host, and a port from 61440 on that depends on the job id."""
-    assert under(monkeypatch, SLURM) == Group(f"node003:{61440 + 4242 % 4096}", 4, 2)
+    assert under(monkeypatch, SLURM) == ProcessGroup(f"node003:{61440 + 4242 % 4096}", 4, 2)
 
 
 def test_slurm_with_one_task_per_gpu(monkeypatch):
@@ -108,7 +108,7 @@ def test_one_task_or_a_batch_script_without_srun_is_one_process(monkeypatch, env
 def test_open_mpi_4(monkeypatch):
     """JAX's rule: mpirun's first address, and a port that depends on the job id."""
     port = 61440 + 1531576320 // 4096 % 4096
-    assert under(monkeypatch, MPI_4) == Group(f"10.96.0.1:{port}", 4, 3, devices=(1,))
+    assert under(monkeypatch, MPI_4) == ProcessGroup(f"10.96.0.1:{port}", 4, 3, devices=(1,))
 
 
 def test_open_mpi_5_on_one_host(monkeypatch):
@@ -118,15 +118,15 @@ def test_open_mpi_5_on_one_host(monkeypatch):
     host, port = found.coordinator.split(":")
     assert host == "localhost" and 61440 <= int(port) < 65536
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    assert find(Group()).coordinator == found.coordinator
+    assert find(ProcessGroup()).coordinator == found.coordinator
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-node-8@1")
-    assert find(Group()).coordinator != found.coordinator
+    assert find(ProcessGroup()).coordinator != found.coordinator
 
 
 def test_open_mpi_5_on_several_hosts_needs_the_coordinator(monkeypatch):
     with pytest.raises(UserError, match="Open MPI provides --processes, --process, but not --coordinator: give --coordinator"):
         under(monkeypatch, MPI)
-    assert find(Group("first:1234")) == Group("first:1234", 4, 3, devices=(1,))
+    assert find(ProcessGroup("first:1234")) == ProcessGroup("first:1234", 4, 3, devices=(1,))
 
 
 def test_inside_a_slurm_job_the_variables_of_open_mpi_are_used(monkeypatch):
@@ -140,12 +140,12 @@ def test_a_tpu_pod_on_gke(monkeypatch):
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
     monkeypatch.setattr(cloud_tpu_cluster.BaseTpuCluster, "wait_for_coordinator", lambda *_: None)
     monkeypatch.setattr(cloud_tpu_cluster, "get_tpu_env_value_from_metadata", lambda key: None)
-    assert under(monkeypatch, GKE | {"JAX_PLATFORMS": "tpu,cpu"}) == Group("job-0.svc:8482", 2, 1)
+    assert under(monkeypatch, GKE | {"JAX_PLATFORMS": "tpu,cpu"}) == ProcessGroup("job-0.svc:8482", 2, 1)
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
     monkeypatch.setenv("TPU_WORKER_ID", "0")
-    assert find(Group()) is None  # A single host.
+    assert find(ProcessGroup()) is None  # A single host.
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert find(Group()) is None
+    assert find(ProcessGroup()) is None
 
 
 def test_variables_that_jax_cannot_read_are_reported(monkeypatch):

@@ -13,15 +13,15 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.architecture import Experts
 from jaxalign.parallel import pipeline
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.training.arguments import LmArguments
-from jaxalign.training.lm_step import lm_step
-from jaxalign.training.state import init_state
+from jaxalign.steps.arguments import LmArguments
+from jaxalign.steps.lm_step import lm_step
+from jaxalign.steps.state import init_state
 from tests import tiny
-from tests.training.batches import ROWS
+from tests.steps.batches import ROWS
 
 RNG = np.random.default_rng(1)
 LAYERS, X, ROW = (RNG.normal(size=s).astype(np.float32) for s in ((8, 6, 6), (16, 6), (16,)))
@@ -95,7 +95,7 @@ def test_impossible_schedules_are_refused():
     [
         {"experts": Experts(4, 2)},
         {"window": 3, "local_layers": (True, False, True, False), "attention_softcap": 5.0, "remat": True},
-        {"lora": Lora(2, 4.0, ("*",))},
+        {"lora": LoraAdapters(2, 4.0, ("*",))},
     ],
     ids=["experts", "local-layers", "lora"],
 )

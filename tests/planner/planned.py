@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxalign.config import Config, from_config_dict
 from jaxalign.config import Mesh as MeshConfig
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.model import Model
 from jaxalign.planner import shapes
 from jaxalign.planner.estimate import abstract_sharding
@@ -33,7 +33,7 @@ def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> 
 def model(shape: str = "Llama-3.1-8B", head: str = "lm", rank: int = 0, **mesh) -> Model:
     """A published model in bfloat16 on an abstract mesh."""
     made = shapes.policy_model(config("--config.lora.rank=0", "--config.lora.base=float32"), None, shape)
-    adapters = Lora(rank, 32.0, ("*",)) if rank else None
+    adapters = LoraAdapters(rank, 32.0, ("*",)) if rank else None
     return dataclasses.replace(made, head=head, sharding=abstract_sharding(MeshConfig(**mesh)), lora=adapters)
 
 

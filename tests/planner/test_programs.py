@@ -12,7 +12,7 @@ import pytest
 
 from jaxalign.config import Config
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner.compiled import run_programs
 from jaxalign.planner.programs import Run, device_bytes, estimated_tasks
@@ -180,4 +180,4 @@ def test_an_unknown_shape_is_refused_and_config_choices_apply_to_any_shape():
         architecture(config(), "Llama-9")
     made = config(model={"remat": True, "compute_dtype": "bfloat16"}, lora={"rank": 4, "alpha": 8.0})
     model = policy_model(made, None, "Llama-3.2-1B")
-    assert model.config.remat and model.config.compute_dtype == "bfloat16" and model.lora == Lora(4, 8.0, ("*",))
+    assert model.config.remat and model.config.compute_dtype == "bfloat16" and model.lora == LoraAdapters(4, 8.0, ("*",))

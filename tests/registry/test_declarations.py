@@ -43,8 +43,8 @@ def test_every_declared_function_exists(registry):
 
 def test_the_arguments_of_a_declaration_are_the_fields_of_the_record():
     kto = OBJECTIVES.get("kto")
-    assert kto.function == "jaxalign.training.objectives:kto"
-    assert kto.anchor == "jaxalign.training.objectives:mismatched_kl"
+    assert kto.function == "jaxalign.steps.objectives:kto"
+    assert kto.anchor == "jaxalign.steps.objectives:mismatched_kl"
     assert (kto.pairs, kto.summable, kto.reads) == (False, False, ("desirable_weight", "undesirable_weight"))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxalign import pipeline
-from jaxalign.config import Reward, from_config_dict
+from jaxalign.config import RewardConfig, from_config_dict
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.parallel.mesh import make_mesh
@@ -60,17 +60,17 @@ def test_scores_equal_those_of_transformers(tmp_path, made, mesh):
         whole = [{"role": m.role, "content": m.content} for m in (*messages, Message("assistant", response))]
         ids = tokenizer(tokenizer.apply_chat_template(whole, tokenize=False), add_special_tokens=False).input_ids
         expected.append(theirs(torch.tensor([ids])).logits[0, 0].item())
-    model = load_reward_model(Reward(model=str(folder), model_batch=3), Sharding(make_mesh(*(mesh or ()))))
+    model = load_reward_model(RewardConfig(model=str(folder), model_batch=3), Sharding(make_mesh(*(mesh or ()))))
     assert model.style == "chat"
     scores = model.score(_DIALOGUES, _RESPONSES)
     np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
 def test_long_dialogues_lose_their_oldest_turns_and_have_no_score_if_still_too_long(folder):
-    model = load_reward_model(Reward(model=str(folder)), one_device())
+    model = load_reward_model(RewardConfig(model=str(folder)), one_device())
     last = len(model.encode(_DIALOGUES[0][4:], _RESPONSES[0]))
     for style in ("chat", "hh"):
-        model = load_reward_model(Reward(model=str(folder), model_style=style, model_max_length=last + 3), one_device())
+        model = load_reward_model(RewardConfig(model=str(folder), model_style=style, model_max_length=last + 3), one_device())
         assert model.encode(_DIALOGUES[0], _RESPONSES[0]) == model.encode(_DIALOGUES[0][4:], _RESPONSES[0])
         scores = model.score(_DIALOGUES[:2], _RESPONSES[:2])
         assert np.isfinite(scores).tolist() == [True, False]
@@ -114,11 +114,11 @@ def test_invalid_reward_models_and_settings_are_reported_in_one_sentence(folder,
     ]
     for place, settings, message in cases:
         with pytest.raises(UserError, match=message):
-            load_reward_model(Reward(model=str(place), **settings), one_device())
-    assert load_reward_model(Reward(model=str(bare)), one_device()).style == "hh"
+            load_reward_model(RewardConfig(model=str(place), **settings), one_device())
+    assert load_reward_model(RewardConfig(model=str(bare)), one_device()).style == "hh"
     (bare / "config.json").write_text((bare / "config.json").read_text().replace("SequenceClassification", "CausalLM"))
     with pytest.raises(UserError, match="a LlamaForCausalLM; a LlamaForSequenceClassification with one label"):
-        load_reward_model(Reward(model=str(bare)), one_device())
+        load_reward_model(RewardConfig(model=str(bare)), one_device())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxalign.config import Alarms
+from jaxalign.config import AlarmsConfig
 from jaxalign.records import Rollout
 from jaxalign.rl.alarms import AlarmRun, repeated_share
 
@@ -25,7 +25,7 @@ def test_repetition_is_the_share_of_4_grams_that_occurred_before(ids, share):
 
 
 def measuring(**fields) -> AlarmRun:
-    return AlarmRun(Alarms(every=1, **fields), None, None, 1)
+    return AlarmRun(AlarmsConfig(every=1, **fields), None, None, 1)
 
 
 def test_the_measures_are_means_over_the_answers_without_padding():

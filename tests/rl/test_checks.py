@@ -14,7 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import Check, act_on, gradients_check, sampler_difference
 from jaxalign.rl.step_zero import share_not_finite, step_zero_checks
-from jaxalign.training import loss_scale
+from jaxalign.steps import loss_scale
 from tests import tiny
 
 NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import from_config_dict
-from jaxalign.models.adapters.lora import Lora, init_adapters, join
+from jaxalign.models.adapters.lora import LoraAdapters, init_adapters, join
 from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.rl.step_zero import step_zero_checks
@@ -110,7 +110,7 @@ def test_in_the_loss_the_kl_pulls_the_policy_to_the_reference():
 
 def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
     plain = tiny.setup(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
-    policy = dataclasses.replace(plain.policy, lora=Lora(4, 8.0, ("*",)))
+    policy = dataclasses.replace(plain.policy, lora=LoraAdapters(4, 8.0, ("*",)))
     setup = dataclasses.replace(plain, policy=policy, critic=policy.with_head("scalar"))
     base = tiny.place(plain.policy, tiny.host_params())
     adapters = {"adapters": init_adapters(policy.lora, base["blocks"], jax.random.key(0))}

@@ -20,8 +20,8 @@ from jaxalign.rl.metrics import IterationMetrics
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
 from jaxalign.rl.update import minibatch_update, ppo_update
+from jaxalign.steps.packed import pack_answers, place_parts, rows_split
 from jaxalign.tracking.metrics import by_name
-from jaxalign.training.packed import pack_answers, place_parts, rows_split
 from tests import tiny
 
 SGD = optax.sgd(1.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import Lora, join
+from jaxalign.models.adapters.lora import LoraAdapters, join
 from jaxalign.models.architecture import Experts
 from jaxalign.rl.responses import response_stats
 from jaxalign.rollout import session
@@ -98,7 +98,7 @@ def test_samples_equal_the_definition_for_every_kind_of_layer(changes):
 
 def test_samples_equal_the_definition_with_adapters(params):
     plain = tiny.model()
-    model = dataclasses.replace(plain, lora=Lora(2, 8.0, ("*",)))
+    model = dataclasses.replace(plain, lora=LoraAdapters(2, 8.0, ("*",)))
     fresh = model.init_adapters(params, jax.random.key(1))
     moved = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), fresh)
     joined = join(params, moved)

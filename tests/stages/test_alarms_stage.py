@@ -13,8 +13,8 @@ from jaxalign.errors import UserError
 from jaxalign.rl.alarms import AlarmRun
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.run_models import load_tokenizer, make_model
+from jaxalign.steps.checkpoint import load_params
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.training.checkpoint import load_params
 from tests import tiny
 from tests.small_run import CONFIG, read
 

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxalign.config import Dpo, from_config_dict
+from jaxalign.config import DPOConfig, from_config_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
@@ -138,7 +138,7 @@ def test_the_better_answer_comes_first():
 
 
 def test_arrays_hold_prompt_and_answer_by_length(tokenizer):
-    found = pair_arrays(tokenizer, [pair(0.2)], "compact", Dpo())
+    found = pair_arrays(tokenizer, [pair(0.2)], "compact", DPOConfig())
     for side, text in enumerate(("You fool.", "It is good.")):
         start, end = found.prompt_length[0, side], found.length[0, side]
         assert tokenizer.decode(found.tokens[0, side, start : end - 1].tolist()) == text
@@ -147,8 +147,8 @@ def test_arrays_hold_prompt_and_answer_by_length(tokenizer):
 
 
 def test_a_long_dialogue_keeps_its_end(tokenizer):
-    whole = pair_arrays(tokenizer, [pair(1.0)], "compact", Dpo())
-    short = pair_arrays(tokenizer, [pair(1.0)], "compact", Dpo(max_length=int(whole.length[0, 0]) - 2))
+    whole = pair_arrays(tokenizer, [pair(1.0)], "compact", DPOConfig())
+    short = pair_arrays(tokenizer, [pair(1.0)], "compact", DPOConfig(max_length=int(whole.length[0, 0]) - 2))
     cut = whole.prompt_length[0, 0] - short.prompt_length[0, 0]
     assert cut > 0
     end = short.length[0, 0]
@@ -156,7 +156,7 @@ def test_a_long_dialogue_keeps_its_end(tokenizer):
 
 
 def test_kto_pairs_each_answer_with_an_answer_to_another_prompt(tokenizer):
-    found = pair_arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", Dpo(objective="kto"), single=True)
+    found = pair_arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", DPOConfig(objective="kto"), single=True)
     np.testing.assert_allclose(found.label, [0.9, 0.1, 0.9, 0.1], atol=1e-6)
 
     def text(i, side):
@@ -171,10 +171,10 @@ def test_kto_pairs_each_answer_with_an_answer_to_another_prompt(tokenizer):
 def test_kto_skips_answers_to_the_same_prompt(tokenizer):
     """Neighbouring pairs may share a prompt; a single prompt has no mismatched answer."""
     pairs = [pair(0.9), pair(0.9), pair(0.9, prompt=1)]
-    found = pair_arrays(tokenizer, pairs, "compact", Dpo(objective="kto"), single=True)
+    found = pair_arrays(tokenizer, pairs, "compact", DPOConfig(objective="kto"), single=True)
     assert found.label.shape == (6,)
     with pytest.raises(UserError, match="all answers are to one prompt"):
-        pair_arrays(tokenizer, pairs[:2], "compact", Dpo(objective="kto"), single=True)
+        pair_arrays(tokenizer, pairs[:2], "compact", DPOConfig(objective="kto"), single=True)
 
 
 def test_online_pairs_put_the_better_answer_first_and_dropped_pairs_have_weight_0():

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxalign.config import Config, Sft
-from jaxalign.config import Revise as ReviseConfig
+from jaxalign.config import Config, SFTConfig
+from jaxalign.config import ReviseConfig as ReviseConfig
 from jaxalign.data.chat import styles
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
@@ -110,7 +110,7 @@ def _cut_off(cut):
 def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, revised, held):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, list(revision_rows()))
-    config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=Sft(rounds_used=used))
+    config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=SFTConfig(rounds_used=used))
     train, held_out, report = revisions(StageContext(config, tmp_path, tmp_path / "sft", False))
     texts = [text for _, text in train + held_out]
     assert len(texts) == len(set(texts)) == revised + 9

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxalign.config import Config, Data, from_config_dict
+from jaxalign.config import Config, DataConfig, from_config_dict
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages.shared import labelled, sources
@@ -86,7 +86,7 @@ def test_answers_of_revise_are_held_out_at_equal_distances(tmp_path, total, expe
 
 
 def test_the_shares_of_the_default_run_give_more_than_the_minimum():
-    config, least = Config(), Data().min_held_out
+    config, least = Config(), DataConfig().min_held_out
     answers = config.revise.red_team_prompts * config.revise.rounds + config.revise.helpful_prompts
     assert config.preference.held_out_share * config.compare.prompts * 0.1 > least  # if only a tenth is decided
     assert answers * 0.1 / 20 > least

@@ -8,7 +8,7 @@ import logging
 import numpy as np
 import pytest
 
-from jaxalign.config import Dpo, from_config_dict
+from jaxalign.config import DPOConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Judgement, Message, Prompt
 from jaxalign.stages.dpo import balance
@@ -37,10 +37,10 @@ def values(path, **dpo):
 def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
     judged = [judgement("one", "a b", True), judgement("one", "c", False), judgement("two", "d e f", True)]
     tokenizer = WordTokenizer()
-    found = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"), single=True)
+    found = judged_arrays(tokenizer, judged, "compact", DPOConfig(objective="kto"), single=True)
     np.testing.assert_array_equal(found.label, [1, 0, 1])
     np.testing.assert_array_equal(found.weight, [1, 1, 1])
-    alone = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"))
+    alone = judged_arrays(tokenizer, judged, "compact", DPOConfig(objective="kto"))
     np.testing.assert_array_equal(found.tokens[:, 0], alone.tokens[:, 0])
 
     def answer(i, side):
@@ -50,7 +50,7 @@ def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
     assert answer(0, 1) == answer(1, 1) == answer(2, 0) and answer(2, 1) == answer(0, 0)
     np.testing.assert_array_equal(found.prompt_length[:, 0], found.prompt_length[:, 1])
     with pytest.raises(UserError, match="all answers are to one prompt"):
-        judged_arrays(tokenizer, judged[:2], "compact", Dpo(objective="kto"), single=True)
+        judged_arrays(tokenizer, judged[:2], "compact", DPOConfig(objective="kto"), single=True)
 
 
 @pytest.mark.parametrize(("good", "bad", "weights", "ratio", "warning"), [
@@ -64,7 +64,7 @@ def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
 ])
 def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog, good, bad, weights, ratio, warning):
     """The paper recommends a ratio of 1 to 1.5; below half or above twice that range a warning is logged."""
-    section = Dpo(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
+    section = DPOConfig(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         found = balance(section, [judgement("q", "a", i < good) for i in range(good + bad)])
     assert found == {"desirable": good, "undesirable": bad, "ratio": pytest.approx(ratio) if ratio is not None else None}
@@ -79,7 +79,7 @@ def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
     label = np.array([1, 0, 1, 0, 0], np.float32)
     monkeypatch.setattr(direct, "all_logprobs", lambda *_: np.stack([rewards, rewards], axis=1) + 1)
     judged = direct.AnswerPairs(None, None, None, label, None, np.ones((5, 2), np.float32))
-    found = separation(Dpo(beta=0.5), None, None, judged)
+    found = separation(DPOConfig(beta=0.5), None, None, judged)
     # Six comparisons: 2 > -1, 2 > .5, 2 < 3, .5 > -1, .5 = .5 (half), .5 < 3.
     assert found["accuracy"] == pytest.approx(3.5 / 6)
     assert found["margin"] == pytest.approx(0.5 * (1.25 - 2.5 / 3), rel=1e-5)

@@ -20,7 +20,7 @@ from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters 
 from jaxalign.registry.families import FAMILIES  # noqa: E402
 from jaxalign.stages.shared import run_models  # noqa: E402
 from jaxalign.stages.shared.base import StageContext  # noqa: E402
-from jaxalign.training.checkpoint import load_params  # noqa: E402
+from jaxalign.steps.checkpoint import load_params  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from jaxalign.config import from_config_dict
-from jaxalign.models.adapters.lora import Lora, merge
+from jaxalign.models.adapters.lora import LoraAdapters, merge
 from jaxalign.models.model import Model
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members
 from jaxalign.stages.shared import run_models
+from jaxalign.steps.checkpoint import load_params
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.student import first_layers
-from jaxalign.training.checkpoint import load_params
 from tests import tiny
 from tests.adapters import adapted
 from tests.small_run import CONFIG, read, rows, run
@@ -83,7 +83,7 @@ def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(done, tmp_path, m
 
 
 def test_a_student_of_an_adapted_teacher_starts_from_its_merged_weights():
-    lora = Lora(3, 5.0, ("*",))
+    lora = LoraAdapters(3, 5.0, ("*",))
     members = [adapted(lora, head="scalar", seed=seed)[1] | {"score": np.float32(seed) * np.ones(16, np.float32)}
                for seed in (1, 2)]
     teacher, student = adapted(lora, head="scalar")[0], tiny.model(head="scalar", layers=1)

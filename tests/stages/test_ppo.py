@@ -21,7 +21,7 @@ from jaxalign.rl import iteration as rl_iteration
 from jaxalign.rl import update as ppo_step
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout import decode, forecast, ring
-from jaxalign.training import loss_scale
+from jaxalign.steps import loss_scale
 from tests import tiny
 from tests.compilations import SEEN, compiled
 from tests.ppo_iterations import iterate, sampled_by

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import RewardDistill, from_config_dict
+from jaxalign.config import RewardDistillConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.rewards.scorer import Scorer, student_model
 from jaxalign.stages.reward_distill import agreement, fresh_pairs
@@ -117,12 +117,12 @@ def test_answers_to_one_prompt_are_paired_in_their_order():
 def test_a_student_can_start_from_the_first_layers_of_its_teacher():
     teacher = Scorer(tiny.model(head="scalar")), tiny.host_params("scalar", seed=5)
     sizes = {name: getattr(tiny.DECODER, name) for name in ("embed", "heads", "kv_heads", "head_dim", "mlp")}
-    model = student_model(RewardDistill(layers=1, **sizes), tiny.model())
+    model = student_model(RewardDistillConfig(layers=1, **sizes), tiny.model())
     params = first_layers((teacher[0], jax.tree.map(jax.numpy.asarray, teacher[1])), model)
     chex.assert_trees_all_equal(params["blocks"], jax.tree.map(lambda x: x[:1], teacher[1]["blocks"]))
     chex.assert_trees_all_equal_shapes(params, model.abstract())
     with pytest.raises(UserError, match=r"reward_distill\.embed is 64 and the teacher's is 16"):
-        first_layers(teacher, student_model(RewardDistill(), tiny.model()))
+        first_layers(teacher, student_model(RewardDistillConfig(), tiny.model()))
 
 
 @pytest.mark.parametrize(

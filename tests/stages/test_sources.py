@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jaxalign.config import Config, Data, Model, from_config_dict
+from jaxalign.config import Config, DataConfig, ModelConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
@@ -52,7 +52,7 @@ def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys)
 def test_a_changed_tokenizer_or_template_counts_as_a_changed_model(tmp_path):
     folder = made_tokenizers.qwen(tmp_path)
     (folder / "chat_template.jinja").write_text(made_tokenizers.CHATML)
-    config = dataclasses.replace(Config(), model=Model(source="huggingface", path=str(folder)))
+    config = dataclasses.replace(Config(), model=ModelConfig(source="huggingface", path=str(folder)))
     assert {path.name for path in reads.base_files(config)} == {
         "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
     }
@@ -63,8 +63,8 @@ def test_prompts_that_the_chat_template_rejects_are_left_out_and_named(tmp_path,
     asked = {"role": "user", "content": "Why?"}
     rows = [[asked], [asked, asked], [asked | {"content": "What?"}]]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
-    data = Data(source="prompts_jsonl", train=str(tmp_path / "p.jsonl"), style="chat", held_out_share=0.0)
-    config = dataclasses.replace(Config(), data=data, model=Model(source="huggingface", path=str(tmp_path / "model")))
+    data = DataConfig(source="prompts_jsonl", train=str(tmp_path / "p.jsonl"), style="chat", held_out_share=0.0)
+    config = dataclasses.replace(Config(), data=data, model=ModelConfig(source="huggingface", path=str(tmp_path / "model")))
     made = StageContext(config, tmp_path, tmp_path / "ppo", False)
     found = sources.prompts(made, run_models.load_tokenizer(made), "rl", 10, 8)
     assert [prompt.id for prompt in found] == ["p:1", "p:3"]

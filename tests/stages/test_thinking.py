@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jaxalign.config import Feedback, from_config_dict
+from jaxalign.config import FeedbackConfig, from_config_dict
 from jaxalign.data.chat import styles
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.tokenizers.load import load_tokenizer
@@ -100,7 +100,7 @@ def test_a_judge_whose_template_does_not_read_the_setting_is_refused_before_the_
 ])
 def test_the_judge_has_its_own_setting_and_never_thinks_before_a_verdict(folder, thinking, text_ends, verdict_ends):
     policy = load_tokenizer(folder / "qwen3").with_variables({"enable_thinking": False})
-    writer = make_writer(policy, dataclasses.replace(Feedback(), thinking=thinking, templates="chat"), 4000)
+    writer = make_writer(policy, dataclasses.replace(FeedbackConfig(), thinking=thinking, templates="chat"), 4000)
     rule = Principle("p", "Why?", "Why?", "Which?")
 
     def ends(kind, **values):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jaxalign.config import Alarms
+from jaxalign.config import AlarmsConfig
 from jaxalign.tracking.alarms import Measurement, crossed, outcome, read_measurements
 
 START = {"score": 0.0, "repetition": 0.1, "length": 40.0, "unfinished": 0.0, "refused": 0.01}
@@ -33,17 +33,17 @@ def run(*changes):
     ],
 )
 def test_the_limits_are_relative_to_the_start(change, alarms):
-    assert crossed(Alarms(every=10), START, START | change).keys() == alarms
+    assert crossed(AlarmsConfig(every=10), START, START | change).keys() == alarms
 
 
 def test_the_win_rate_has_a_limit_with_a_judge_and_none_switches_a_limit_off():
-    assert crossed(Alarms(every=10, judge=True), START, START | {"win_rate": 0.34}) == {"win_rate": 0.35}
-    assert crossed(Alarms(every=10, refusal_rise=None), START, START | {"refused": 1.0}) == {}
+    assert crossed(AlarmsConfig(every=10, judge=True), START, START | {"win_rate": 0.34}) == {"win_rate": 0.35}
+    assert crossed(AlarmsConfig(every=10, refusal_rise=None), START, START | {"refused": 1.0}) == {}
 
 
 def test_an_alarm_fires_after_consecutive_crossings_and_once():
     refusing = {"refused": 0.12}
-    section = Alarms(every=10, patience=2)
+    section = AlarmsConfig(every=10, patience=2)
     assert outcome(section, run(refusing, {}, refusing)).fired == ()
     (fired,) = outcome(section, run({}, {}, {}, refusing, refusing, refusing)).fired
     assert (fired.alarm, fired.since, fired.iteration, fired.value, fired.start) == ("refused", 40, 50, 0.12, 0.01)
@@ -51,7 +51,7 @@ def test_an_alarm_fires_after_consecutive_crossings_and_once():
 
 
 def test_the_best_policy_has_the_highest_score_without_a_crossing_before_the_alarm():
-    section, short = Alarms(every=10, patience=2), {"length": 10.0}
+    section, short = AlarmsConfig(every=10, patience=2), {"length": 10.0}
     scores = [{"score": 1.0}, {"score": 0.5}, {"score": 3.0} | short, {"score": 4.0} | short, {"score": 5.0}]
     assert outcome(section, run(*scores)).best == 10
     assert outcome(section, run(short, short)).best == 0

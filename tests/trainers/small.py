@@ -11,7 +11,7 @@ import jax
 from jaxalign.config import Mesh
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
-from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model
@@ -45,5 +45,5 @@ def language_model(lora: bool = False, mesh: Mesh | None = None) -> LanguageMode
     params = model.init(jax.random.key(0))
     if not lora:
         return LanguageModel(model, params, words, "plain", 64)
-    adapted = Model(decoder, "lm", model.sharding, Lora(2, 4.0, ("*",)))
+    adapted = Model(decoder, "lm", model.sharding, LoraAdapters(2, 4.0, ("*",)))
     return LanguageModel(adapted, adapted.init_adapters(params, jax.random.key(1)), words, "plain", 64, params)

@@ -15,7 +15,7 @@ _ON = unless("every", 0, "above 0")
 
 
 @dataclasses.dataclass(frozen=True)
-class Alarms(Section):
+class AlarmsConfig(Section):
     """Answers to held-out helpful prompts are measured during RL and compared with those of the policy before RL.
 
     A limit of None switches its alarm off. Shares and rises are fractions: 0.1 is 10 percentage points.

@@ -13,7 +13,7 @@ _SOURCE = when("data.source", "arithmetic")
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic(Section):
+class ArithmeticConfig(Section):
     """Arithmetic problems with verifiable answers, for data.source=arithmetic."""
 
     operations: tuple[str, ...] = field(("+",), "Operations on the two numbers.", some_of("+", "-", "*"), _SOURCE)

@@ -7,11 +7,11 @@ import dataclasses
 from jaxalign.config.constraints import at_least
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import PackedRows, Sampling
+from jaxalign.config.sections.shared import PackedRows, SamplingFields
 
 
 @dataclasses.dataclass(frozen=True)
-class BestOfN(Sampling, PackedRows):
+class BestOfNConfig(SamplingFields, PackedRows):
     """Fine-tuning on the answer with the highest preference-model score among n samples per prompt."""
 
     prompts: int = field(1024, "Number of prompts to answer.", at_least(1))

@@ -8,12 +8,12 @@ from jaxalign.config.base import WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.reading import unless
 from jaxalign.config.schema import field, like
-from jaxalign.config.sections.shared import Sampling
+from jaxalign.config.sections.shared import SamplingFields
 from jaxalign.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Compare(Sampling):
+class CompareConfig(SamplingFields):
     """Pairs of sampled answers to each prompt, labelled by the feedback model."""
 
     prompts: int = field(1536, "Number of prompts; each gives one pair.", at_least(1))
@@ -26,7 +26,7 @@ class Compare(Sampling):
     helpful_share: float | None = field(None, "Share of the prompts that are those of data.helpful (source prompts_jsonl); the "
                                         "others are not. Fewer prompts are used if it cannot be reached otherwise. None: the "
                                         "mix of the data source.", between(0.0, 1.0))
-    temperature: float = like(Sampling, "temperature", doc="Sampling temperature; two greedy answers would be identical.")
+    temperature: float = like(SamplingFields, "temperature", doc="Sampling temperature; two greedy answers would be identical.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         check_helpful_share(config, name, self.helpful_share)

@@ -16,7 +16,7 @@ _SOURCE = chosen("source", DATA_SOURCES)
 
 
 @dataclasses.dataclass(frozen=True)
-class Data(Section):
+class DataConfig(Section):
     """The source of prompts and comparisons."""
 
     source: str = field("world", "The data source: world (the embedded world), preferences_jsonl (human preferences), "

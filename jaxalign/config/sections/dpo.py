@@ -20,7 +20,7 @@ _OBJECTIVE = chosen("objective", OBJECTIVES)
 
 
 @dataclasses.dataclass(frozen=True)
-class Dpo(PackedPairs):
+class DPOConfig(PackedPairs):
     """Direct preference optimisation: the policy is trained on labelled pairs, without a preference model."""
 
     objective: str = field("sigmoid", "The loss, or a sum of pairwise losses such as sigmoid+bco_pair; docs/algorithms has the "

@@ -15,7 +15,7 @@ _ASKED = unless("url", (), "to the server's URL")
 
 
 @dataclasses.dataclass(frozen=True)
-class Endpoint(Section):
+class EndpointConfig(Section):
     """The OpenAI-compatible server of the judge 'endpoint'; see docs/endpoint.md."""
 
     url: tuple[str, ...] = field((), "Base URLs of the server, such as http://localhost:8000/v1. Several URLs of the same "

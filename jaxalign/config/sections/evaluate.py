@@ -6,17 +6,17 @@ import dataclasses
 
 from jaxalign.config.constraints import at_least
 from jaxalign.config.schema import field, like
-from jaxalign.config.sections.shared import Sampling
+from jaxalign.config.sections.shared import SamplingFields
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluate(Sampling):
+class EvaluateConfig(SamplingFields):
     """Gold metrics, win rates, KL and length on held-out prompts."""
 
     prompts: int = field(512, "Number of prompts that each model answers.", at_least(1))
     batch: int = field(128, "Prompts per chunk; also the number of rows decoded together. Up to 4 chunks form one queue.",
                        at_least(1))
-    temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; 0 is greedy.",
+    temperature: float = like(SamplingFields, "temperature", default=0.7, doc="Sampling temperature; 0 is greedy.",
                               check=at_least(0))
     win_rate_prompts: int = field(128, "Number of prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Number of prompts shown in the report, with each model's answer.", at_least(0))

@@ -18,7 +18,7 @@ _REASONING = unless("reasoning", False, "to True")
 
 
 @dataclasses.dataclass(frozen=True)
-class Feedback(Section):
+class FeedbackConfig(Section):
     """The feedback model: its principles and its labels."""
 
     constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file.")

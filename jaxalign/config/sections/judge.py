@@ -15,7 +15,7 @@ _OTHER = "; empty: the judge of feedback.judge."
 
 
 @dataclasses.dataclass(frozen=True)
-class Judge(Section):
+class JudgeConfig(Section):
     """The judges of single stages, and the requests that a judge of your own fails to answer; see docs/cai.md."""
 
     revise: str = field("", f"The judge that critiques and revises in stage revise, as in feedback.judge{_OTHER}")

@@ -17,7 +17,7 @@ _CHECKPOINT = when("source", "huggingface")
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(DecoderSizes):
+class ModelConfig(DecoderSizes):
     """The decoder. With source=huggingface the checkpoint determines the sizes; leave the sizes here at their defaults."""
 
     source: str = field("scratch", "Source of the weights: random initialisation (scratch), or the checkpoint at path "

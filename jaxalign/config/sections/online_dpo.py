@@ -8,7 +8,7 @@ from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, one_of
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import Sampling, Trained
+from jaxalign.config.sections.shared import SamplingFields, Trained
 from jaxalign.errors import UserError
 from jaxalign.registry.core import names_in
 from jaxalign.registry.objectives import OBJECTIVES
@@ -25,7 +25,7 @@ class OnlineChecks(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class OnlineDpo(Sampling, Trained):
+class OnlineDPOConfig(SamplingFields, Trained):
     """Direct preference optimisation on new pairs: the policy answers each prompt twice, and the labeller compares the answers.
     The objective and its settings are in config.dpo."""
 

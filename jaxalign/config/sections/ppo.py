@@ -8,10 +8,10 @@ from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, between, one_of, registered
 from jaxalign.config.reading import chosen, when
 from jaxalign.config.schema import field, like, section
-from jaxalign.config.sections.alarms import Alarms
-from jaxalign.config.sections.compare import Compare, check_helpful_share
+from jaxalign.config.sections.alarms import AlarmsConfig
+from jaxalign.config.sections.compare import CompareConfig, check_helpful_share
 from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import Sampling, Trained
+from jaxalign.config.sections.shared import SamplingFields, Trained
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.core import names_in
@@ -41,17 +41,17 @@ class Checks(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ppo(Sampling, Trained):
+class PPOConfig(SamplingFields, Trained):
     """Reinforcement learning on the reward of config.reward: PPO and related methods, with or without a critic."""
 
     iterations: int = field(28, "Rounds of sampling and training.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader cycles through them.", at_least(1))
     batch: int = field(64, "Responses per iteration.", at_least(1))
-    helpful_share: float | None = like(Compare, "helpful_share")
+    helpful_share: float | None = like(CompareConfig, "helpful_share")
     group_size: int = field(1, "Responses per prompt in an iteration; rloo and grpo need at least 2.", at_least(1))
-    temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; all log-probabilities are "
+    temperature: float = like(SamplingFields, "temperature", default=0.7, doc="Sampling temperature; all log-probabilities are "
                               "computed at this temperature.")
-    max_new_tokens: int = like(Sampling, "max_new_tokens", default=56)
+    max_new_tokens: int = like(SamplingFields, "max_new_tokens", default=56)
     epochs: int = field(2, "Passes over the rollout buffer, each in a new random order.", at_least(1))
     minibatches: int = field(2, "Optimizer steps per pass.", at_least(1))
     micro_batch_tokens: int = field(0, "Maximum tokens (of packed prompts and responses) per device in a micro-batch; results "
@@ -117,7 +117,7 @@ class Ppo(Sampling, Trained):
     sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
                                      "token, and between the first ratio and 1.", above(0))
     checks: Checks = section(Checks(), "")
-    alarms: Alarms = section(Alarms(), "")
+    alarms: AlarmsConfig = section(AlarmsConfig(), "")
     optimizer: Optimizer = section(Optimizer(learning_rate=1.5e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5),
                                           "The critic's optimizer.", _CRITIC, when("critic", "separate"))

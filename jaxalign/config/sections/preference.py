@@ -15,7 +15,7 @@ from jaxalign.registry.data_sources import data_source
 
 
 @dataclasses.dataclass(frozen=True)
-class Preference(PackedPairs):
+class PreferenceConfig(PackedPairs):
     """The preference model, trained on soft labels."""
 
     epochs: int = field(3, "Passes over the comparisons.", at_least(1))

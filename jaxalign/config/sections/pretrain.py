@@ -11,7 +11,7 @@ from jaxalign.config.sections.shared import PackedRows
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrain(PackedRows):
+class PretrainConfig(PackedRows):
     """The helpful-only base model, trained on the text of the data source."""
 
     steps: int = field(1700, "Optimizer steps; 0 keeps the random weights.", at_least(0))

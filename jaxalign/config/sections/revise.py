@@ -6,11 +6,11 @@ import dataclasses
 
 from jaxalign.config.constraints import at_least
 from jaxalign.config.schema import field, like
-from jaxalign.config.sections.shared import Sampling
+from jaxalign.config.sections.shared import SamplingFields
 
 
 @dataclasses.dataclass(frozen=True)
-class Revise(Sampling):
+class ReviseConfig(SamplingFields):
     """Critique and revision of the base model's answers (Bai et al. 2022, supervised phase)."""
 
     red_team_prompts: int = field(768, "Number of prompts whose answers are critiqued and revised.", at_least(1))
@@ -20,6 +20,7 @@ class Revise(Sampling):
                        at_least(1))
     max_growth: float = field(8.0, "A revision longer than this many times the answer, in characters, is not trained on unless "
                               "sft.keep has 'grown'; 0: no limit.", at_least(0))
-    temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; 0 is greedy.",
+    temperature: float = like(SamplingFields, "temperature", default=0.7, doc="Sampling temperature; 0 is greedy.",
                               check=at_least(0))
-    max_new_tokens: int = like(Sampling, "max_new_tokens", doc="Maximum length of an answer, critique or revision, in tokens.")
+    max_new_tokens: int = like(SamplingFields, "max_new_tokens",
+                               doc="Maximum length of an answer, critique or revision, in tokens.")

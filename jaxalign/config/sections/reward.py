@@ -23,7 +23,7 @@ _MISSING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Reward(Section):
+class RewardConfig(Section):
     """The reward of reinforcement learning."""
 
     source: str = field("preference", "The reward: preference (the preference model), distilled (its student), model (an "

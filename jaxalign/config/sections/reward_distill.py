@@ -8,12 +8,12 @@ from jaxalign.config.base import WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import DecoderSizes, Sampling, Trained
+from jaxalign.config.sections.shared import DecoderSizes, SamplingFields, Trained
 from jaxalign.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardDistill(DecoderSizes, Sampling, Trained):
+class RewardDistillConfig(DecoderSizes, SamplingFields, Trained):
     """A smaller reward model (the student), trained on the scores of the preference model (its teacher)."""
 
     layers: int = like(DecoderSizes, "layers", default=2)

@@ -11,7 +11,7 @@ from jaxalign.config.sections.shared import PackedRows
 
 
 @dataclasses.dataclass(frozen=True)
-class Sft(PackedRows):
+class SFTConfig(PackedRows):
     """Supervised fine-tuning on revisions and helpful samples."""
 
     epochs: int = field(1, "Passes over the data.", at_least(1))

@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling(Section):
+class SamplingFields(Section):
     """How responses are sampled."""
 
     temperature: float = field(1.0, "Sampling temperature.", above(0))

@@ -11,7 +11,7 @@ from jaxalign.registry.trackers import tracker_record
 
 
 @dataclasses.dataclass(frozen=True)
-class Tracking(Section):
+class TrackingConfig(Section):
     """Trackers of training metrics, in addition to each stage's metrics.jsonl."""
 
     trackers: tuple[str, ...] = field((), "Trackers that receive the metrics of every step: registered names, or "

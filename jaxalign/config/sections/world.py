@@ -17,7 +17,7 @@ _TOPICS = (_SCRATCH, chosen("data.source", DATA_SOURCES, "world_rows"))  # At le
 
 
 @dataclasses.dataclass(frozen=True)
-class World(Section):
+class WorldConfig(Section):
     """The embedded world: short dialogues about invented topics, with known ground truth."""
 
     topics: int = field(60, "Number of topics.", at_least(4), _SOURCE, _TOPICS)

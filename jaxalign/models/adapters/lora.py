@@ -35,7 +35,7 @@ TRAINED = ("adapters", "score")
 
 
 @dataclasses.dataclass(frozen=True)
-class Lora:
+class LoraAdapters:
     """Adapters with the same settings on all linear layers that match a pattern.
 
     targets: shell patterns over "attention.query" ... "mlp.down", or over "q_proj", "k_proj", "v_proj", "o_proj",
@@ -98,7 +98,7 @@ def frozen(params: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if name not in TRAINED}
 
 
-def adapter_axes(lora: Lora, axes: dict[str, Any]) -> dict[str, Any]:
+def adapter_axes(lora: LoraAdapters, axes: dict[str, Any]) -> dict[str, Any]:
     """Logical axes of "adapters". axes: those of the base's "blocks", including the leading "layers"."""
     tree: dict[str, Any] = {}
     for part, name in lora.adapted(axes):
@@ -112,7 +112,7 @@ def adapter_axes(lora: Lora, axes: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def adapter_shapes(lora: Lora, blocks: dict[str, Any]) -> dict[str, Any]:
+def adapter_shapes(lora: LoraAdapters, blocks: dict[str, Any]) -> dict[str, Any]:
     """float32 ShapeDtypeStructs of "adapters": "a" [L, in..., r], "b" [L, r, out...] and, for DoRA, "magnitude" [L, out...].
 
     blocks: shapes (anything with .shape) of the base's "blocks".
@@ -128,7 +128,7 @@ def adapter_shapes(lora: Lora, blocks: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def init_adapters(lora: Lora, blocks: dict[str, Any], key: jax.Array) -> dict[str, Any]:
+def init_adapters(lora: LoraAdapters, blocks: dict[str, Any], key: jax.Array) -> dict[str, Any]:
     """Adapters that do not change the outputs yet: a uniform within +-1 / sqrt(inputs), b 0, magnitude the weights' norm."""
     tree = adapter_shapes(lora, blocks)
     for number, (part, name) in enumerate(lora.adapted(blocks)):
@@ -165,7 +165,7 @@ def _length(kernel: jax.Array, axes) -> jax.Array:
 class Adapters:
     """The adapters of one layer, or of a part of it, for a forward pass. tree may be empty."""
 
-    lora: Lora | None
+    lora: LoraAdapters | None
     tree: dict[str, Any]
 
     def part(self, name: str) -> Adapters:
@@ -192,7 +192,7 @@ class Adapters:
 NO_ADAPTERS = Adapters(None, {})
 
 
-def merge(lora: Lora, params: dict[str, Any]) -> dict[str, Any]:
+def merge(lora: LoraAdapters, params: dict[str, Any]) -> dict[str, Any]:
     """The base with its adapters merged into the kernels, in the base's dtype, or float32 for quantised kernels. params:
     joined parameters; "score" is kept."""
     blocks = {part: dict(leaves) for part, leaves in params["blocks"].items()}
@@ -204,7 +204,7 @@ def merge(lora: Lora, params: dict[str, Any]) -> dict[str, Any]:
     return jax.tree.map(lambda leaf: dense(leaf, leaf.dtype), {**rest, "blocks": blocks}, is_leaf=is_quantised)
 
 
-def _merged(lora: Lora, kernel: jax.Array, own: dict[str, jax.Array], count: int) -> jax.Array:
+def _merged(lora: LoraAdapters, kernel: jax.Array, own: dict[str, jax.Array], count: int) -> jax.Array:
     merged = dense(kernel, jnp.float32) + lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
     if lora.dora:
         merged = merged * jnp.expand_dims(own["magnitude"] / _length(merged, range(count)), range(count))

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxalign.data.sources.jsonl import read_object
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import LINEAR, Lora
+from jaxalign.models.adapters.lora import LINEAR, LoraAdapters
 from jaxalign.models.model import Model
 from jaxalign.registry.families import Family
 
@@ -36,7 +36,7 @@ _ALONE = {  # Fields that are supported only with these values (or absent).
 }
 
 
-class Linear(NamedTuple):
+class AdaptedLinear(NamedTuple):
     """A linear layer of the decoder and the module that holds it in the family's files.
 
     part, name: the decoder's names. module: the stored name, with "{layer}". If the module holds several of the decoder's
@@ -72,8 +72,8 @@ class Adapted:
     scalar head is also saved; base_name: the name of the base model, if given.
     """
 
-    lora: Lora
-    modules: dict[str, tuple[Linear, ...]]
+    lora: LoraAdapters
+    modules: dict[str, tuple[AdaptedLinear, ...]]
     ranks: dict[str, int]
     scalar: bool
     base_name: str | None
@@ -83,7 +83,7 @@ class Adapted:
         return self.ranks[module] != self.lora.rank
 
 
-def linear_modules(family: Family, model: Model) -> dict[str, tuple[Linear, ...]]:
+def linear_modules(family: Family, model: Model) -> dict[str, tuple[AdaptedLinear, ...]]:
     """Every module of a block that can have adapters, in the order of the family's weights."""
     blocks = model.base.abstract()["blocks"]
     found: dict[str, list] = collections.defaultdict(list)
@@ -101,7 +101,7 @@ def linear_modules(family: Family, model: Model) -> dict[str, tuple[Linear, ...]
             count = LINEAR[part, name][0]
             axis = letters.index("n") if "n" in letters else 0
             sizes = tuple(shape[:count]), tuple(shape[count:])
-            parts.append(Linear(part, name, module, weight.pick, len(entries), axis, *sizes))
+            parts.append(AdaptedLinear(part, name, module, weight.pick, len(entries), axis, *sizes))
         modules[module] = tuple(parts)
     return modules
 
@@ -120,7 +120,7 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
     rank, alpha = _number(path, raw, "r", int), _number(path, raw, "lora_alpha", float)
     flags = {name: _flag(path, raw, name) for name in ("use_rslora", "use_dora")}
     targets = tuple(f"{line.part}.{line.name}" for module in chosen for line in modules[module])
-    lora = Lora(rank, alpha, targets, flags["use_rslora"], flags["use_dora"])
+    lora = LoraAdapters(rank, alpha, targets, flags["use_rslora"], flags["use_dora"])
     ranks = {module: _effective(path, raw, "rank_pattern", module, rank, model.config.layers) for module in chosen}
     whole = {found for module, found in ranks.items() if len(modules[module]) == 1}
     if len(whole) == 1 and rank not in whole:  # rank_pattern overrides r everywhere.

@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import Lora
-from jaxalign.models.adapters.peft_config import CONFIG, Adapted, Linear, linear_modules, read_adapted, some
+from jaxalign.models.adapters.lora import LoraAdapters
+from jaxalign.models.adapters.peft_config import CONFIG, Adapted, AdaptedLinear, linear_modules, read_adapted, some
 from jaxalign.models.checkpoints.export import check_target, whole_folder
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
@@ -35,7 +35,7 @@ _A, _B, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tuple[Lora, Params]:
+def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tuple[LoraAdapters, Params]:
     """Loads a PEFT directory. -> (settings, {"adapters", and "score" if it has one}), float32, sharded like `base`.
 
     Raises:
@@ -59,7 +59,7 @@ def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tu
     for part, name in absent:  # A block of zeros stands for a kernel without an adapter.
         del tree[part][name]
     gone = {f"{part}.{name}" for part, name in absent}
-    lora = Lora(lora.rank, lora.alpha, tuple(t for t in lora.targets if t not in gone), lora.rank_stabilised, lora.dora)
+    lora = LoraAdapters(lora.rank, lora.alpha, tuple(t for t in lora.targets if t not in gone), lora.rank_stabilised, lora.dora)
     params: Params = {"adapters": tree} | ({"score": tensors[_SCORE].reshape(-1)} if adapted.scalar else {})
     model = Model(base.config, "scalar" if adapted.scalar else "lm", base.sharding, lora)
     shardings = model.shardings()
@@ -67,7 +67,7 @@ def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tu
     return lora, jax.tree.map(lambda x: x.copy(), jax.device_put(params, shardings))
 
 
-def _own(line: Linear, A: np.ndarray, B: np.ndarray, rank: int, stacked: bool) -> dict[str, np.ndarray]:
+def _own(line: AdaptedLinear, A: np.ndarray, B: np.ndarray, rank: int, stacked: bool) -> dict[str, np.ndarray]:
     """"a" [L, in..., r] and "b" [L, r, out...] of a kernel, from its module's A [L, R, inputs] and B [L, outputs, R]."""
     L = len(A)
     b = np.stack([line.split(layer) for layer in B])
@@ -169,7 +169,7 @@ def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.n
     return {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}, ranks
 
 
-def _module(lines: tuple[Linear, ...], found: list, rank: int, shared: bool) -> tuple[np.ndarray, np.ndarray]:
+def _module(lines: tuple[AdaptedLinear, ...], found: list, rank: int, shared: bool) -> tuple[np.ndarray, np.ndarray]:
     """A and B of a module in one layer. found: (a, b) of each of its kernels, None for a kernel without an adapter."""
     width = rank if shared else rank * len(lines)
     A, parts = np.zeros((width, int(np.prod(lines[0].inputs))), np.float32), []

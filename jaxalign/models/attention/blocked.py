@@ -26,7 +26,7 @@ BLOCK = 64  # Queries of a block; smaller blocks make the matrix products slow.
 MOST_BLOCKS = 8  # Limit on blocks that see all earlier keys: each adds to the compiled program.
 
 
-class Rows(NamedTuple):
+class BlockRows(NamedTuple):
     """Metadata of the rows for a layer. segment_ids int32 [B, T], None if each row is one document; way int32 []: the index of
     the band in `Blocked.bands` to use, len(bands) for `spans`, None if there are no bands; local bool []: whether the layer
     has the window, None if all layers are alike."""
@@ -63,7 +63,7 @@ def blocked_attention(
     spans = tuple(zip([0, *ends[:-1]], ends, strict=True))
     how = Blocked(T, bands, spans, config.windows(config.mixed_layers), config.scale, config.attention_softcap)
     way = way_of(segment_ids, bands) if bands else None
-    return lambda q, k, v, local: _attend(how, q, k, v, Rows(segment_ids, way, local))
+    return lambda q, k, v, local: _attend(how, q, k, v, BlockRows(segment_ids, way, local))
 
 
 def bands_of(T: int) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class _Cut(NamedTuple):
             total = total + jnp.pad(x[:, :, back:, -1 - back], ((0, 0), (0, 0), (0, back), (0, 0), (0, 0)))
         return total.reshape(B, K, N * self.C, d)[:, :, :T].swapaxes(1, 2)
 
-    def seen(self, how: Blocked, rows: Rows) -> jax.Array:
+    def seen(self, how: Blocked, rows: BlockRows) -> jax.Array:
         """bool [B or 1, N, C, S]: which keys each query may see."""
         first = jnp.arange(self.N)[:, None] * self.C
         query, key = (first + jnp.arange(*ends)[None] for ends in ((self.start, self.start + self.C), (self.low, self.high)))
@@ -151,7 +151,7 @@ class _Cut(NamedTuple):
         own = self.queries(ids.swapaxes(1, 2), 1)[:, 0]
         return seen & same_text(own, self.keys(ids)[:, 0, :, None, :, 0])
 
-    def hide(self, how: Blocked, rows: Rows, scores_BxKxNxMxS: jax.Array) -> jax.Array:
+    def hide(self, how: Blocked, rows: BlockRows, scores_BxKxNxMxS: jax.Array) -> jax.Array:
         B, K, N, M, S = scores_BxKxNxMxS.shape
         seen = self.seen(how, rows)[:, None, :, None]
         seen = jnp.broadcast_to(seen, (len(seen), 1, N, M // self.C, self.C, S)).reshape(len(seen), 1, N, M, S)
@@ -165,17 +165,17 @@ def _cuts(how: Blocked, band: int | None) -> list[_Cut]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(how: Blocked, q, k, v, rows: Rows):
+def _attend(how: Blocked, q, k, v, rows: BlockRows):
     return _choose(how, _forward, rows, q, k, v)[0]
 
 
-def _choose(how: Blocked, compute: Callable, rows: Rows, *arrays):
+def _choose(how: Blocked, compute: Callable, rows: BlockRows, *arrays):
     """`compute` with the split into blocks that `rows.way` selects."""
     ways = [functools.partial(compute, how, _cuts(how, band)) for band in (*how.bands, None)]
     return ways[0](rows, *arrays) if rows.way is None else jax.lax.switch(rows.way, ways, rows, *arrays)
 
 
-def _scores(how: Blocked, cut: _Cut, rows: Rows, q, k):
+def _scores(how: Blocked, cut: _Cut, rows: BlockRows, q, k):
     """Scores, float32 [B, K, N, M, S], and the derivative of the soft cap, or None without a cap."""
     s = jnp.einsum("bknmh,bknsh->bknms", q, k, preferred_element_type=jnp.float32) * how.scale
     slope = None
@@ -185,7 +185,7 @@ def _scores(how: Blocked, cut: _Cut, rows: Rows, q, k):
     return cut.hide(how, rows, s), slope
 
 
-def _forward(how: Blocked, cuts: list[_Cut], rows: Rows, q, k, v):
+def _forward(how: Blocked, cuts: list[_Cut], rows: BlockRows, q, k, v):
     """The output [B, T, H, h] and the log-sum-exp of each softmax, float32 [B, T, H, 1]."""
     K, (k, v) = k.shape[2], (x.swapaxes(1, 2) for x in (k, v))
     made = []
@@ -199,7 +199,7 @@ def _forward(how: Blocked, cuts: list[_Cut], rows: Rows, q, k, v):
     return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*made, strict=True))
 
 
-def _kept(how: Blocked, q, k, v, rows: Rows):
+def _kept(how: Blocked, q, k, v, rows: BlockRows):
     out, log_total = (keep(x) for x in _choose(how, _forward, rows, q, k, v))
     return out, (q, k, v, rows, out, log_total)
 
@@ -210,7 +210,7 @@ def _gradients(how: Blocked, kept, g):
     return *_choose(how, _backward, rows, q, k, v, log_total, along, g), None
 
 
-def _backward(how: Blocked, cuts: list[_Cut], rows: Rows, q, k, v, log_total, along, g):
+def _backward(how: Blocked, cuts: list[_Cut], rows: BlockRows, q, k, v, log_total, along, g):
     """Gradients of q, k and v. along float32 [B, T, H, 1]: the dot product of each output with its cotangent g."""
     T, K, (k, v) = q.shape[1], k.shape[2], (x.swapaxes(1, 2) for x in (k, v))
     of_q, of_k, of_v = [], 0, 0

@@ -32,7 +32,7 @@ _DERIVED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class CheckpointConfig:
     """The contents of config.json.
 
     head: "lm", or "scalar" for a reward model (...ForSequenceClassification with one label).
@@ -86,7 +86,7 @@ def load_pretrained(
     return Pretrained(model, load_params(folder, model, dtype), tokenizer)
 
 
-def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
+def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", vocab_multiple: int = 1) -> CheckpointConfig:
     """Reads config.json; its model_type selects the family.
 
     Raises:
@@ -98,7 +98,7 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
     return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
 
 
-def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
+def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> CheckpointConfig:
     """`read_config` of the given contents. path: only for error messages."""
     if not isinstance(raw, dict) or "model_type" not in raw:
         raise UserError(f"{path} is not a model's config: it has no model_type, such as 'llama'")
@@ -124,7 +124,7 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
         if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
             raise UserError(f"{path}: {name} is {raw[name]!r}; a token id is expected")
-    return ModelConfig(family, decoder, head, positions, bos, eos_ids, raw)
+    return CheckpointConfig(family, decoder, head, positions, bos, eos_ids, raw)
 
 
 def _head(fields: Fields, family: Family) -> str:
@@ -146,7 +146,7 @@ def own_dtype(raw: Mapping[str, Any]) -> str:
     return found if found in DTYPES else "float32"
 
 
-def check_length(folder: str | pathlib.Path, config: ModelConfig, max_length: int) -> None:
+def check_length(folder: str | pathlib.Path, config: CheckpointConfig, max_length: int) -> None:
     """Raises UserError if the run's longest sequence exceeds the model's positions."""
     if config.max_positions is not None and max_length > config.max_positions:
         raise UserError(
@@ -155,7 +155,7 @@ def check_length(folder: str | pathlib.Path, config: ModelConfig, max_length: in
         )
 
 
-def check_vocabulary(folder: str | pathlib.Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+def check_vocabulary(folder: str | pathlib.Path, config: CheckpointConfig, tokenizer: Tokenizer) -> None:
     """Raises UserError if the tokenizer has an id, or the folder a stop id, that the embedding lacks.
 
     The embedding may be larger, since some are padded. If the files disagree about bos and eos, texts begin and end with the
@@ -196,7 +196,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
             leaf = abstract
             for part in place.path:
                 leaf = leaf[part]
-            value = place_blocks(leaf.shape, np.dtype(dtype), leaf.sharding, _Blocks(weights, place, np.dtype(dtype)))
+            value = place_blocks(leaf.shape, np.dtype(dtype), leaf.sharding, _BlockedLeaves(weights, place, np.dtype(dtype)))
             node = params
             for part in place.path[:-1]:
                 node = node.setdefault(part, {})
@@ -204,7 +204,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
     return params
 
 
-class _Blocks(NamedTuple):
+class _BlockedLeaves(NamedTuple):
     """Reads any part of one leaf: `blocks(bounds)` yields the blocks within the leaf's bounds as (start indices, values)."""
 
     weights: Weights

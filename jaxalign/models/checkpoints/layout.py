@@ -21,7 +21,7 @@ from jaxalign.registry.families import Family
 Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each axis.
 
 
-class Layout:
+class CheckpointLayout:
     """One layout with its sizes.
 
     Args:
@@ -101,7 +101,7 @@ class Place:
     """
 
     weight: Weight
-    layout: Layout
+    layout: CheckpointLayout
     stack: tuple[int, ...]
 
     @property
@@ -138,7 +138,7 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
     found = []
     for weight in weights:
         stack = tuple(size for word, size in (("{layer}", c.layers), ("{expert}", experts)) if word in weight.stored)
-        found.append(Place(weight, Layout(weight.layout, sizes | {"n": fused[weight.stored]}, weight.pick), stack))
+        found.append(Place(weight, CheckpointLayout(weight.layout, sizes | {"n": fused[weight.stored]}, weight.pick), stack))
     return tuple(found)
 
 

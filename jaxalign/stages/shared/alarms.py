@@ -19,11 +19,11 @@ from jaxalign.rl.alarms import AlarmRun, Questions, Records, WinRate
 from jaxalign.stages.shared import engines, judges
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.keys import stage_key
+from jaxalign.steps.checkpoint import save_params
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.alarms import Measurement, outcome, read_measurements
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.evaluation import won
-from jaxalign.training.checkpoint import save_params
 
 
 def make_alarms(context: StageContext, model: Model, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> AlarmRun:

@@ -15,8 +15,8 @@ from jaxalign.rollout.sampler import make_sampler, sample_rollout
 from jaxalign.stages.shared import engines, loops, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Queue, Shards, queues
+from jaxalign.steps import work
 from jaxalign.tracking.progress import Progress
-from jaxalign.training import work
 
 
 def sampled_answers(

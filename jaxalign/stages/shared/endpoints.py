@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from jaxalign.config import Config
-from jaxalign.config import Endpoint as EndpointSettings
+from jaxalign.config import EndpointConfig as EndpointSettings
 from jaxalign.data.chat.requests import TemplateSet, load_set
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.probe import Abilities, probe

@@ -11,7 +11,7 @@ from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.quantised import quantise
-from jaxalign.models.checkpoints.huggingface import ModelConfig
+from jaxalign.models.checkpoints.huggingface import CheckpointConfig
 from jaxalign.models.configured import base_config
 from jaxalign.models.language_model import load_model
 from jaxalign.models.model import Model, Params
@@ -37,7 +37,7 @@ def folder_tokenizer(config: Config, folder: str) -> Tokenizer:
     return load_tokenizer(tokenizer_path(with_model_folder(config, folder), Path()))
 
 
-def check_folder(config: Config, folder: str, field: str = "judge.path") -> ModelConfig:
+def check_folder(config: Config, folder: str, field: str = "judge.path") -> CheckpointConfig:
     """Reads config.json of a judge's folder, or that of the base of a stage's folder. field: the config field that names it.
 
     Raises:

@@ -29,7 +29,7 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import endpoints, judge_models, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.loops import Meter
-from jaxalign.training.offload import FrozenRole
+from jaxalign.steps.offload import FrozenRole
 
 
 def constitution(config: Config) -> tuple[Principle, ...]:

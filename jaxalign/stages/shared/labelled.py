@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxalign.config import Config, Sft
+from jaxalign.config import Config, SFTConfig
 from jaxalign.data.sources.base import SourceReport
 from jaxalign.data.sources.splits import few_dialogues, few_held_out, held_out_count, split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -190,7 +190,7 @@ def usable_sources(context: StageContext) -> list[str]:
             if _is_selected(context.config, row) and outcomes_of.is_usable(row.get("outcome"), keep)]
 
 
-def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:
+def warn_about_few(stage: str, section: SFTConfig, total: int, usable: int) -> None:
     """Warns if the usable rows are fewer than `min_rows`, or a smaller share of all rows than `min_share`."""
     sentence = few_usable(section, total, usable)
     if sentence:

@@ -19,8 +19,8 @@ from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.manifest import read_manifest
-from jaxalign.training.checkpoint import copy_params, load_params
-from jaxalign.training.offload import FrozenRole
+from jaxalign.steps.checkpoint import copy_params, load_params
+from jaxalign.steps.offload import FrozenRole
 
 _sharding = functools.cache(make_sharding)
 

@@ -9,8 +9,8 @@ from jaxalign.models.model import Model, Params
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members, student_model
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.steps.checkpoint import load_params
 from jaxalign.trainers.reward_model import member_directory
-from jaxalign.training.checkpoint import load_params
 
 
 def load_scorer(

@@ -9,18 +9,18 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import BestOfN, Pretrain, Sft, to_dict
+from jaxalign.config import BestOfNConfig, PretrainConfig, SFTConfig, to_dict
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.steps.checkpoint import save_params
+from jaxalign.steps.loop import Loop
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.tracker import make_trackers
 from jaxalign.trainers.base import TrainerInputs, peak_flops
 from jaxalign.trainers.sft import SFT, held_out_loss
-from jaxalign.training.checkpoint import save_params
-from jaxalign.training.loop import Loop
 
 
 def stage_inputs(
@@ -74,7 +74,7 @@ def policy_inputs(context: StageContext, model: Model, shared: bool, **loop: Any
 
 def train_supervised(
     context: StageContext,
-    section: Pretrain | Sft | BestOfN,
+    section: PretrainConfig | SFTConfig | BestOfNConfig,
     inputs: TrainerInputs,
     train: PackedBatch,
     held_out: PackedBatch | None,

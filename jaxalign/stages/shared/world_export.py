@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxalign import streams
-from jaxalign.config import Config, Optimizer, Pretrain
+from jaxalign.config import Config, Optimizer, PretrainConfig
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers import chatml
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
@@ -30,9 +30,9 @@ from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
 from jaxalign.stages.shared.keys import seeded_key
+from jaxalign.steps.loop import Loop
 from jaxalign.trainers.base import TrainerInputs
 from jaxalign.trainers.sft import SFT, held_out_loss
-from jaxalign.training.loop import Loop
 
 POSITIONS = 512
 """The maximum length of a dialogue in config.json, in tokens."""
@@ -129,7 +129,7 @@ def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> 
 
 def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSettings) -> Params:
     key = seeded_key(config.seed, "pretrain")
-    section = Pretrain(
+    section = PretrainConfig(
         steps=settings.steps, batch_rows=settings.batch_rows, row_length=chat_text.ROW_LENGTH,
         optimizer=Optimizer(learning_rate=settings.learning_rate, schedule="linear", warmup_steps=30, weight_decay=0.01),
     )

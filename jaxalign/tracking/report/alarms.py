@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jaxalign.config import Alarms
+from jaxalign.config import AlarmsConfig
 from jaxalign.tracking.alarms import Fired, outcome, read_measurements
 from jaxalign.tracking.report.blocks import Figure, curve_figure
 from jaxalign.tracking.workdir import RunFiles
@@ -21,9 +21,9 @@ _PLOTS = (
 def fired_alarms(run: RunFiles) -> tuple[Fired, ...]:
     """The alarms that fired in stage ppo."""
     measured = read_measurements(run.stage("ppo").metrics)
-    fields = {field.name for field in dataclasses.fields(Alarms)}
+    fields = {field.name for field in dataclasses.fields(AlarmsConfig)}
     settings = (run.config.get("ppo") or {}).get("alarms") or {}
-    section = Alarms(**{name: value for name, value in settings.items() if name in fields})
+    section = AlarmsConfig(**{name: value for name, value in settings.items() if name in fields})
     return outcome(section, measured).fired if measured else ()
 
 
@@ -35,7 +35,7 @@ def alarm_sentences(run: RunFiles) -> list[str]:
     if not fired:
         return [f"No alarm fired in {len(measured) - 1:,} measurements on held-out helpful prompts."]
     sentences = [alarm.sentence() for alarm in fired]
-    action = ((run.config.get("ppo") or {}).get("alarms") or {}).get("action", Alarms().action)
+    action = ((run.config.get("ppo") or {}).get("alarms") or {}).get("action", AlarmsConfig().action)
     kept = (run.stage("ppo").summary.get("alarms") or {}).get("kept")
     if action == "stop":
         sentences.append("The run ended with an error.")

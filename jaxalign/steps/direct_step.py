@@ -1,0 +1,100 @@
+"""Direct preference optimisation: the log-probabilities of whole answers, and the jitted step for all objectives."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.masked import masked_sum
+from jaxalign.config import DPOConfig
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.heads import gather_positions, length_mask
+from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
+from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
+from jaxalign.registry.objectives import objectives_of
+from jaxalign.steps.arguments import DirectArguments, LogprobArguments
+from jaxalign.steps.metrics import DirectMetrics
+from jaxalign.steps.microbatch import Aux, total_weight
+from jaxalign.steps.objectives import DirectInputs, anchors, objective_loss
+from jaxalign.steps.packed import each_part, of_answers, pair_parts, pairs_alone
+from jaxalign.steps.state import TrainState, gradient_step
+
+
+class AnswerLogprobs(NamedTuple):
+    """logprobs float32 [B, 2]: the log-probability of each answer, in nats. tokens float32 [B, 2]: its number of tokens."""
+
+    logprobs: jax.Array
+    tokens: jax.Array
+
+
+def _answer_logprobs(model: Model, params, pairs: AnswerPairs, rows: AnswerRows) -> AnswerLogprobs:
+    """The log-probabilities of the answers in these rows; entries of other answers are meaningless."""
+    B, T = len(pairs.length), rows.tokens.shape[1]
+    hidden = model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    targets = gather_positions(rows.tokens, rows.heads + 1)
+    stats = model.token_stats(params, gather_positions(hidden, rows.heads), targets, used=rows.used)
+    mask = length_mask((pairs.length - pairs.prompt_length).reshape(2 * B), T)
+    logprobs = jnp.where(mask > 0, of_answers(stats.logprobs, rows.first, T), 0)
+    return AnswerLogprobs(jnp.sum(logprobs, axis=1).reshape(B, 2), jnp.sum(mask, axis=1).reshape(B, 2))
+
+
+def _each_answer(model: Model, params, pairs: AnswerPairs, packed: PackedParts | None) -> AnswerLogprobs:
+    if packed is None:
+        return _answer_logprobs(model, params, pairs, pairs_alone(pairs))
+    B = len(pairs.length)
+    flat = each_part(packed, lambda rows: _answer_logprobs(model, params, pairs, rows).logprobs.reshape(2 * B))
+    return AnswerLogprobs(flat.reshape(B, 2), (pairs.length - pairs.prompt_length).astype(jnp.float32))
+
+
+@jax.jit
+def answer_logprobs(arguments: LogprobArguments) -> AnswerLogprobs:
+    """The log-probabilities of both answers of each pair."""
+    return _each_answer(arguments.model, arguments.params, arguments.pairs, arguments.packed)
+
+
+def sorts_the_batch(section: DPOConfig) -> bool:
+    """Whether the objective compares the pairs of a batch with each other, so that the batch cannot be split."""
+    return any(objective.sorts_the_batch for objective in objectives_of(section.objective))
+
+
+def _inputs(section: DPOConfig, policy: AnswerLogprobs, pairs: AnswerPairs) -> DirectInputs:
+    """The objective's inputs for these pairs, with anchor 0."""
+    columns = *policy.logprobs.T, *pairs.reference.T, *policy.tokens.T
+    return DirectInputs(*columns, pairs.label, pairs.weight, jnp.float32(0.0), section)
+
+
+def _anchors(model: Model, section: DPOConfig, params, batch: AnswerPairs, packed: PackedParts | None) -> tuple[jax.Array, ...]:
+    """Each objective's anchor, computed over the whole batch before it is split; 0 for objectives without an anchor."""
+    objectives = objectives_of(section.objective)
+    if all(objective.anchor is None for objective in objectives):
+        return (jnp.float32(0.0),) * len(objectives)
+    return anchors(_inputs(section, _each_answer(model, params, batch, packed), batch))
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, DirectMetrics]:
+    """One update: (state, metrics). Metrics are means over the rows of the whole batch that count, except those of the gradient
+    and the anchor."""
+    model, section, frozen = arguments.model, arguments.section, arguments.frozen
+    batch, packed = arguments.batch, arguments.packed
+    chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
+    chex.assert_shape([batch.prompt_length, batch.length, batch.reference], (len(batch.label), 2))
+    total = total_weight(batch.weight)
+    batch, packed = after(model.sharding, (batch, packed), total)
+    anchored = _anchors(model, section, join(frozen, state.params), batch, packed)
+    batch, packed = after(model.sharding, (batch, packed), anchored)
+
+    def loss_fn(params, part):
+        pairs, rows = part
+        inputs = _inputs(section, _answer_logprobs(model, join(frozen, params), pairs, rows), pairs)
+        loss, reported = objective_loss(inputs, anchored)
+        means = {name: masked_sum(x, pairs.weight) / total for name, x in ({"loss": loss} | reported).items()}
+        return means["loss"], Aux(means)
+
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
+    return state, DirectMetrics(**aux.sums, **vars(gradient), anchor=sum(anchored))
