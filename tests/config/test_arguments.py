@@ -23,8 +23,8 @@ def test_the_callers_model_and_data_do_not_restrict_a_section():
     (PPOConfig(), {"epochs": 0.5}, "PPO.epochs is 0.5 (float); an int is expected"),
     (PPOConfig(), {"optimizer": {"b1": 2}}, "PPO.optimizer.b1 is 2.0; it must be between 0.0 and 0.9999999"),
     (PPOConfig(), {"clip": 1.5}, "PPO.clip is 1.5; a ratio cannot fall below 0, so it must be at most 1"),
-    (PPOConfig(), {"lam": 0.5, "advantages": "remax"}, "PPO.lam is 0.5, which has no effect when PPO.advantages is 'remax': leave "
-     "it at 0.95, or set PPO.advantages to gae or vtrace"),
+    (PPOConfig(), {"lam": 0.5, "advantages": "remax"}, "PPO.lam is 0.5, which has no effect when PPO.advantages is 'remax': "
+     "leave it at 0.95, or set PPO.advantages to gae or vtrace"),
     (PPOConfig(), {"optimizer": {"kind": "lion", "eps": 0.1}}, "PPO.optimizer.eps is 0.1, which has no effect when "
      "PPO.optimizer.kind is 'lion': leave it at 1e-05, or set PPO.optimizer.kind to adamw, muon or sophia"),
     (DPOConfig(), {"objective": "robust"}, "DPO.label_smoothing is 0; objective 'robust' needs it above 0, for example 0.1"),
