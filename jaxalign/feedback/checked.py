@@ -55,7 +55,7 @@ class CheckedJudge:
         called_here = on_all_processes or hosts.is_first()
         if called_here and not any(callable(getattr(judge, method, None)) for method in METHODS):
             raise UserError(f"the judge {name or judge!r} has none of the methods {', '.join(METHODS)}; see "
-                            "jaxalign.feedback.judge.Judge")
+                            "jaxalign.feedback.judge.JudgeProtocol")
         self.judge, self.name = judge, name or getattr(judge, "name", type(judge).__name__)
         self.settings, self.on_all_processes = settings or JudgeSettings(), on_all_processes
 

@@ -13,7 +13,7 @@ from jaxalign.registry.custom import new_instance
 from jaxalign.registry.declarations import declared
 
 METHODS = ("critique", "revise", "compare", "rate")
-"""The methods of `jaxalign.feedback.judge.Judge`; a judge has at least one of them."""
+"""The methods of `jaxalign.feedback.judge.JudgeProtocol`; a judge has at least one of them."""
 
 STAGE_FIELDS = ("revise", "compare", "evaluate")
 """The stages for which a field of `config.judge` can select another judge than `config.feedback.judge`."""

@@ -42,7 +42,7 @@ class Judge:
     A judge of the user's own is called on the first process only, unless it is a `JudgeRecord` with `on_devices`.
 
     Args:
-      judge: a language model; an object with some of the methods of `jaxalign.feedback.judge.Judge`; or the name of a
+      judge: a language model; an object with some of the methods of `jaxalign.feedback.judge.JudgeProtocol`; or the name of a
         registered judge, "package.module:name" or "FILE.py:name".
       constitution: a `Constitution`, or an argument from which to construct one.
       temperature, max_new_tokens: sampling settings of a language model's critiques and revisions.
