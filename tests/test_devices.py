@@ -51,7 +51,7 @@ def test_a_model_is_on_the_device_of_its_committed_parameters(device):
     model = tiny.model().on_device_of(tree)
     assert model == _on(tiny.model(), device) and _devices(committed(model.sharding, tree)) == {device}
     assert tiny.model().on_device_of({"a": jax.numpy.zeros(2)}) == _on(tiny.model(), jax.local_devices()[0])
-    assert {leaf.sharding for leaf in jax.tree.leaves(model.abstract())} == {one_device(device).replicated}
+    assert all(leaf.sharding.device_set == {device} for leaf in jax.tree.leaves(model.abstract()))
     with jax.default_device(device):
         assert default_device() == device
 
