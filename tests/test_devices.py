@@ -62,11 +62,11 @@ def test_training_from_parameters_on_another_device_changes_nothing(device):
     results = []
     for where in (jax.local_devices()[0], device):
         policy = dataclasses.replace(start, params=jax.device_put(tiny.to_host(start.params), where))
-        trainer = ja.SFT(policy, batch=2, seq_len=32, epochs=1)
+        trainer = ja.SFT(policy, batch_rows=2, epochs=1)
         for _ in trainer.fit([{"prompt": "the cat", "response": "sat"}] * 2):
             pass
-        assert _devices(trainer.model.params) == _devices(policy.params) == {where}
-        results.append(tiny.to_host(trainer.model.params))
+        assert _devices(trainer.policy.params) == _devices(policy.params) == {where}
+        results.append(tiny.to_host(trainer.policy.params))
     chex.assert_trees_all_equal(*results)
 
 

@@ -29,7 +29,7 @@ def place_rows(sharding: Sharding, rows: Any, index: np.ndarray | None = None) -
 
 
 def committed(sharding: Sharding, tree: Any) -> Any:
-    """Replicates every array of a pytree that is not committed to a device over the mesh. Returns the tree itself if there is none.
+    """Replicates over the mesh every array of a pytree that is not committed to a device; returns the tree itself if all are.
 
     JAX compiles separately for committed and uncommitted arguments, and results are committed. An uncommitted initial state
     would cause every step to be compiled twice.
