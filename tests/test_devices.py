@@ -51,7 +51,7 @@ def test_a_model_is_on_the_device_of_its_committed_parameters(device):
     model = tiny.model().on_device_of(tree)
     assert model == _on(tiny.model(), device) and _devices(committed(model.sharding, tree)) == {device}
     assert tiny.model().on_device_of({"a": jax.numpy.zeros(2)}) == _on(tiny.model(), jax.local_devices()[0])
-    assert {leaf.sharding for leaf in jax.tree.leaves(model.abstract())} == {one_device(device).replicated}
+    assert all(leaf.sharding.device_set == {device} for leaf in jax.tree.leaves(model.abstract()))
     with jax.default_device(device):
         assert default_device() == device
 
@@ -62,11 +62,11 @@ def test_training_from_parameters_on_another_device_changes_nothing(device):
     results = []
     for where in (jax.local_devices()[0], device):
         policy = dataclasses.replace(start, params=jax.device_put(tiny.to_host(start.params), where))
-        trainer = ja.SFT(policy, batch=2, seq_len=32, epochs=1)
+        trainer = ja.SFT(policy, batch_rows=2, epochs=1)
         for _ in trainer.fit([{"prompt": "the cat", "response": "sat"}] * 2):
             pass
-        assert _devices(trainer.model.params) == _devices(policy.params) == {where}
-        results.append(tiny.to_host(trainer.model.params))
+        assert _devices(trainer.policy.params) == _devices(policy.params) == {where}
+        results.append(tiny.to_host(trainer.policy.params))
     chex.assert_trees_all_equal(*results)
 
 

@@ -29,16 +29,18 @@ def place_rows(sharding: Sharding, rows: Any, index: np.ndarray | None = None) -
 
 
 def committed(sharding: Sharding, tree: Any) -> Any:
-    """Replicates every array of a pytree that is not committed to a device over the mesh.
+    """Replicates over the mesh every array of a pytree that is not committed to a device; returns the tree itself if all are.
 
     JAX compiles separately for committed and uncommitted arguments, and results are committed. An uncommitted initial state
     would cause every step to be compiled twice.
     """
-    return jax.tree.map(lambda x: x if _is_committed(x) else jax.device_put(x, sharding.replicated), tree)
 
+    def is_committed(leaf: Any) -> bool:
+        return isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and leaf.committed)
 
-def _is_committed(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and leaf.committed)
+    if all(map(is_committed, jax.tree.leaves(tree))):
+        return tree
+    return jax.tree.map(lambda x: x if is_committed(x) else jax.device_put(x, sharding.replicated), tree)
 
 
 def fetch(tree: Any) -> Any:
