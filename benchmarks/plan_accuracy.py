@@ -25,7 +25,7 @@ from common import run_main
 
 from jaxalign.config import from_config_dict
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.planner import search, shapes
+from jaxalign.planner import estimate, search, shapes
 from jaxalign.planner.compiled import run_programs
 from jaxalign.planner.hardware import tpu_cluster
 from jaxalign.planner.programs import device_bytes
@@ -115,7 +115,8 @@ def given(case: Case) -> search.Given:
     values.model.path = values.data.train = "not read by a plan"
     config = from_config_dict(values)
     cluster = tpu_cluster(parse_topology(case.topology, config.mesh.slices))
-    return search.Given(config, shapes.policy_model(config, None, case.shape), cluster)
+    policy = shapes.policy_model(config, estimate.abstract_sharding(config.mesh), case.shape)
+    return search.Given(config, policy, cluster)
 
 
 def total(program, memory) -> int:

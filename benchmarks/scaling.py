@@ -86,7 +86,7 @@ def given(args, devices: int, rows: int) -> search.Given:
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=devices))
     cluster = tpu_cluster(parse_topology(f"v5p:{TOPOLOGIES[devices]}"))
     assume = estimate.Assumptions(args.mfu, args.hbm, args.network)
-    return search.Given(config, shapes.policy_model(config, None, SHAPE), cluster, assume)
+    return search.Given(config, shapes.policy_model(config, estimate.abstract_sharding(config.mesh), SHAPE), cluster, assume)
 
 
 def runs(args, devices: int, rows: int) -> tuple[search.Given, dict[str, estimate.RunEstimate]]:

@@ -87,7 +87,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     cluster = gpu_cluster(own["gpus"]) if topology is None else tpu_cluster(topology)
     prices = read_prices(own["prices"]) if own["prices"] else None
     assumptions = Assumptions(own["mfu"], own["hbm"], own["network"])
-    policy = shapes.policy_model(config, None, own["shape"] or None)
+    policy = shapes.policy_model(config, abstract_sharding(config.mesh), own["shape"] or None)
     given = search.Given(config, policy, cluster, assumptions, own["prompt"], own["examples"])
     best = search.possible(given)
     if own["search"]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
 import math
 import os
 import re
+from collections.abc import Iterator
 
 import jax
 from jax.experimental import topologies
@@ -121,7 +123,29 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
     if topology.slices > 1:
         options["num_slices"] = topology.slices
     try:
-        devices = topologies.get_topology_desc(topology.name, "tpu", **options).devices
+        with _tpu_flags():
+            devices = topologies.get_topology_desc(topology.name, "tpu", **options).devices
+            _compile_something(devices[0])
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"the TPU compiler rejects topology {topology.name}: {str(error).splitlines()[0]}") from error
     return list(devices)[:needed]
+
+
+def _compile_something(device: jax.Device) -> None:
+    """Compiles a small program: the compiler reads XLA_FLAGS once, when it compiles its first program."""
+    x = jax.ShapeDtypeStruct((), "float32", sharding=jax.sharding.SingleDeviceSharding(device))
+    jax.jit(lambda x: x).lower(x).compile()
+
+
+@contextlib.contextmanager
+def _tpu_flags() -> Iterator[None]:
+    """Hides the CPU and GPU options in XLA_FLAGS: the TPU compiler ends the process on an option that it does not know."""
+    given = os.environ.get("XLA_FLAGS")
+    if given is None:
+        yield
+        return
+    os.environ["XLA_FLAGS"] = " ".join(word for word in given.split() if not word.startswith(("--xla_cpu_", "--xla_gpu_")))
+    try:
+        yield
+    finally:
+        os.environ["XLA_FLAGS"] = given

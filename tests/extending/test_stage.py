@@ -117,6 +117,7 @@ def test_registering_a_taken_name_is_refused():
 
 def test_the_planner_uses_its_record():
     """One function describes its work for the estimate and for the compiler."""
+    from jaxalign.parallel.sharding import one_device
     from jaxalign.planner.compiled import run_programs
     from jaxalign.planner.programs import Run, estimated_tasks
     from jaxalign.planner.shapes import policy_model
@@ -128,9 +129,9 @@ def test_the_planner_uses_its_record():
     STAGES.register(StageRecord("mine", "mine:STAGE", programs=programs))
     try:
         config = from_config_dict(BASE | {"stages": ("pretrain", "mine")})
-        found = estimated_tasks(Run(config, policy_model(config, None), examples=7))
+        found = estimated_tasks(Run(config, policy_model(config, one_device()), examples=7))
         assert [task.name for task in found] == ["pretrain update", "mine update"] and found[1].calls == 7
-        compiled = run_programs(config, policy_model(config, None))
+        compiled = run_programs(config, policy_model(config, one_device()))
         assert [program.name for program in compiled] == ["pretrain update (policy)", "mine update (policy)"]
     finally:
         STAGES.unregister("mine")

@@ -32,9 +32,10 @@ def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> 
 
 def model(shape: str = "Llama-3.1-8B", head: str = "lm", rank: int = 0, **mesh) -> Model:
     """A published model in bfloat16 on an abstract mesh."""
-    made = shapes.policy_model(config("--config.lora.rank=0", "--config.lora.base=float32"), None, shape)
+    sharding = abstract_sharding(MeshConfig(**mesh))
+    made = shapes.policy_model(config("--config.lora.rank=0", "--config.lora.base=float32"), sharding, shape)
     adapters = LoraAdapters(rank, 32.0, ("*",)) if rank else None
-    return dataclasses.replace(made, head=head, sharding=abstract_sharding(MeshConfig(**mesh)), lora=adapters)
+    return dataclasses.replace(made, head=head, lora=adapters)
 
 
 def cluster(topology: str, slices: int = 1) -> Cluster:
@@ -44,4 +45,4 @@ def cluster(topology: str, slices: int = 1) -> Cluster:
 def given(topology: str, *flags: str, shape: str = "Llama-3.1-8B", **changes) -> Given:
     """A plan of the 8B config on a TPU slice, with flags as on the command line."""
     chosen = config(*flags)
-    return Given(chosen, shapes.policy_model(chosen, None, shape), cluster(topology), **changes)
+    return Given(chosen, shapes.policy_model(chosen, abstract_sharding(chosen.mesh), shape), cluster(topology), **changes)

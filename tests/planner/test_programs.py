@@ -13,7 +13,7 @@ import pytest
 from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LoraAdapters
-from jaxalign.parallel.sharding import make_sharding
+from jaxalign.parallel.sharding import make_sharding, one_device
 from jaxalign.planner.compiled import run_programs
 from jaxalign.planner.programs import Run, device_bytes, estimated_tasks
 from jaxalign.planner.shapes import architecture, policy_model, published_shapes
@@ -75,7 +75,7 @@ def test_a_judge_of_the_users_runs_no_program_and_holds_no_weights():
     assert {program.name for program in found} and not [name for name in names(found) if "feedback model" in name]
     assert not [program.name for program in found if {"base", "feedback model"} & program.held.keys()]
     changes = config(feedback={"judge": judge}, stages=["compare"])
-    (task,) = estimated_tasks(Run(changes, policy_model(changes, None)))
+    (task,) = estimated_tasks(Run(changes, policy_model(changes, one_device())))
     assert task.phase == "generate" and "labeller" not in task.stays
 
 
@@ -170,7 +170,7 @@ def test_prompts_that_leave_no_space_for_new_tokens_are_refused():
 @pytest.mark.parametrize(("name", "millions"), [("Qwen3-0.6B", 596), ("Llama-3.2-1B", 1236), ("Llama-3.1-8B", 8030),
                                                 ("Llama-3.1-70B", 70554), ("gemma-2-9b", 9242)])
 def test_published_shapes_have_the_published_number_of_parameters(name, millions):
-    model = policy_model(config(lora={"rank": 0}), None, name)
+    model = policy_model(config(lora={"rank": 0}), one_device(), name)
     counted = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.abstract()))
     assert counted / 1e6 == pytest.approx(millions, abs=0.5) and name in published_shapes()
 
@@ -179,5 +179,5 @@ def test_an_unknown_shape_is_refused_and_config_choices_apply_to_any_shape():
     with pytest.raises(UserError, match="shape is 'Llama-9'; it must be one of Qwen3-0.6B"):
         architecture(config(), "Llama-9")
     made = config(model={"remat": True, "compute_dtype": "bfloat16"}, lora={"rank": 4, "alpha": 8.0})
-    model = policy_model(made, None, "Llama-3.2-1B")
+    model = policy_model(made, one_device(), "Llama-3.2-1B")
     assert model.config.remat and model.config.compute_dtype == "bfloat16" and model.lora == LoraAdapters(4, 8.0, ("*",))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
+import jax
 import pytest
 
 from jaxalign.errors import UserError
@@ -59,3 +61,14 @@ def test_a_topology_has_one_device_per_chip(text, kind):
 def test_slices_and_the_first_devices_of_a_topology():
     assert len(topology_devices(parse_topology("v5e:2x2", slices=2))) == 8
     assert len(topology_devices(parse_topology("v5e:2x2"), 3)) == 3
+
+
+@needs_libtpu
+def test_options_for_the_cpu_in_xla_flags_are_hidden_from_the_tpu_compiler():
+    """libtpu ends the process on an option that it does not know, such as one for the CPU; tests/conftest.py sets one."""
+    given = os.environ["XLA_FLAGS"]
+    assert "--xla_cpu_use_fusion_emitters" in given
+    device = topology_devices(parse_topology("v5e:2x2"))[0]
+    x = jax.ShapeDtypeStruct((8, 128), "float32", sharding=jax.sharding.SingleDeviceSharding(device))
+    assert jax.jit(lambda x: x @ x.T).lower(x).compile().memory_analysis().output_size_in_bytes > 0
+    assert os.environ["XLA_FLAGS"] == given
