@@ -140,8 +140,9 @@ class Watch:
     def _look(self) -> None:
         state = _state()
         while not self._over.wait(_poll_seconds(state)):
-            failure = _failure(state)
-            if failure is None:
+            try:
+                failure = json.loads(state.client.key_value_try_get(_FAILED))
+            except RuntimeError:  # There is no notice, or the service has ended and JAX will end this process.
                 continue
             if self._over.is_set():  # This process has failed too, and reports its own failure.
                 return
@@ -153,13 +154,6 @@ class Watch:
 
 def _poll_seconds(state: Any) -> float:
     return max(1.0, state.num_processes / _POLLS)
-
-
-def _failure(state: Any) -> dict | None:
-    try:
-        return json.loads(state.client.key_value_try_get(_FAILED))
-    except RuntimeError:  # There is no notice, or the service has ended and JAX will end this process.
-        return None
 
 
 def announce_failure(code: int, why: str) -> None:

@@ -61,8 +61,8 @@ def response_kl(
     hidden, other = (gather_positions(x, rows.heads) for x in (hidden, other))
     weights = policy.head_weight(params, hidden.dtype), reference.head_weight(reference_params, other.dtype)
     limit, cap, constrain = policy.chunk_floats, policy.config.final_softcap, policy.constrain
-    found = token_kl(hidden, weights[0], other, weights[1], temperature, limit, cap, constrain, rows.used)
-    return of_answers(found, rows.first, rollout.logprobs.shape[1])
+    kl = token_kl(hidden, weights[0], other, weights[1], temperature, limit, cap, constrain, rows.used)
+    return of_answers(kl, rows.first, rollout.logprobs.shape[1])
 
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None, rows: AnswerRows | None = None):

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.config import Ppo
-from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
@@ -131,16 +131,15 @@ def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
     """
     if not scales_loss(model):
         return None
-    start = first_scale()
 
-    def fits(scale):
-        return share_not_finite(gradients_of(scale)) == 0
+    def measured(scale: LossScale) -> tuple[LossScale, jax.Array]:
+        return scale, share_not_finite(gradients_of(scale)) == 0
 
-    def halve(found):
-        scale = found[0].after(jnp.bool_(False))
-        return scale, fits(scale)
-
-    return jax.lax.while_loop(lambda found: ~found[1] & (found[0].scale > 1), halve, (start, fits(start)))[0]
+    return jax.lax.while_loop(
+        lambda carry: ~carry[1] & (carry[0].scale > 1),
+        lambda carry: measured(carry[0].after(jnp.bool_(False))),
+        measured(first_scale()),
+    )[0]
 
 
 def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1) -> tuple[int, int, int]:
@@ -190,7 +189,7 @@ def step_zero_checks(
       frozen: the base that models with adapters share, or None.
     """
     measured = StepZeroValues(*map(float, step_zero_values(StepZeroArguments(
-        setup=setup, params=policy_params, frozen=frozen, reference_params=apart(frozen, reference_params),
+        setup=setup, params=policy_params, frozen=frozen, reference_params=strip_frozen(frozen, reference_params),
         experience=experience, kl_coef=kl_coef, packed=checked_parts(setup, fetch(experience.rollout)),
         sampled=sampled.logprobs,
     ))))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxalign.algorithms.kl import update_kl_coef
 from jaxalign.algorithms.masked import masked_mean, masked_sum, whiten
 from jaxalign.algorithms.value_losses import explained_variance
-from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts
@@ -139,7 +139,8 @@ def ppo_update(
     if sharding is not None:
         order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
     return packed_update(state, UpdateArguments(
-        setup=setup, batch=batch, order=order, packed=packed, frozen=frozen, reference_params=apart(frozen, reference_params)
+        setup=setup, batch=batch, order=order, packed=packed, frozen=frozen,
+        reference_params=strip_frozen(frozen, reference_params),
     ))
 
 

@@ -81,14 +81,14 @@ def neighbours(layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> l
     def tiered(size: int, slots: int) -> Layout | None:
         return in_tiers(size, slots) if (size, slots) == (sizes[-1], counts[-1]) else None
 
-    found: list[Layout | None] = [other for other in (single(size, slots), tiered(size, slots)) if other != layout]
+    around: list[Layout | None] = [other for other in (single(size, slots), tiered(size, slots)) if other != layout]
     larger = next((count for count in counts if count > slots), None)
     if larger is not None:
-        found += [single(size, larger), tiered(size, larger)]
+        around += [single(size, larger), tiered(size, larger)]
     at = sizes.index(size)
     if not layout.tiered:
-        found += [single(other, slots) for other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2])]
-    return [layout for layout in found if layout is not None]
+        around += [single(other, slots) for other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2])]
+    return [layout for layout in around if layout is not None]
 
 
 def step_towards(target: Layout, layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> Layout:

@@ -173,9 +173,9 @@ def _first(reached_BxN: jax.Array, weights_BxN: jax.Array) -> jax.Array:
     """int [B, 1]: the first reached index with a positive weight; if rounding leaves none, the last index with a
     positive weight."""
     positive = weights_BxN > 0
-    found = reached_BxN & positive
+    usable = reached_BxN & positive
     last = positive.shape[1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1, keepdims=True)
-    return jnp.where(jnp.any(found, axis=-1, keepdims=True), jnp.argmax(found, axis=-1, keepdims=True), last)
+    return jnp.where(jnp.any(usable, axis=-1, keepdims=True), jnp.argmax(usable, axis=-1, keepdims=True), last)
 
 
 def sample(

@@ -68,14 +68,6 @@ def _inputs(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs) -> DirectI
     return DirectInputs(*columns, pairs.label, pairs.weight, jnp.float32(0.0), section)
 
 
-def _anchors(model: Model, section: Dpo, params, batch: AnswerPairs, packed: PackedParts | None) -> tuple[jax.Array, ...]:
-    """Each objective's anchor, computed over the whole batch before it is split; 0 for objectives without an anchor."""
-    objectives = objectives_of(section.objective)
-    if all(objective.anchor is None for objective in objectives):
-        return (jnp.float32(0.0),) * len(objectives)
-    return anchors(_inputs(section, _each_answer(model, params, batch, packed), batch))
-
-
 @functools.partial(jax.jit, donate_argnames=("state",))
 def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, DirectMetrics]:
     """One update: (state, metrics). Metrics are means over the rows of the whole batch that count, except those of the gradient
@@ -86,7 +78,12 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
     chex.assert_shape([batch.prompt_length, batch.length, batch.reference], (len(batch.label), 2))
     total = total_weight(batch.weight)
     batch, packed = after(model.sharding, (batch, packed), total)
-    anchored = _anchors(model, section, join(frozen, state.params), batch, packed)
+    # Each objective's anchor is computed over the whole batch before it is split; it is 0 for objectives without an anchor.
+    objectives = objectives_of(section.objective)
+    anchored = (jnp.float32(0.0),) * len(objectives)
+    if any(objective.anchor is not None for objective in objectives):
+        policy = _each_answer(model, join(frozen, state.params), batch, packed)
+        anchored = anchors(_inputs(section, policy, batch))
     batch, packed = after(model.sharding, (batch, packed), anchored)
 
     def loss_fn(params, part):

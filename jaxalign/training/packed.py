@@ -283,13 +283,13 @@ def each_part(parts: PackedParts, fn):
     """The results of `fn(rows) -> pytree of [B, ...]` for every sequence, computed one part after another; 0 for sequences in
     no part."""
 
-    def take(i, found):
+    def take(i, results):
         rows, inside = take_part(parts, i)
 
         def keep(new, old):
             return jnp.where(inside.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-        return jax.tree.map(keep, fn(rows), found)
+        return jax.tree.map(keep, fn(rows), results)
 
     shapes = jax.eval_shape(lambda: fn(take_part(parts, 0)[0]))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -66,8 +66,8 @@ def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
 
     def place(path, leaf):
         names = _names(path)
-        found = [own[names[i:]] for i in range(len(names)) if names[i:] in own]
-        return found[0][1] if found and found[0][0] == leaf.shape else model.sharding.replicated
+        matches = [own[names[i:]] for i in range(len(names)) if names[i:] in own]
+        return matches[0][1] if matches and matches[0][0] == leaf.shape else model.sharding.replicated
 
     return jax.tree_util.tree_map_with_path(place, jax.eval_shape(optimizer.init, shapes))
 

@@ -238,4 +238,4 @@ def test_a_long_queue_holds_no_more_rows_than_slots(params):
     while session.unfinished:
         seen += len(session.step())
         assert len(session.live) <= 4 and (session.tiers is None or session.layout.size <= 4)
-    assert seen == 200 and session.tiers is None and not session.kept
+    assert seen == 200 and session.tiers is None and not session.prefills.kept
