@@ -87,7 +87,13 @@ def once(action: Callable[[], T]) -> T:
             _inside = False
         state.client.key_value_set(key, json.dumps(outcome))
     else:
-        outcome = json.loads(_get(state.client, key))
+        outcome = None
+        while outcome is None:
+            try:
+                outcome = json.loads(state.client.blocking_key_value_get(key, _SLICE_MS))
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
     if number % _SWEEP == _SWEEP - 1:
         state.client.wait_at_barrier("jaxalign", _EVER_MS)
         if state.process_id == 0:
@@ -102,15 +108,6 @@ def wait() -> None:
     state = _state()
     if state is not None:
         state.client.wait_at_barrier("jaxalign", _EVER_MS)
-
-
-def _get(client: Any, key: str) -> str:
-    while True:
-        try:
-            return client.blocking_key_value_get(key, _SLICE_MS)
-        except RuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
 
 
 @contextlib.contextmanager

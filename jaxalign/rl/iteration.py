@@ -147,10 +147,6 @@ class Iteration:
         """Moves the optimizer states of a state, concrete or abstract, to host memory, if configured (`offload_optimizer`)."""
         return move_optimizer_state(state, to_host) if self.offloads_optimizer else state
 
-    def settle(self) -> None:
-        """Checks the last update. Call it after the last iteration."""
-        self.monitor.settle()
-
     def _baseline(self, batch: PromptBatch, key: jax.Array):
         """(float32 [B]: rewards of greedy responses to the same prompts; bool [B]: which rows have one, or None if all do)."""
         greedy = dataclasses.replace(self.sampling, temperature=0.0)

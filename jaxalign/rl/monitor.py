@@ -71,7 +71,8 @@ class Monitor:
             self.settle()
 
     def settle(self) -> None:
-        """Checks the last stored update. This happens one iteration late, so that nothing waits for it."""
+        """Checks the last stored update. This happens one iteration late, so that nothing waits for it: call it also after the
+        last iteration."""
         if self._pending is None:
             return
         (step, gap, skipped), self._pending = self._pending, None

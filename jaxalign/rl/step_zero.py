@@ -22,10 +22,9 @@ from jaxalign.rl.checks import Check, check_of, gap_check, gradients_check, rati
 from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats
 from jaxalign.rl.state import PPOSetup
-from jaxalign.rl.update import experience_parts
-from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.training.loss_scale import LossScale, first_scale
 from jaxalign.training.microbatch import accumulate
-from jaxalign.training.packed import alone, pack_answers, part_rows, place_parts, rows_split
+from jaxalign.training.packed import alone, answer_parts, pack_answers, part_rows, place_parts, rows_split
 
 KL_TEMPERATURES = (0.7, 1.0, 1.3)
 
@@ -98,7 +97,7 @@ def _compare_gradients(given: StepZeroArguments, part: Experience, reference_par
         )
 
     def gradients(scale, packed=None):
-        return accumulate(loss_fn, given.params, experience_parts(part, packed), setup.policy.constrain_gradients, scale)
+        return accumulate(loss_fn, given.params, answer_parts(part, packed), setup.policy.constrain_gradients, scale)
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)
@@ -129,7 +128,8 @@ def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
 
     Training would find it by skipping updates. None for a model that needs no loss scale.
     """
-    if not scales_loss(model):
+    start = first_scale(model)
+    if start is None:
         return None
 
     def measured(scale: LossScale) -> tuple[LossScale, jax.Array]:
@@ -138,7 +138,7 @@ def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
     return jax.lax.while_loop(
         lambda carry: ~carry[1] & (carry[0].scale > 1),
         lambda carry: measured(carry[0].after(jnp.bool_(False))),
-        measured(first_scale()),
+        measured(start),
     )[0]
 
 

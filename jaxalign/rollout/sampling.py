@@ -44,11 +44,6 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; a number in (0, 1] is expected")
 
-    @property
-    def logprob_temperature(self) -> float:
-        """The temperature of the log-probabilities: 1 for greedy decoding, which defines none."""
-        return self.temperature or 1.0
-
     def variant(self, key_impl: Any) -> Variant:
         """The parts that a program needs to draw tokens with these settings. key_impl: as from `jax.random.key_impl`."""
         largest_k = 1 << (self.top_k - 1).bit_length() if self.top_k else 0

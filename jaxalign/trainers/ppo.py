@@ -229,7 +229,7 @@ class PPO(PolicyTrainer):
             step = iteration if alarms is None else functools.partial(alarms.step, iteration)
             self.training = loop.begin(init, iteration.offload_optimizer_state(abstract), step)
             yield from self.training
-            iteration.settle()
+            iteration.monitor.settle()
             if alarms is not None:
                 alarms.settle()
 

@@ -21,7 +21,7 @@ from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.metrics import DirectMetrics
 from jaxalign.training.microbatch import Aux, total_weight
 from jaxalign.training.objectives import DirectInputs, anchors, objective_loss
-from jaxalign.training.packed import each_part, of_answers, pair_parts, pairs_alone
+from jaxalign.training.packed import answer_parts, each_part, of_answers, pairs_alone
 from jaxalign.training.state import TrainState, gradient_step
 
 
@@ -93,5 +93,5 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
         means = {name: masked_sum(x, pairs.weight) / total for name, x in ({"loss": loss} | reported).items()}
         return means["loss"], Aux(means)
 
-    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed))
     return state, DirectMetrics(**aux.sums, **vars(gradient), anchor=sum(anchored))

@@ -12,7 +12,7 @@ import optax
 
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
-from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.training.loss_scale import LossScale, first_scale
 from jaxalign.training.metrics import GradientMetrics
 from jaxalign.training.microbatch import Aux, Parts, accumulate
 
@@ -80,7 +80,7 @@ def _names(path) -> tuple[str, ...]:
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
     """A new state with `params`, on the devices of the model. The first step donates `params`."""
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
-    small = jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(seed_key)), first_scale() if scales_loss(model) else None
+    small = jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(seed_key)), first_scale(model)
     if model.sharding is not None:
         small = jax.device_put(small, model.sharding.replicated)
     step, key, loss_scale = small
@@ -91,7 +91,7 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
     """ShapeDtypeStructs of the result of `init_state`, with shardings on a mesh, for restoring a checkpoint."""
     opt_state = jax.eval_shape(optimizer.init, model.abstract())
     step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
-    small = step, key, jax.eval_shape(first_scale) if scales_loss(model) else None
+    small = step, key, jax.eval_shape(lambda: first_scale(model))
     if model.sharding is not None:
         here = model.sharding.replicated
         small = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), small)

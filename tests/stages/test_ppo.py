@@ -61,7 +61,7 @@ def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None
     for step in range(steps):
         state, row = iteration(state, step)
         metrics.append({name: float(value) for name, value in by_name(row).items()})
-    iteration.settle()
+    iteration.monitor.settle()
     return state, metrics
 
 
