@@ -264,9 +264,9 @@ class Session:
                 row.reused = prefills.unread.pop((part, row.prompt), last)
             else:
                 fresh[part].setdefault(row.prompt, []).append((slot - part * size, row))
-        for (caches, _), plan in zip(prefills.kept, again, strict=True):
+        for at, plan in enumerate(again):
             if any(plan):
-                self.enter(caches, plan)
+                self.enter(prefills.kept[at][0], plan)
         prefills.forget()
         self._prefill(fresh)
         waiting = {prompt for prompt, group in prefills.related.items() if any(x in prefills.waiting for x in group.prompts)}
@@ -278,6 +278,7 @@ class Session:
             arrays = [self._place(x, ("batch", None)[: x.ndim]) for x in shared.arrays()]
             caches = self.call(prefill_after, self.model, self.params, *arrays)
             self.enter(caches, self.prefills.plan(caches, shared.sources(), fresh))
+            del caches  # Free them, unless they are kept, before the next prefill.
         for length, count, prompts in prefill_groups(fresh, self.padded, self.sizes[-1]):
             tokens = np.zeros((self.parts, count, length), np.int32)
             for part, entering in enumerate(prompts):
@@ -287,6 +288,7 @@ class Session:
             caches = self.prefill(tokens)
             sources = [[(prompt, source, 0) for source, prompt in enumerate(entering)] for entering in prompts]
             self.enter(caches, self.prefills.plan(caches, sources, fresh))
+            del caches
 
     def prefill(self, tokens: np.ndarray) -> Caches:
         """Keys and values of prompts int32 [parts, R, P]."""
@@ -314,13 +316,12 @@ class Session:
             reach, position = (x.reshape(self.parts, -1)[short] for x in (self._reach(STEPS), self.rows[_POSITION]))
             steps = min(steps, int(np.min(slots - position, initial=STEPS, where=reach > slots)))
         # The number of ended rows after which to stop: enough to refill rows or to shrink the batch; otherwise all.
-        quota = len(self.live)
         if self.queue:
             quota = max(1, self.layout.size * self.parts // 16)
         else:
             smaller = [size for size in self.sizes if size < self.layout.size]
             spare = len(self.live) - (smaller[-1] * self.parts if smaller else 0)
-            quota = spare if spare > 0 else quota
+            quota = spare if spare > 0 else len(self.live)
         control = np.asarray([self.slot, min(steps, STEPS), quota], np.int32)
         rows = self._place(self.rows, (None, "batch"))
         self.tiers, drawn = self.call(
