@@ -41,7 +41,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Rollout
-from jaxalign.rewards.base import BaseReward, RewardBatch
+from jaxalign.rewards.base import Reward, RewardBatch
 from jaxalign.rewards.base import Scored as Scores
 from jaxalign.rewards.scorer import Scorer, raw_rollout_scores
 from jaxalign.rl.iteration import Iteration
@@ -130,11 +130,11 @@ def kl_to_start(model: Model, start: Params, rollout: Rollout, temperature: floa
     return jnp.sum((rollout.logprobs - theirs) * response_mask(rollout), axis=1)
 
 
-class ProxyReward(BaseReward):
+class ProxyReward(Reward):
     """Return the proxy's scores on the scale of the gold model."""
 
     def __init__(self, proxy: Scored):
-        super().__init__("proxy")
+        self.name = "proxy"
         self.proxy = proxy
 
     def score(self, batch: RewardBatch) -> Scores:

@@ -42,7 +42,6 @@ from jaxalign import streams
 from jaxalign.config import Config, from_config_dict
 from jaxalign.models.configured import configured_model
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.parallel.rows import placed
 from jaxalign.records import Prompt
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
@@ -105,7 +104,7 @@ class Run:
         if ahead is not None:
             compile_ahead(ahead, self.setup, engine, sampling, stream.at(0).ids, Scorer(critic))
         roles = (policy, 1), (policy, 1), (critic, 2), (critic, 3)
-        weights = [placed(random_params(model, seed)) for model, seed in roles]  # Placed like loaded weights.
+        weights = [jax.device_put(random_params(model, seed), model.shardings()) for model, seed in roles]
         self.engine = engine
         self.iteration = Iteration(
             self.setup, stream, LocalSampler(engine), engine.padding, sampling,

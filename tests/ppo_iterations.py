@@ -35,9 +35,9 @@ def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None
         setup, stream, LocalSampler(engine), engine.padding, sampling, reward, WordTokenizer(), reference,
         offload_optimizer="optimizer" in offload, on_checks=on_checks,
     )
-    state, metrics = iteration.rest(tiny.state(setup)), []
+    state, metrics = iteration.offload_optimizer_state(tiny.state(setup)), []
     for step in range(steps):
         state, row = iteration(state, step)
         metrics.append({name: float(value) for name, value in by_name(row).items()})
-    iteration.settle()
+    iteration.monitor.settle()
     return state, metrics

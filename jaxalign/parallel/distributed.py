@@ -64,24 +64,24 @@ def take_flags(arguments: Sequence[str]) -> tuple[ProcessGroup, list[str]]:
 
 def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> ProcessGroup:
     """Parses `given` as a group. called: the user-facing name of each value."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in given.items():
         if name == "coordinator":
             host, _, port = value.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536:
                 raise UserError(f"{called[name]} is {value!r}; HOST:PORT is expected, the host of process 0 and a free port "
                                 "on it, such as node-0:8476")
-            found[name] = value
+            fields[name] = value
         elif name == "start_timeout":
             if not re.fullmatch(r"\d+(\.\d*)?", value) or float(value) <= 0:
                 raise UserError(f"{called[name]} is {value!r}; a number of seconds above 0 is expected")
-            found["timeout"] = float(value)
+            fields["timeout"] = float(value)
         else:
             if not value.isdecimal() or int(value) < (name == "processes"):
                 least = "at least 1" if name == "processes" else "0 or above"
                 raise UserError(f"{called[name]} is {value!r}; a whole number of {least} is expected")
-            found[name] = int(value)
-    group = ProcessGroup(**found)
+            fields[name] = int(value)
+    group = ProcessGroup(**fields)
     if group.process is not None and group.processes is not None:
         _check_range(group, called["process"], called["processes"])
     return group
@@ -109,17 +109,17 @@ def find(given: ProcessGroup, environ: Mapping[str, str] | None = None) -> Proce
     missing = [name for name in _ENVIRONMENT if getattr(known, name) is None]
     launcher = ""
     if missing:
-        launcher, found = _launched(known, environ)
-        if found is not None:
-            known = _filled(known, found)
+        launcher, provided = _launched(known, environ)
+        if provided is not None:
+            known = _filled(known, provided)
         if known.processes == 1 or known[:3] == (None, None, None):
             return None
         missing = [name for name in _ENVIRONMENT if getattr(known, name) is None]
     if missing:
         there = ", ".join(f"--{name}" for name in _ENVIRONMENT if name not in missing)
-        what = " and ".join(f"--{name}" for name in missing)
+        absent = " and ".join(f"--{name}" for name in missing)
         problem = f"{launcher} provides {there}" if launcher else f"{there} is known"
-        raise UserError(f"{problem}, but not {what}: give --coordinator=HOST:PORT, --processes=N and --process=I to each "
+        raise UserError(f"{problem}, but not {absent}: give --coordinator=HOST:PORT, --processes=N and --process=I to each "
                         "process, or none of them for a single-process run")
     _check_range(known, "--process", "--processes")
     return known
@@ -139,8 +139,10 @@ def _launched(known: ProcessGroup, environ: Mapping[str, str]) -> tuple[str, Pro
             return "Slurm", ProcessGroup(processes=1)
         each = re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
         return "Slurm", _detected(known)._replace(devices=None if each else (int(environ["SLURM_LOCALID"]),))
-    if _on_tpu(environ):
-        return "the TPU", _detected(known)
+    if "tpu" in environ.get("JAX_PLATFORMS", "tpu"):
+        named = any(name in environ for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"))
+        if named or glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"):
+            return "the TPU", _detected(known)
     if "KUBERNETES_SERVICE_HOST" in environ and "JOB_COMPLETION_INDEX" in environ:
         return "Kubernetes", _detected(known)
     return "", None
@@ -152,22 +154,15 @@ def _open_mpi(known: ProcessGroup, environ: Mapping[str, str]) -> ProcessGroup:
         int(environ.get(f"OMPI_COMM_WORLD_{name}", missing))
         for name, missing in (("SIZE", 1), ("RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_RANK", 0))
     )
-    found = ProcessGroup(None, size, rank, devices=(local,) if here > 1 else None)
+    group = ProcessGroup(None, size, rank, devices=(local,) if here > 1 else None)
     if size == 1:
-        return found
+        return group
     if "OMPI_MCA_orte_hnp_uri" in environ:
-        return found._replace(coordinator=_detected(known).coordinator)
+        return group._replace(coordinator=_detected(known).coordinator)
     if size == here:
         job = environ.get("PMIX_NAMESPACE", str(os.getppid()))
-        return found._replace(coordinator=f"localhost:{_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS}")
-    return found
-
-
-def _on_tpu(environ: Mapping[str, str]) -> bool:
-    if "tpu" not in environ.get("JAX_PLATFORMS", "tpu"):
-        return False
-    named = any(name in environ for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"))
-    return named or bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+        return group._replace(coordinator=f"localhost:{_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS}")
+    return group
 
 
 def _detected(known: ProcessGroup) -> ProcessGroup:
@@ -175,13 +170,13 @@ def _detected(known: ProcessGroup) -> ProcessGroup:
     from jax._src import clusters  # The only public interface to it is jax.distributed.initialize.
 
     try:
-        found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, (), None, int(known.timeout))
+        detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, (), None, int(known.timeout))
     except Exception as error:
         why = " ".join(str(error).split())
         raise UserError(f"the launcher of this process was recognised, but JAX cannot read it ({why}); "
                         "give --coordinator=HOST:PORT, --processes=N and --process=I, or --processes=1 for a single "
                         "process") from error
-    return ProcessGroup(*found[:3])
+    return ProcessGroup(*detected[:3])
 
 
 def start(given: ProcessGroup) -> None:

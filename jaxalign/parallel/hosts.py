@@ -87,7 +87,13 @@ def once(action: Callable[[], T]) -> T:
             _inside = False
         state.client.key_value_set(key, json.dumps(outcome))
     else:
-        outcome = json.loads(_get(state.client, key))
+        outcome = None
+        while outcome is None:
+            try:
+                outcome = json.loads(state.client.blocking_key_value_get(key, _SLICE_MS))
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
     if number % _SWEEP == _SWEEP - 1:
         state.client.wait_at_barrier("jaxalign", _EVER_MS)
         if state.process_id == 0:
@@ -102,15 +108,6 @@ def wait() -> None:
     state = _state()
     if state is not None:
         state.client.wait_at_barrier("jaxalign", _EVER_MS)
-
-
-def _get(client: Any, key: str) -> str:
-    while True:
-        try:
-            return client.blocking_key_value_get(key, _SLICE_MS)
-        except RuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
 
 
 @contextlib.contextmanager
@@ -140,8 +137,9 @@ class Watch:
     def _look(self) -> None:
         state = _state()
         while not self._over.wait(_poll_seconds(state)):
-            failure = _failure(state)
-            if failure is None:
+            try:
+                failure = json.loads(state.client.key_value_try_get(_FAILED))
+            except RuntimeError:  # There is no notice, or the service has ended and JAX will end this process.
                 continue
             if self._over.is_set():  # This process has failed too, and reports its own failure.
                 return
@@ -153,13 +151,6 @@ class Watch:
 
 def _poll_seconds(state: Any) -> float:
     return max(1.0, state.num_processes / _POLLS)
-
-
-def _failure(state: Any) -> dict | None:
-    try:
-        return json.loads(state.client.key_value_try_get(_FAILED))
-    except RuntimeError:  # There is no notice, or the service has ended and JAX will end this process.
-        return None
 
 
 def announce_failure(code: int, why: str) -> None:

@@ -69,8 +69,8 @@ def _arranged(devices: list[jax.Device], shape: tuple[int, ...], slices: int) ->
 
 def _smaller(sizes: dict[str, int], have: int) -> str:
     """Returns the nearest mesh that fits on `have` devices: its largest axes are reduced."""
-    found = dict(sizes)
-    while math.prod(found.values()) > have:
-        largest = max(found, key=lambda name: found[name])
-        found[largest] = max(size for size in range(1, found[largest]) if found[largest] % size == 0)
-    return " x ".join(f"{name}={size}" for name, size in found.items() if size > 1) or "one device"
+    smaller = dict(sizes)
+    while math.prod(smaller.values()) > have:
+        largest = max(smaller, key=lambda name: smaller[name])
+        smaller[largest] = max(size for size in range(1, smaller[largest]) if smaller[largest] % size == 0)
+    return " x ".join(f"{name}={size}" for name, size in smaller.items() if size > 1) or "one device"

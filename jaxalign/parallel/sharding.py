@@ -72,23 +72,20 @@ class Sharding:
         split = {"training": 3, "gradients": 2, "optimizer": 1}[self.phase] <= self.zero
         return table if split else table | {"embed": ()}
 
-    def _in(self, phase: str) -> Sharding:
-        return dataclasses.replace(self, phase=phase)
-
     @property
     def generation(self) -> Sharding:
         """Returns the rules for weights, rows and caches during sampling."""
-        return self._in("generation")
+        return dataclasses.replace(self, phase="generation")
 
     @property
     def gradients(self) -> Sharding:
         """Returns the rules for gradients, by the axes of their parameters."""
-        return self._in("gradients")
+        return dataclasses.replace(self, phase="gradients")
 
     @property
     def optimizer(self) -> Sharding:
         """Returns the rules for optimizer moments, by the axes of their parameters."""
-        return self._in("optimizer")
+        return dataclasses.replace(self, phase="optimizer")
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """Returns the PartitionSpec of an array whose dimensions have these logical names (None: not split)."""
@@ -164,16 +161,11 @@ def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = N
         settings.data, settings.fsdp, settings.tensor, settings.context, settings.pipeline, settings.slices, devices
     )
     if devices is None:
-        _check_all_used(mesh)
+        processes, available = jax.process_count(), jax.device_count()
+        if processes > 1 and mesh.size != available:  # Each process must take part in every step.
+            raise UserError(f"the mesh uses {mesh.size} of the {available} devices of {processes} processes; choose sizes "
+                            "whose product is the number of all devices")
     return Sharding(
         mesh, settings.zero, settings.sequence_parallel, settings.generation,
         settings.pipeline_micro_batches or settings.pipeline, settings.pipeline_repeats,
     )
-
-
-def _check_all_used(mesh: Mesh) -> None:
-    """Checks that each process takes part in every step."""
-    processes, devices = jax.process_count(), jax.device_count()
-    if processes > 1 and mesh.size != devices:
-        raise UserError(f"the mesh uses {mesh.size} of the {devices} devices of {processes} processes; choose sizes whose "
-                        "product is the number of all devices")

@@ -18,8 +18,8 @@ def enough_threads(environ: MutableMapping[str, str] | None = None) -> None:
     thread, and all devices deadlock.
     """
     environ = os.environ if environ is None else environ
-    found = _FLAG.findall(environ.get("XLA_FLAGS", "")) or [environ.get("JAX_NUM_CPU_DEVICES", "")]
-    devices = int(found[-1]) if found[-1].isdecimal() else 1
+    counts = _FLAG.findall(environ.get("XLA_FLAGS", "")) or [environ.get("JAX_NUM_CPU_DEVICES", "")]
+    devices = int(counts[-1]) if counts[-1].isdecimal() else 1
     given = environ.get("NPROC", "")
     if devices > 1 and (int(given) if given.isdecimal() else 0) < _THREADS * devices:
         environ["NPROC"] = str(_THREADS * devices)

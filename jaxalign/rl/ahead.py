@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.parallel.shapes import Shapes
@@ -30,7 +30,7 @@ from jaxalign.steps.packed import part_rows, rows_split
 Scores = Scorer | Literal["host", "unknown"]
 """How a reward computes its scores: a model that is fused into the scoring program; "host", a function on the host that returns
 float32 [B] and a mask of kept rows; or "unknown" before the reward is constructed."""
-FIRST = 2
+NUM_DECODE_PROGRAMS_COMPILED_FIRST = 2
 """The number of decoding programs that are compiled before the programs that follow sampling."""
 
 
@@ -73,11 +73,13 @@ def iteration_shapes(
     B, N = section.batch, section.max_new_tokens
     rollout, each = shapes.rollout(B, prompt, N, versions=True), shapes.rows(jnp.float32, B)
     T, split = prompt + N, rows_split(setup.policy.sharding)
-    reference, weights = (apart(frozen, params) for params in (reference, weights))
+    reference, weights = (strip_frozen(frozen, params) for params in (reference, weights))
     rows, turns = part_rows(B, T, section.micro_batch_tokens, *split)
+    # A separate critic runs in scoring unless the update computes its values.
+    critic = None if state.critic is None or setup.values_in_update else state.critic.params
     scoring = ExperienceArguments(
         setup=setup, recompute=setup.recomputes, scorer=scorer, reference_params=reference, policy_params=state.policy.params,
-        critic_params=setup.critic_to_run(state), scorer_params=weights, frozen=frozen, kl_coef=state.kl_coef, rollout=rollout,
+        critic_params=critic, scorer_params=weights, frozen=frozen, kl_coef=state.kl_coef, rollout=rollout,
         parts=shapes.parts(B, rows, turns, T), scores=each if scored else None,
         kept=shapes.rows(jnp.bool_, B) if kept else None, baseline=each if estimator_of(section).needs_greedy else None,
     )
@@ -119,7 +121,9 @@ def compile_ahead(
     """
     with log_errors("ppo"):
         state, needs_greedy = abstract_ppo_state(setup), estimator_of(setup.config).needs_greedy
-        sampled = _sampling(setup, engine, sampling, prompts, join(frozen, state.policy.params))
+        moves, policy = _moves(setup.policy, join(frozen, state.policy.params))
+        session = engine.start(policy, prompts, jax.random.key(0), sampling, range(len(prompts)))
+        sampled = [*moves, *forecast(session)]
         scorer = scores if isinstance(scores, Scorer) and not needs_greedy else None
         weights = None if scorer is None else join(frozen, scorer.model.abstract())
         reference = join(frozen, setup.reference.abstract()) if reference is None else reference
@@ -133,17 +137,10 @@ def compile_ahead(
             programs.append((step_zero_values, (shapes.checks,)))
         programs.append((packed_update, (shapes.state, shapes.update)))
         # The update takes the longest to compile, so it comes right after the programs that sampling needs to start.
-        chunks = [i for i, (step, _) in enumerate(sampled) if step is decode_chunk][:FIRST]
+        chunks = [i for i, (step, _) in enumerate(sampled) if step is decode_chunk][:NUM_DECODE_PROGRAMS_COMPILED_FIRST]
         for step, arguments in (*sampled[: chunks[-1] + 1], *programs, *sampled[chunks[-1] + 1 :]):
             know(step, arguments)
             ahead.add(step, arguments)
-
-
-def _sampling(setup: PPOSetup, engine: Engine, sampling: Sampling, prompts, policy: Params) -> list[Described]:
-    """The programs that move the weights to the sampler's layout, then those that sample responses to the prompts."""
-    moves, policy = _moves(setup.policy, policy)
-    session = engine.start(policy, prompts, jax.random.key(0), sampling, range(len(prompts)))
-    return [*moves, *forecast(session)]
 
 
 def _moves(model: Model, params: Params) -> tuple[list[Described], Params]:

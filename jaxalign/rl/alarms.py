@@ -141,10 +141,10 @@ class AlarmRun:
         measured = Measurement(done, self._values(iteration, state, done))
         known = set() if not self._measured else {fired.alarm for fired in self.outcome.fired}
         self._measured = [*(self._measured or ()), measured]
-        found = self.outcome
-        if self.section.action == "best" and found.best == done:
+        outcome = self.outcome
+        if self.section.action == "best" and outcome.best == done:
             self._records.save_policy(done, without_value_head(state.policy.params))
-        for fired in found.fired:
+        for fired in outcome.fired:
             if fired.alarm not in known:
                 logging.getLogger("jaxalign").warning(f"{self._name}: alarm '{fired.alarm}': {fired.sentence()}")
         return measured.metrics()
@@ -160,7 +160,8 @@ class AlarmRun:
             scores = self._scores(iteration, rollout)
             answers = styles.answers_of(iteration.tokenizer, rollout, asked.style)[: len(asked.ids)]
             texts = [text for text, _ in answers]
-            values = {"score": _mean(scores)} | self.measures(rollout, answers)
+            scored = scores[~np.isnan(scores)]
+            values = {"score": float(scored.mean()) if len(scored) else float("nan")} | self.measures(rollout, answers)
             self._records.save_answers(done, [
                 {"prompt_id": prompt.id, "messages": [dataclasses.asdict(message) for message in prompt.messages],
                  "response": text, "complete": bool(ended), "score": None if np.isnan(score) else float(score)}
@@ -172,7 +173,10 @@ class AlarmRun:
 
     def measures(self, rollout: Rollout, answers: Sequence[tuple[str, bool]]) -> dict[str, float]:
         """The measures of answers that need no model. rollout: numpy; answers: (text, whether it ended) of its first rows."""
-        ids = [response_ids(rollout, row) for row in range(len(answers))]
+        ids = []  # The tokens of each response, including the stop token.
+        for row in range(len(answers)):
+            begin = int(rollout.prompt_length[row])
+            ids.append(rollout.tokens[row, begin : begin + int(rollout.response_length[row])].tolist())
         return {
             "repetition": float(np.mean([repeated_share(row) for row in ids])),
             "length": float(np.mean([len(row) for row in ids])),
@@ -186,7 +190,7 @@ class AlarmRun:
 
     def _scores(self, iteration: Iteration, rollout: Rollout) -> np.ndarray:
         """float64 [B]: the reward's score of each answer; NaN where it has none."""
-        prompts, batch, found = self._questions.prompts, iteration.padding.batch, []
+        prompts, batch, scores_of_parts = self._questions.prompts, iteration.padding.batch, []
         for begin in range(0, len(prompts), batch):
             own = prompts[begin : begin + batch]
             part = place_rows(iteration.setup.policy.sharding, rollout.part(begin, batch))
@@ -194,22 +198,11 @@ class AlarmRun:
             scores = np.asarray(fetch(scored.scores), np.float64)[: len(own)]
             scores = scores if scores.ndim == 1 else scores.sum(axis=1)
             kept = None if scored.kept is None else np.asarray(fetch(scored.kept), bool)[: len(own)]
-            found.append(scores if kept is None else np.where(kept, scores, np.nan))
-        return np.concatenate(found)
-
-
-def response_ids(rollout: Rollout, row: int) -> list[int]:
-    """The token ids of a response of a numpy rollout, including the stop token."""
-    begin = int(rollout.prompt_length[row])
-    return [int(token) for token in rollout.tokens[row, begin : begin + int(rollout.response_length[row])]]
+            scores_of_parts.append(scores if kept is None else np.where(kept, scores, np.nan))
+        return np.concatenate(scores_of_parts)
 
 
 def repeated_share(ids: Sequence[int], n: int = 4) -> float:
     """The share of the n-grams of a sequence that occur earlier in it; 0 if it is shorter than n tokens."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def _mean(scores: np.ndarray) -> float:
-    kept = scores[~np.isnan(scores)]
-    return float(kept.mean()) if len(kept) else float("nan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -82,7 +83,7 @@ def gradients_check(value: float, when: str) -> Check:
                     "learning rate too high before it; such updates are left out")
 
 
-def act_on(checks: tuple[Check, ...], policies: Checks | OnlineChecks, stage: str) -> bool:
+def act_on(checks: Sequence[Check], policies: Checks | OnlineChecks, stage: str) -> bool:
     """Warns about each failed check, or stops, according to `policies`.
 
     Returns:

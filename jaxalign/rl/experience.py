@@ -15,7 +15,7 @@ from jaxalign.algorithms.importance import effective_sample_share, importance_we
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.config import PPOConfig
-from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.rewards.scorer import LearntScore, normalised, raw_row_scores
@@ -58,9 +58,9 @@ def make_experience(
         (scorer, scorer_params), scores = scores, None
     critic_params = None if setup.shares_trunk or setup.values_in_update else critic_params
     return packed_experience(ExperienceArguments(
-        setup=setup, recompute=recompute, scorer=scorer, reference_params=apart(frozen, reference_params),
-        policy_params=apart(frozen, policy_params), critic_params=apart(frozen, critic_params),
-        scorer_params=apart(frozen, scorer_params), frozen=frozen, kl_coef=kl_coef, rollout=rollout, parts=parts,
+        setup=setup, recompute=recompute, scorer=scorer, reference_params=strip_frozen(frozen, reference_params),
+        policy_params=strip_frozen(frozen, policy_params), critic_params=strip_frozen(frozen, critic_params),
+        scorer_params=strip_frozen(frozen, scorer_params), frozen=frozen, kl_coef=kl_coef, rollout=rollout, parts=parts,
         scores=scores, kept=kept, baseline=baseline,
     ))
 
@@ -87,27 +87,23 @@ def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> di
     """Runs the forward passes over one part, one model after another: log-probabilities, KL, values and scores by name."""
     setup, rollout, sharding = given.setup, given.rollout, given.setup.policy.sharding
     temperature = setup.config.temperature or 1.0
-    found = {"reference": response_stats(setup.reference, params.reference, rollout, temperature, None, rows).logprobs}
-    rows = after(sharding, rows, found)
-    full_in_reward = _full_in_reward(setup.config)
+    outputs = {"reference": response_stats(setup.reference, params.reference, rollout, temperature, None, rows).logprobs}
+    rows = after(sharding, rows, outputs)
+    full_in_reward = setup.config.kl_estimator == "full" and setup.config.kl_in == "reward"
     hidden = response_hidden(setup.policy, params.policy, rows) if given.recompute or full_in_reward else None
     if given.recompute:
-        found["logprobs"] = response_stats(setup.policy, params.policy, rollout, temperature, hidden, rows).logprobs
+        outputs["logprobs"] = response_stats(setup.policy, params.policy, rollout, temperature, hidden, rows).logprobs
     if full_in_reward:
-        found["kl"] = response_kl(
+        outputs["kl"] = response_kl(
             setup.policy, params.policy, setup.reference, params.reference, rollout, temperature, hidden, rows
         )
-    rows = after(sharding, rows, found)
+    rows = after(sharding, rows, outputs)
     if setup.runs_critic:
-        found["values"] = response_values(setup.critic, params.critic, rollout, None, rows)
+        outputs["values"] = response_values(setup.critic, params.critic, rollout, None, rows)
     if given.scorer is not None:
-        rows = after(sharding, rows, found)
-        found["scores"] = normalised(given.scorer, raw_row_scores(given.scorer, params.scorer, rollout, rows))
-    return found
-
-
-def _full_in_reward(config: PPOConfig) -> bool:
-    return config.kl_estimator == "full" and config.kl_in == "reward"
+        rows = after(sharding, rows, outputs)
+        outputs["scores"] = normalised(given.scorer, raw_row_scores(given.scorer, params.scorer, rollout, rows))
+    return outputs
 
 
 @jax.jit
@@ -119,8 +115,8 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
     chex.assert_equal_shape([rollout.prompt_length, rollout.response_length, rollout.ended])
     real = rollout.prompt_length > 0
     scored = real if given.kept is None else real & given.kept
-    found = each_part(given.parts, functools.partial(_forward, given, params))
-    rollout, scored, scores, baseline = after(sharding, (rollout, scored, scores, baseline), found)
+    outputs = each_part(given.parts, functools.partial(_forward, given, params))
+    rollout, scored, scores, baseline = after(sharding, (rollout, scored, scores, baseline), outputs)
     mask = response_mask(rollout) > 0
 
     def zeroed(x):
@@ -128,18 +124,18 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
 
     # An empty response does not count in its group.
     kept = scored & jnp.any(mask, axis=1)
-    scores = found["scores"] if given.scorer is not None else scores
+    scores = outputs["scores"] if given.scorer is not None else scores
     chex.assert_rank(scores, {1, 2})
     chex.assert_shape([kept, scores], [mask.shape[:1], mask.shape[: scores.ndim]])
     scores = jnp.where(scored if scores.ndim == 1 else scored[:, None] & mask, scores, 0.0)
-    reference = zeroed(found["reference"])
-    logprobs = zeroed(found["logprobs"]) if given.recompute else rollout.logprobs
+    reference = zeroed(outputs["reference"])
+    logprobs = zeroed(outputs["logprobs"]) if given.recompute else rollout.logprobs
     chex.assert_equal_shape([reference, logprobs, mask])
-    values = zeroed(found["values"]) if setup.runs_critic else jnp.zeros_like(reference)
+    values = zeroed(outputs["values"]) if setup.runs_critic else jnp.zeros_like(reference)
     if config.kl_estimator != "full":
         kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
     elif config.kl_in == "reward":
-        kl = zeroed(found["kl"])
+        kl = zeroed(outputs["kl"])
     else:  # The loss computes it.
         kl = jnp.zeros_like(reference)
     kl_coef = given.kl_coef if config.kl_in == "reward" else 0.0
@@ -156,9 +152,9 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
     importance, outside, share = _importance(config, logprobs, rollout.logprobs, mask, counted, kept)
     metrics = dataclasses.replace(metrics, correction_outside=outside, effective_sample_share=share)
     rollout = dataclasses.replace(rollout, logprobs=logprobs)
-    made = Experience(rollout, kept.astype(jnp.float32), reference, values, rewards, advantages, returns, importance)
+    experience = Experience(rollout, kept.astype(jnp.float32), reference, values, rewards, advantages, returns, importance)
     # With a fixed sharding, the programs that read the result can be compiled ahead.
-    return setup.policy.constrain_rows(made), metrics
+    return setup.policy.constrain_rows(experience), metrics
 
 
 def _metrics(
@@ -166,6 +162,7 @@ def _metrics(
 ) -> ExperienceMetrics:
     """Metrics of the rollout without those of importance weights: means over its scored responses, except the counts `kept`
     and `tokens`."""
+    full_in_reward = config.kl_estimator == "full" and config.kl_in == "reward"
     k1, k3 = (masked_sum(kl_penalty(logprobs, reference, kind), mask, axis=1) for kind in ("k1", "k3"))
 
     def mean(x):
@@ -180,7 +177,7 @@ def _metrics(
         eos_rate=mean(rollout.ended),
         kept=jnp.sum(kept).astype(jnp.float32),
         tokens=jnp.sum(rollout.response_length).astype(jnp.float32),
-        kl_full=mean(masked_sum(kl, mask, axis=1)) if _full_in_reward(config) else None,
+        kl_full=mean(masked_sum(kl, mask, axis=1)) if full_in_reward else None,
     )
 
 

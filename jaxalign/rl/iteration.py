@@ -20,7 +20,7 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Experience, Rollout
-from jaxalign.rewards.base import Reward, RewardBatch, Scored
+from jaxalign.rewards.base import Reward, RewardBatch
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.estimators import check_estimates, estimator_of
 from jaxalign.rl.experience import make_experience
@@ -34,7 +34,7 @@ from jaxalign.rollout.padding import Padding
 from jaxalign.rollout.sampler import TokenSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps import work
-from jaxalign.steps.offload import FrozenRole, optimizer_to_device, optimizer_to_host
+from jaxalign.steps.offload import FrozenRole, move_optimizer_state, to_device, to_host
 from jaxalign.steps.packed import part_rows, rows_split
 from jaxalign.tracking.timing import Timeline
 
@@ -86,7 +86,10 @@ class Iteration:
         with self.timeline.phase("update") as phase:
             state, learnt = jax.block_until_ready(self.update(state, experience))
             epochs = float(learnt.epochs_run)
-            phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * self._learning_work()
+            work_of_epoch = flops.learning(self.setup.policy, self._lengths, self._new_tokens)
+            if self.setup.owns_critic:
+                work_of_epoch += flops.learning(self.setup.critic, self._lengths)
+            phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * work_of_epoch
         self.monitor.updated(step, learnt)
         if self.setup.recomputes:  # Scoring then measures the sampler's gap; otherwise the update does.
             learnt = dataclasses.replace(learnt, sampler_gap=None)
@@ -109,13 +112,17 @@ class Iteration:
         """(experience, metrics) for a rollout. At step 0 this also runs the step-0 checks."""
         setup = self.setup
         recompute = setup.recomputes or self.monitor.must_recompute(params, step, sampled)
-        scored = None if self.fused else self._scored(batch, sampled)
-        kept, baseline = None if scored is None else scored.kept, None
+        scored = kept = baseline = None
+        if not self.fused:
+            scored = self.reward.score(RewardBatch(sampled, batch.prompts, batch.rows.start, self.tokenizer))
+            kept = scored.kept
         if estimator_of(setup.config).needs_greedy:
             baseline, greedy_kept = self._baseline(batch, key)
             kept = greedy_kept if kept is None else kept if greedy_kept is None else kept & greedy_kept
         critic = params if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
-        with self.reference.on_device() as reference, self._scores(scored) as scores:
+        read_scorer = self.fused.role.on_device() if scored is None else contextlib.nullcontext()
+        with self.reference.on_device() as reference, read_scorer as scorer_params:
+            scores = LearntScore(self.fused.scorer, scorer_params) if scored is None else scored.scores
             experience, metrics = make_experience(
                 setup, recompute, reference, params, critic, state.kl_coef, sampled, scores, kept, baseline, self.frozen
             )
@@ -123,45 +130,30 @@ class Iteration:
                 self.monitor.step_zero(state, sampled, experience, reference, self.frozen)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
         parts = {} if scored is None else scored.parts
-        means = {f"score_{name}": masked_mean(_total(x), counted) for name, x in parts.items()}
+        totals = {name: x if jnp.ndim(x) == 1 else jnp.sum(jnp.asarray(x), axis=1) for name, x in parts.items()}
+        means = {f"score_{name}": masked_mean(x, counted) for name, x in totals.items()}
         return experience, dataclasses.replace(metrics, parts=means)
 
     def update(self, state: PPOState, experience: Experience) -> tuple[PPOState, UpdateMetrics]:
         """Runs all epochs over the experience: (state, metrics). The state is donated."""
         if self.offloads_optimizer:
-            state = optimizer_to_device(state)
+            state = move_optimizer_state(state, to_device)
         read = self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
         with read as reference:
             state, metrics = ppo_update(self.setup, state, experience, self.frozen, reference)
-        return self.rest(state), metrics
+        return self.offload_optimizer_state(state), metrics
 
-    def rest(self, state: PPOState) -> PPOState:
-        """A state, concrete or abstract, as it is stored between updates: with `offload_optimizer`, partly in host memory."""
-        return optimizer_to_host(state) if self.offloads_optimizer else state
-
-    def settle(self) -> None:
-        """Checks the last update. Call it after the last iteration."""
-        self.monitor.settle()
-
-    def _scored(self, batch: PromptBatch, rollout: Rollout) -> Scored:
-        return self.reward.score(RewardBatch(rollout, batch.prompts, batch.rows.start, self.tokenizer))
+    def offload_optimizer_state(self, state: PPOState) -> PPOState:
+        """Moves the optimizer states of a state, concrete or abstract, to host memory, if configured (`offload_optimizer`)."""
+        return move_optimizer_state(state, to_host) if self.offloads_optimizer else state
 
     def _baseline(self, batch: PromptBatch, key: jax.Array):
         """(float32 [B]: rewards of greedy responses to the same prompts; bool [B]: which rows have one, or None if all do)."""
         greedy = dataclasses.replace(self.sampling, temperature=0.0)
         best = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, greedy)
         best = place_rows(self.setup.policy.sharding, best)
-        scored = self._scored(batch, best)
+        scored = self.reward.score(RewardBatch(best, batch.prompts, batch.rows.start, self.tokenizer))
         return greedy_baseline(self.setup.config, best, jnp.nan_to_num(jnp.asarray(scored.scores))), scored.kept
-
-    @contextlib.contextmanager
-    def _scores(self, scored: Scored | None):
-        """The scores for `make_experience`, or the fused reward model, whose weights are on the devices within the context."""
-        if scored is not None:
-            yield scored.scores
-            return
-        with self.fused.role.on_device() as params:
-            yield LearntScore(self.fused.scorer, params)
 
     def _scoring_work(self) -> tuple[int, float]:
         """(tokens, FLOPs) for scoring the last rollout with reference, critic and a fused reward model."""
@@ -171,14 +163,3 @@ class Iteration:
             scorer = self.fused.scorer
             own += scorer.members * flops.forward(scorer.model, self._lengths)
         return int(np.sum(self._lengths)), own + flops.forward(setup.reference, self._lengths, self._new_tokens)
-
-    def _learning_work(self) -> float:
-        """FLOPs of one epoch of updates on the last rollout."""
-        setup = self.setup
-        critic = flops.learning(setup.critic, self._lengths) if setup.owns_critic else 0.0
-        return critic + flops.learning(setup.policy, self._lengths, self._new_tokens)
-
-
-def _total(scores):
-    """float32 [B]: the score of each response, from scores [B] or [B, N]."""
-    return scores if jnp.ndim(scores) == 1 else jnp.sum(jnp.asarray(scores), axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -29,8 +30,9 @@ class Monitor:
     """
 
     def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None, name: str = "ppo"):
-        self._setup, self._on_checks, self._name = setup, on_checks, name
+        self._setup, self._on_checks = setup, on_checks
         self._config, self._policies = setup.config, setup.config.checks
+        self._act_on = functools.partial(act_on, policies=self._policies, stage=name)
         self._pending: tuple[int, jax.Array, jax.Array] | None = None
 
     def must_recompute(self, params, step: int, rollout: Rollout) -> bool:
@@ -38,14 +40,14 @@ class Monitor:
         config, policies, when = self._config, self._policies, f" at iteration {step}"
         if policies.ratio == policies.sampler_gap == "warn":  # The first minibatch of the update measures both.
             return False
-        found = sampler_difference(SamplerArguments(
+        difference = sampler_difference(SamplerArguments(
             model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout
         ))
-        gap = gap_check(float(found.gap), config.sampler_tolerance, when)
-        if policies.sampler_gap != "warn" and self._act_on(gap):
+        gap = gap_check(float(difference.gap), config.sampler_tolerance, when)
+        if policies.sampler_gap != "warn" and self._act_on([gap]):
             return True
-        ratio = ratio_check(float(found.ratio), config.sampler_tolerance, when)
-        return policies.ratio != "warn" and self._act_on(ratio)
+        ratio = ratio_check(float(difference.ratio), config.sampler_tolerance, when)
+        return policies.ratio != "warn" and self._act_on([ratio])
 
     def step_zero(self, state: PPOState, sampled: Rollout, experience: Experience, reference, frozen) -> None:
         """Runs the five checks before the first update. reference: the reference's parameters, joined with `frozen`."""
@@ -55,12 +57,12 @@ class Monitor:
         if self._on_checks is not None:
             self._on_checks(checks)
         done = self._policies.sampler_gap != "warn" and not self._setup.recomputes  # `must_recompute` has already acted on it.
-        self._act_on(*(check for check in checks if not (done and check.field == "sampler_gap")))
+        self._act_on([check for check in checks if not (done and check.field == "sampler_gap")])
 
     def scored(self, step: int, metrics: ExperienceMetrics) -> None:
         """Checks the sampler's gap on a scored rollout if the trainer's log-probabilities are always used."""
         if self._setup.recomputes and self._policies.sampler_gap == "stop":
-            self._act_on(gap_check(float(metrics.sampler_gap), self._config.sampler_tolerance, f" at iteration {step}"))
+            self._act_on([gap_check(float(metrics.sampler_gap), self._config.sampler_tolerance, f" at iteration {step}")])
 
     def updated(self, step: int, metrics: UpdateMetrics) -> None:
         """Stores the metrics of an update for the next `settle`, or checks them immediately if a failure must stop the run."""
@@ -69,16 +71,14 @@ class Monitor:
             self.settle()
 
     def settle(self) -> None:
-        """Checks the last stored update. This happens one iteration late, so that nothing waits for it."""
+        """Checks the last stored update. This happens one iteration late, so that nothing waits for it: call it also after the
+        last iteration."""
         if self._pending is None:
             return
         (step, gap, skipped), self._pending = self._pending, None
         trained = 2 if self._setup.owns_critic else 1
         when = f"share of the updates of iteration {step} whose gradient is not finite"
-        found = [gradients_check(float(skipped) / trained, when)]
+        checks = [gradients_check(float(skipped) / trained, when)]
         if self._policies.sampler_gap == "warn" and not self._setup.recomputes:
-            found.insert(0, gap_check(float(gap), self._config.sampler_tolerance, f" at iteration {step}"))
-        self._act_on(*found)
-
-    def _act_on(self, *checks: Check) -> bool:
-        return act_on(checks, self._policies, self._name)
+            checks.insert(0, gap_check(float(gap), self._config.sampler_tolerance, f" at iteration {step}"))
+        self._act_on(checks)

@@ -60,11 +60,11 @@ def response_kl(
     other = jax.lax.stop_gradient(response_hidden(reference, reference_params, reference_rows))
     hidden, other = (gather_positions(x, rows.heads) for x in (hidden, other))
     weights = policy.head_weight(params, hidden.dtype), reference.head_weight(reference_params, other.dtype)
-    found = token_kl(
+    kl = token_kl(
         hidden, weights[0], other, weights[1], temperature, policy.chunk_floats, policy.config.final_softcap,
         sharding=policy.sharding, used=rows.used,
     )
-    return of_answers(found, rows.first, rollout.logprobs.shape[1])
+    return of_answers(kl, rows.first, rollout.logprobs.shape[1])
 
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None, rows: AnswerRows | None = None):

@@ -76,10 +76,6 @@ class PPOSetup:
         """Whether values are computed before the update, together with the rollout's log-probabilities."""
         return self.has_critic and not self.values_in_update
 
-    def critic_to_run(self, state: PPOState):
-        """The parameters of a separate critic that runs before the update; else None."""
-        return None if state.critic is None or self.values_in_update else state.critic.params
-
     @property
     def reference(self) -> Model:
         """The policy's architecture without a value head."""

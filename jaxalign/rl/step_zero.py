@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.config import PPOConfig
-from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
@@ -22,10 +22,9 @@ from jaxalign.rl.checks import Check, check_of, gap_check, gradients_check, rati
 from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats
 from jaxalign.rl.state import PPOSetup
-from jaxalign.rl.update import experience_parts
-from jaxalign.steps.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.steps.loss_scale import LossScale, first_scale
 from jaxalign.steps.microbatch import accumulate
-from jaxalign.steps.packed import alone, pack_answers, part_rows, place_parts, rows_split
+from jaxalign.steps.packed import alone, answer_parts, pack_answers, part_rows, place_parts, rows_split
 
 KL_TEMPERATURES = (0.7, 1.0, 1.3)
 
@@ -98,7 +97,7 @@ def _compare_gradients(given: StepZeroArguments, part: Experience, reference_par
         )
 
     def gradients(scale, packed=None):
-        return accumulate(loss_fn, given.params, experience_parts(part, packed), setup.policy.constrain_gradients, scale)
+        return accumulate(loss_fn, given.params, answer_parts(part, packed), setup.policy.constrain_gradients, scale)
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)
@@ -129,18 +128,18 @@ def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
 
     Training would find it by skipping updates. None for a model that needs no loss scale.
     """
-    if not scales_loss(model):
+    start = first_scale(model)
+    if start is None:
         return None
-    start = first_scale()
 
-    def fits(scale):
-        return share_not_finite(gradients_of(scale)) == 0
+    def measured(scale: LossScale) -> tuple[LossScale, jax.Array]:
+        return scale, share_not_finite(gradients_of(scale)) == 0
 
-    def halve(found):
-        scale = found[0].after(jnp.bool_(False))
-        return scale, fits(scale)
-
-    return jax.lax.while_loop(lambda found: ~found[1] & (found[0].scale > 1), halve, (start, fits(start)))[0]
+    return jax.lax.while_loop(
+        lambda carry: ~carry[1] & (carry[0].scale > 1),
+        lambda carry: measured(carry[0].after(jnp.bool_(False))),
+        measured(start),
+    )[0]
 
 
 def checked_rows(section: PPOConfig, batch: int, T: int, ways: int = 1, unit: int = 1) -> tuple[int, int, int]:
@@ -190,7 +189,7 @@ def step_zero_checks(
       frozen: the base that models with adapters share, or None.
     """
     measured = StepZeroValues(*map(float, step_zero_values(StepZeroArguments(
-        setup=setup, params=policy_params, frozen=frozen, reference_params=apart(frozen, reference_params),
+        setup=setup, params=policy_params, frozen=frozen, reference_params=strip_frozen(frozen, reference_params),
         experience=experience, kl_coef=kl_coef, packed=checked_parts(setup, fetch(experience.rollout)),
         sampled=sampled.logprobs,
     ))))

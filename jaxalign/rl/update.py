@@ -13,7 +13,7 @@ import numpy as np
 from jaxalign.algorithms.kl import update_kl_coef
 from jaxalign.algorithms.masked import masked_mean, masked_sum, whiten
 from jaxalign.algorithms.value_losses import explained_variance
-from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts
@@ -23,8 +23,7 @@ from jaxalign.rl.metrics import UpdateMetrics
 from jaxalign.rl.responses import experience_mask
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.steps.metrics import GradientMetrics
-from jaxalign.steps.microbatch import Parts
-from jaxalign.steps.packed import alone, pack_groups, take_part
+from jaxalign.steps.packed import answer_parts, pack_groups
 from jaxalign.steps.state import TrainState, gradient_step
 
 
@@ -61,7 +60,7 @@ def minibatch_update(
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
     batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole, first))
-    parts = experience_parts(batch, packed)
+    parts = answer_parts(batch, packed)
     learnt, aux, gradient = gradient_step(
         setup.policy, setup.policy_optimizer, policy,
         lambda params, part: loss_fn(
@@ -94,24 +93,12 @@ def _critic_update(
 ) -> tuple[TrainState, dict[str, jax.Array], GradientMetrics]:
     """(critic, sums that the loss reports, gradient metrics) after one update with `loss_fn`, which is `value_loss` or
     `first_value_loss`."""
-    parts = experience_parts(batch, packed)
+    parts = answer_parts(batch, packed)
     critic, aux, gradient = gradient_step(
         setup.critic, setup.critic_optimizer, critic,
         lambda params, part: loss_fn(setup, join(frozen, params), part[0], whole, rows=part[1]), parts,
     )
     return critic, dict(aux.sums), gradient
-
-
-def experience_parts(batch: Experience, packed: PackedParts | None) -> Parts:
-    """The micro-batches of a minibatch, each (Experience, AnswerRows): all rows, with weight 0 for rows outside the part."""
-    if packed is None:
-        return Parts(lambda _: (batch, alone(batch.rollout)), 1)
-
-    def of(i):
-        rows, inside = take_part(packed, i)
-        return dataclasses.replace(batch, weight=jnp.where(inside, batch.weight, 0.0)), rows
-
-    return Parts(of, packed.count)
 
 
 def ppo_update(
@@ -138,7 +125,8 @@ def ppo_update(
     packed = pack_groups(here, order, weight > 0, config.micro_batch_tokens, sharding)
     order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
     return packed_update(state, UpdateArguments(
-        setup=setup, batch=batch, order=order, packed=packed, frozen=frozen, reference_params=apart(frozen, reference_params)
+        setup=setup, batch=batch, order=order, packed=packed, frozen=frozen,
+        reference_params=strip_frozen(frozen, reference_params),
     ))
 
 

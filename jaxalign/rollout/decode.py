@@ -62,12 +62,14 @@ def decode_chunk(
         token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, settings, variant)
         stopped = jnp.any(token[None] == settings.stop_ids, axis=0)
         finite, writes = jnp.isfinite(logprob), loop.left > 0
-        made = jnp.where(writes, jnp.where(finite, token, NOT_FINITE), NOTHING), jnp.where(writes & finite, logprob, 0.0)
+        tokens = jnp.where(writes, jnp.where(finite, token, NOT_FINITE), NOTHING)
+        columns = tokens, jnp.where(writes & finite, logprob, 0.0)
         drawn = tuple(
-            jax.lax.dynamic_update_slice(whole, part[None], (loop.t, 0)) for whole, part in zip(loop.drawn, made, strict=True)
+            jax.lax.dynamic_update_slice(whole, column[None], (loop.t, 0))
+            for whole, column in zip(loop.drawn, columns, strict=True)
         )
         left = jnp.where(stopped | ~finite, 0, jnp.maximum(loop.left - 1, 0))
-        return _Loop(loop.t + 1, jnp.maximum(made[0], 0), left, drawn, tiers)
+        return _Loop(loop.t + 1, jnp.maximum(tokens, 0), left, drawn, tiers)
 
     B = len(token)
     drawn = jnp.full((steps, B), NOTHING, jnp.int32), jnp.zeros((steps, B), jnp.float32)

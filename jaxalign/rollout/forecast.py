@@ -92,7 +92,7 @@ def _kind(session: Session) -> tuple:
     """A key that is equal for queues that need the same, or nearly the same, programs."""
     lengths = frozenset(session.padded(len(row.prompt)) for row in session.queue)
     shared = frozenset(
-        (len(group.prompts), max(map(len, group.prompts)), group.shared) for group in session.related.values()
+        (len(group.prompts), max(map(len, group.prompts)), group.shared) for group in session.prefills.related.values()
     )
     count = -(-len(session.queue) // session.parts)
     rows = next((size for size in session.sizes if size >= count), None)
@@ -114,8 +114,8 @@ def _described(tree: Any) -> Any:
 def _key(step: Callable, described: tuple) -> tuple:
     """A key that identifies a program. The model, one of the arguments, determines the shardings."""
     leaves, structure = jax.tree.flatten(described)
-    what = ((x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
-    return step, structure, tuple(what)
+    described = ((x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
+    return step, structure, tuple(described)
 
 
 class _Played(Session):
@@ -124,7 +124,7 @@ class _Played(Session):
     def __init__(self, session: Session):
         params = _described(session.params)
         sizes = session.batch, session.max_length, session.bucket
-        super().__init__(session.source, params, *sizes, share_prefix=session.shares)
+        super().__init__(session.source, params, *sizes, share_prefix=session.prefills.shares)
         self.variant, self.fields, self.stops = session.variant, session.fields, session.stops
         self.least_new, self.longest = session.least_new, session.longest
         self.programs: dict[tuple, Described] = {}
@@ -139,10 +139,10 @@ class _Played(Session):
         if step in (prefill, prefill_after):
             rows = arguments[-1].shape[0]
             slots = sum(x.shape[1] for x in arguments[2:] if x.ndim == 2)
-            return self._empty(single(rows // self.parts, slots))[0]
-        return self._empty(arguments[4]) if step is reroll else arguments[1]
+            return self.rings(single(rows // self.parts, slots))[0]
+        return self.rings(arguments[4]) if step is reroll else arguments[1]
 
-    def _empty(self, layout: Layout) -> Tiers:
+    def rings(self, layout: Layout) -> Tiers:
         rings = zip(*layout, strict=True)
         return tuple(self.model.abstract_cache(rows * self.parts, slots) for rows, slots in rings)
 
@@ -152,20 +152,17 @@ class _Played(Session):
     def _drawn(self, control: np.ndarray) -> Drawn:
         """The simulated result of a chunk: the number of tokens of each row, and the stop tokens."""
         _, most, quota = control.tolist()
-        left = {
-            slot: self._end(row) + int(self.rows[LEFT, slot]) - row.sampling.max_new_tokens for slot, row in self.live.items()
-        }
+        left = {}
+        for slot, row in self.live.items():
+            longest = row.sampling.max_new_tokens
+            if row.index not in self._ends:
+                self._ends[row.index] = int(self._random.integers(1, longest + 1)) if row.sampling.stop_ids else longest
+            left[slot] = self._ends[row.index] + int(self.rows[LEFT, slot]) - longest
         steps = min(most, sorted(left.values())[min(quota, len(left)) - 1])
-        tokens = np.full((STEPS, self._size * self.parts), NOTHING, np.int32)
+        tokens = np.full((STEPS, self.layout.size * self.parts), NOTHING, np.int32)
         for slot, count in left.items():
             stop_ids = self.live[slot].sampling.stop_ids
             tokens[: min(count, steps), slot] = next(token for token in itertools.count() if token not in stop_ids)
             if count <= steps and stop_ids:
                 tokens[count - 1, slot] = stop_ids[0]
         return Drawn(tokens, np.zeros(tokens.shape, np.float32), np.int32(steps))
-
-    def _end(self, row: SampledRow) -> int:
-        if row.index not in self._ends:
-            most = row.sampling.max_new_tokens
-            self._ends[row.index] = int(self._random.integers(1, most + 1)) if row.sampling.stop_ids else most
-        return self._ends[row.index]

@@ -12,7 +12,6 @@ from jaxalign.errors import UserError
 from jaxalign.models.language_model import Asked, LanguageModel
 from jaxalign.records import Rollout
 from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import LocalSampler, TokenSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 
@@ -96,7 +95,7 @@ class Sampler:
             raise UserError(f"policy is of type {type(policy).__name__}; a language model from load_model is expected")
         self._parts = policy.model.sharding.generation.batch_size
         self._policy, self._temperature, self._top_k, self._top_p = policy, temperature, top_k, top_p
-        self._sampling(1)
+        Sampling(1, policy.stop_ids, temperature, top_k, top_p)  # Raise for a value out of range.
         self._engine = Engine(policy.model, -(-batch // self._parts) * self._parts, policy.max_length)
         self._key, self._calls, self._version = jax.random.key(seed), 0, 0
         self._sampler = make_sampler(sampler, self._engine)
@@ -125,12 +124,15 @@ class Sampler:
         Raises:
           UserError: there are no prompts, or one cannot be answered (empty, or too long for the model).
         """
-        ids, sampling, key = self._ids(prompts, n), self._sampling(max_new_tokens), self._next_key()
+        ids, sampling, key = self._request(prompts, max_new_tokens, n)
         responses = respond(self._sampler, ids, key, range(len(ids)), sampling)
-        for number, response in enumerate(responses):
+        samples = []
+        for index, (prompt, response) in enumerate(zip(ids, responses, strict=True)):
             if response.error is not None:
-                raise UserError(f"prompts[{number // n}] has no answer: {response.error}")
-        return Samples(tuple(self._sample(*both) for both in zip(ids, responses, strict=True)))
+                raise UserError(f"prompts[{index // n}] has no answer: {response.error}")
+            text = self._policy.text(response.ids[:-1] if response.ended else response.ids, prompt)
+            samples.append(Sample(text, response.ids, np.asarray(response.logprobs, np.float32), response.ended))
+        return Samples(tuple(samples))
 
     def rollout(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Rollout:
         """Samples like `generate` and returns arrays, for a custom training loop.
@@ -139,28 +141,20 @@ class Sampler:
           A `Rollout` of numpy arrays with n consecutive rows for each prompt, in the order of the prompts. On a mesh the rows
           are padded to a multiple of the size of its batch axes; padding rows have length 0.
         """
-        ids, sampling, key = self._ids(prompts, n), self._sampling(max_new_tokens), self._next_key()
+        ids, sampling, key = self._request(prompts, max_new_tokens, n)
         padding = dataclasses.replace(self._engine.padding, batch=self._parts)
         return sample_rollout(self._sampler, padding, ids, key, range(len(ids)), sampling)
 
-    def _ids(self, prompts: Sequence[Asked], n: int) -> list[list[int]]:
+    def _request(self, prompts: Sequence[Asked], max_new_tokens: int, n: int) -> tuple[list[list[int]], Sampling, jax.Array]:
+        """The token ids of each row's prompt, the settings, and the key of the next call."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
             raise UserError(f"prompts is {str(prompts)[:60]!r}; a list of at least one prompt is expected")
         if n < 1:
             raise UserError(f"n is {n}; at least 1 answer to each prompt is expected")
-        return [self._policy.prompt_ids(prompt) for prompt in prompts for _ in range(n)]
-
-    def _next_key(self) -> jax.Array:
+        ids = [self._policy.prompt_ids(prompt) for prompt in prompts for _ in range(n)]
+        sampling = Sampling(max_new_tokens, self._policy.stop_ids, self._temperature, self._top_k, self._top_p)
         self._calls += 1
-        return jax.random.fold_in(self._key, self._calls - 1)
-
-    def _sampling(self, max_new_tokens: int) -> Sampling:
-        return Sampling(max_new_tokens, self._policy.stop_ids, self._temperature, self._top_k, self._top_p)
-
-    def _sample(self, prompt: Sequence[int], response: Response) -> Sample:
-        ids = response.ids[:-1] if response.ended else response.ids
-        text = self._policy.text(ids, prompt)
-        return Sample(text, response.ids, np.asarray(response.logprobs, np.float32), response.ended)
+        return ids, sampling, jax.random.fold_in(self._key, self._calls - 1)
 
 
 def say(

@@ -77,18 +77,15 @@ def neighbours(layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> l
     """The layouts that a layout may change to in one step. Every layout is reachable from every other in a few steps, so few
     programs are needed. sizes, counts: the numbers of rows and of slots, ascending; only the largest of both has two tiers."""
     size, slots = layout.size, layout.slots[-1]
-
-    def tiered(size: int, slots: int) -> Layout | None:
-        return in_tiers(size, slots) if (size, slots) == (sizes[-1], counts[-1]) else None
-
-    found: list[Layout | None] = [other for other in (single(size, slots), tiered(size, slots)) if other != layout]
-    larger = next((count for count in counts if count > slots), None)
-    if larger is not None:
-        found += [single(size, larger), tiered(size, larger)]
+    around: list[Layout | None] = []
+    for count in [slots, *(count for count in counts if count > slots)][:2]:
+        around.append(single(size, count))
+        if (size, count) == (sizes[-1], counts[-1]):
+            around.append(in_tiers(size, count))
     at = sizes.index(size)
     if not layout.tiered:
-        found += [single(other, slots) for other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2])]
-    return [layout for layout in found if layout is not None]
+        around += [single(other, slots) for other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2])]
+    return [other for other in around if other is not None and other != layout]
 
 
 def step_towards(target: Layout, layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> Layout:

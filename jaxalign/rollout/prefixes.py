@@ -81,11 +81,16 @@ class SharedPrefill(NamedTuple):
                     rest[part, g, r, : len(prompt) - shared] = prompt[shared:]
         return prefixes.reshape(-1, P), counts.reshape(-1), rest.reshape(-1, T)
 
-
-def queue_order(group: Related | None, prompt: tuple[int, ...]) -> tuple:
-    """A key that sorts prompts by length, with each group behind its shortest prompt. group: that of the prompt."""
-    first = prompt if group is None else min(group.prompts, key=lambda one: (len(one), one))
-    return len(first), first, len(prompt), prompt
+    def sources(self) -> list[list[tuple[tuple[int, ...], int, int]]]:
+        """For each part, its prompts: (prompt, its index in `arrays`, the number of its tokens that belong to another prompt).
+        The first prompt of a group owns the prefix."""
+        return [
+            [
+                (prompt, g * self.each + r, shared if r else 0)
+                for g, (prompts, shared) in enumerate(groups) for r, prompt in enumerate(prompts)
+            ]
+            for groups in self.groups
+        ]
 
 
 def shared_prefills(groups: Sequence[Sequence[Related]], bucket: int, most: int) -> list[SharedPrefill]:

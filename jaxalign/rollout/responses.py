@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxalign.errors import UserError
 from jaxalign.rollout.sampling import Sampling
 
 BROKEN = "the model's logits are not finite numbers"
@@ -71,15 +70,6 @@ class SampledRow:
         return Response(ids, ended, float(logprobs.sum()), tuple(logprobs.tolist()), versions, error, self.reused)
 
 
-def check_rows(prompts: Sequence, rows: Sequence[int]) -> None:
-    """Raises UserError if a row number is not an int32 of at least 0, and ValueError unless each prompt has a row number."""
-    strange = next((number for number in rows if not (is_whole(number) and 0 <= number < 1 << 31)), None)
-    if strange is not None:
-        raise UserError(f"a row number is {strange}; an integer from 0 to {(1 << 31) - 1} is expected")
-    if len(prompts) != len(rows):
-        raise ValueError(f"there are {len(prompts)} prompts and {len(rows)} row numbers; one for each is expected")
-
-
 def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:
     """Why a prompt cannot be answered with `new` tokens within `max_length`; None if it can."""
     if len(prompt) == 0:
@@ -92,15 +82,10 @@ def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str 
         )
     ids = np.asarray(prompt)
     if ids.dtype.kind not in "iu" or ids.ndim > 1:
-        broken = next((token for token in prompt if not is_whole(token)), 0)
-        if not is_whole(broken):
-            return f"a prompt has {broken!r} among its token ids; integers are expected"
+        broken = [token for token in prompt if not isinstance(token, int | np.integer)]
+        if broken:
+            return f"a prompt has {broken[0]!r} among its token ids; integers are expected"
     if ids.min() < 0 or ids.max() >= vocab:
         unknown = next(token for token in prompt if not 0 <= token < vocab)
         return f"a prompt has the token id {unknown}, but the model's token ids are 0 to {vocab - 1}"
     return None
-
-
-def is_whole(number) -> bool:
-    """Whether the value is a Python or NumPy integer."""
-    return isinstance(number, int | np.integer)

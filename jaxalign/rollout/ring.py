@@ -42,7 +42,7 @@ def insert(model: Model, tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
     number of its tokens) for each part and tier; a row of -1 ends the list.
     """
     chex.assert_shape(plan, (None, len(tiers), None, 3))
-    return _by_part(model, _insert, (tiers, prompts), plan, slot)
+    return _by_part(model, _enter, (tiers, prompts), plan, slot)
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="tiers")
@@ -68,11 +68,11 @@ def _by_part(model: Model, fn, caches: tuple, plan, slot, tiers: int | None = No
     def names(cache: Cache) -> Cache:
         return Cache(*(None if x is None else model.sharding.spec(axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))
 
-    own = model.sharding.spec(("batch",) + (None,) * (plan.ndim - 1))
-    given = jax.tree.map(names, caches, is_leaf=lambda x: isinstance(x, Cache))
-    made = given[0] if tiers is None else given[0][:1] * tiers
-    specs = (*given, own, PartitionSpec())
-    return on_each_device(model.sharding, lambda *x: fn(*x[:-2], x[-2][0], x[-1]), specs, made)(*caches, plan, slot)
+    plan_spec = model.sharding.spec(("batch",) + (None,) * (plan.ndim - 1))
+    cache_specs = jax.tree.map(names, caches, is_leaf=lambda x: isinstance(x, Cache))
+    result_specs = cache_specs[0] if tiers is None else cache_specs[0][:1] * tiers
+    specs = (*cache_specs, plan_spec, PartitionSpec())
+    return on_each_device(model.sharding, lambda *x: fn(*x[:-2], x[-2][0], x[-1]), specs, result_specs)(*caches, plan, slot)
 
 
 def _map(fn, *caches: Caches) -> Caches:
@@ -83,19 +83,9 @@ def _map(fn, *caches: Caches) -> Caches:
     return tuple(map(one, *caches))
 
 
-def _slots(caches: Caches) -> int:
-    return caches[0].values.shape[SLOT_AXES.values]
-
-
-def _insert(tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
-    """plan int32 [tiers, n, 3]."""
-    return tuple(_enter(cache, prompts, own, slot % _slots(cache)) for cache, own in zip(tiers, plan, strict=True))
-
-
-def _enter(cache: Caches, prompts: Caches, plan_nx3, slot) -> Caches:
-    S = _slots(cache)
-
-    def enter(i, cache: Caches) -> Caches:
+def _enter(tiers: Tiers, prompts: Caches, plan_txnx3, slot) -> Tiers:
+    def enter(plan_nx3, i, cache: Caches) -> Caches:
+        S = cache[0].values.shape[SLOT_AXES.values]
         row, source, length = plan_nx3[i]
 
         def one(whole, part, axis: int):
@@ -104,16 +94,19 @@ def _enter(cache: Caches, prompts: Caches, plan_nx3, slot) -> Caches:
             room = [(0, S - tokens.shape[axis]) if a == axis else (0, 0) for a in range(tokens.ndim)]
             # A prompt's padding wraps around to the slots before the prompt, which the row never reads.
             return jax.lax.dynamic_update_slice_in_dim(
-                whole, jnp.roll(jnp.pad(tokens, room), slot - length, axis), row, ROW_AXIS
+                whole, jnp.roll(jnp.pad(tokens, room), slot % S - length, axis), row, ROW_AXIS
             )
 
         return _map(one, cache, prompts)
 
-    return jax.lax.fori_loop(0, jnp.sum(plan_nx3[:, 0] >= 0), enter, cache)
+    return tuple(
+        jax.lax.fori_loop(0, jnp.sum(plan_nx3[:, 0] >= 0), functools.partial(enter, plan_nx3), cache)
+        for cache, plan_nx3 in zip(tiers, plan_txnx3, strict=True)
+    )
 
 
 def _exchange(tiers: Tiers, plan_nx2, slot) -> Tiers:
-    half = _slots(tiers[0])
+    half = tiers[0][0].values.shape[SLOT_AXES.values]
     # Slot s of the short ring takes the newer of the long ring's slots s and s + half.
     later = jnp.where(slot < half, jnp.arange(half) >= slot, jnp.arange(half) < slot - half)
 
@@ -143,7 +136,7 @@ def _exchange(tiers: Tiers, plan_nx2, slot) -> Tiers:
 
 
 def _reroll(tiers: Tiers, index_n, slot, layout: Layout) -> Tiers:
-    made, begin = [], 0
+    resized, begin = [], 0
     for rows, slots in zip(*layout, strict=True):
         index = index_n[begin : begin + rows]
         begin += rows
@@ -156,8 +149,8 @@ def _reroll(tiers: Tiers, index_n, slot, layout: Layout) -> Tiers:
                 jnp.concatenate([_latest(whole, slot, slots, axis) for whole in wholes], axis=ROW_AXIS), index, axis=ROW_AXIS
             )
 
-        made.append(_map(one, *tiers))
-    return tuple(made)
+        resized.append(_map(one, *tiers))
+    return tuple(resized)
 
 
 def _latest(ring, slot, slots: int, axis: int):

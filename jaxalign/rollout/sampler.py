@@ -99,10 +99,12 @@ class LocalSampler:
         try:
             ended = [(self._rows.pop(index), response) for index, response in self._session.step()]
         except BaseException:
-            self._close()
+            self._rows = {}
             raise
-        if not self._rows:
-            self._close()
+        finally:
+            if not self._rows:
+                self._ahead.close()
+                self._session, self._ahead = None, None
         return ended
 
     def update(self, params: Any, version: int) -> None:
@@ -114,10 +116,6 @@ class LocalSampler:
         """The tokens so far of an unfinished row that is being decoded; empty for another row."""
         index = next((index for index, number in self._rows.items() if number == row), None)
         return () if index is None else self._session.written(index)
-
-    def _close(self) -> None:
-        self._ahead.close()
-        self._session, self._ahead, self._rows = None, None, {}
 
 
 def make_sampler(
@@ -134,15 +132,15 @@ def make_sampler(
       UserError: `sampler` is none of these.
     """
     if isinstance(sampler, str):
-        made = sampler_record(sampler, where).load()(engine)
+        created = sampler_record(sampler, where).load()(engine)
     elif has_methods(sampler, METHODS) and not isinstance(sampler, type):
-        made = sampler
+        created = sampler
     else:
-        made = sampler(engine) if callable(sampler) else sampler
-    if isinstance(made, type) or not has_methods(made, METHODS):
-        raise UserError(f"{where} is {sampler!r}, which creates an object of type {type(made).__name__}; one with the "
+        created = sampler(engine) if callable(sampler) else sampler
+    if isinstance(created, type) or not has_methods(created, METHODS):
+        raise UserError(f"{where} is {sampler!r}, which creates an object of type {type(created).__name__}; one with the "
                         "methods submit, collect and update is expected")
-    return made
+    return created
 
 
 def respond(
@@ -177,11 +175,16 @@ def respond(
         if not sampler.unfinished:
             missing = next(row for row, i in index.items() if out[i] is None)
             raise UserError(f"the sampler has finished without a response for row {missing}")
-        ended = [(_index(index, row), _checked(response, sampling, row)) for row, response in sampler.collect()]
-        for i, response in ended:
+        ended = []
+        for row, response in sampler.collect():
+            if row not in index:
+                raise UserError(f"the sampler returned row {row!r}, which was not submitted")
+            i = index[row]
+            _check_response(response, sampling, row)
             if out[i] is not None:
                 raise UserError(f"the sampler returned row {rows[i]} twice")
             out[i] = response
+            ended.append((i, response))
         left -= len(ended)
         if on_finished is not None and ended:
             on_finished(ended)
@@ -215,13 +218,7 @@ def sample_rollout(
     return rollout if versions else dataclasses.replace(rollout, versions=None)
 
 
-def _index(index: dict[int, int], row: int) -> int:
-    if row not in index:
-        raise UserError(f"the sampler returned row {row!r}, which was not submitted")
-    return index[row]
-
-
-def _checked(response: Response, sampling: Sampling, row: int) -> Response:
+def _check_response(response: Response, sampling: Sampling, row: int) -> None:
     """Raises UserError if a custom sampler's response is malformed."""
     if not isinstance(response, Response):
         raise UserError(f"the sampler returned an object of type {type(response).__name__} for row {row}; a Response "
@@ -233,4 +230,3 @@ def _checked(response: Response, sampling: Sampling, row: int) -> Response:
         if len(getattr(response, name)) != count:
             raise UserError(f"the sampler returned {count} tokens and {len(getattr(response, name))} {name} for row {row}; one "
                             "for each token is expected")
-    return response

@@ -44,11 +44,6 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; a number in (0, 1] is expected")
 
-    @property
-    def logprob_temperature(self) -> float:
-        """The temperature of the log-probabilities: 1 for greedy decoding, which defines none."""
-        return self.temperature or 1.0
-
     def variant(self, key_impl: Any) -> Variant:
         """The parts that a program needs to draw tokens with these settings. key_impl: as from `jax.random.key_impl`."""
         largest_k = 1 << (self.top_k - 1).bit_length() if self.top_k else 0
@@ -173,9 +168,9 @@ def _first(reached_BxN: jax.Array, weights_BxN: jax.Array) -> jax.Array:
     """int [B, 1]: the first reached index with a positive weight; if rounding leaves none, the last index with a
     positive weight."""
     positive = weights_BxN > 0
-    found = reached_BxN & positive
+    usable = reached_BxN & positive
     last = positive.shape[1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1, keepdims=True)
-    return jnp.where(jnp.any(found, axis=-1, keepdims=True), jnp.argmax(found, axis=-1, keepdims=True), last)
+    return jnp.where(jnp.any(usable, axis=-1, keepdims=True), jnp.argmax(usable, axis=-1, keepdims=True), last)
 
 
 def sample(

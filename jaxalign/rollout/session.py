@@ -18,15 +18,14 @@ from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
-from jaxalign.rollout.prefixes import Related, SharedPrefill, queue_order, related, shared_prefills
-from jaxalign.rollout.responses import BROKEN, Response, SampledRow, check_rows, refuse
+from jaxalign.rollout.prefills import Fresh, Plan, Prefills
+from jaxalign.rollout.prefixes import shared_prefills
+from jaxalign.rollout.responses import BROKEN, Response, SampledRow, refuse
 from jaxalign.rollout.ring import exchange, insert, prefill, prefill_after, reroll
 from jaxalign.rollout.sampling import Sampling, Variant
 
 STEPS = 32
 """The maximum number of decoding steps of a chunk; after each chunk the host reads the tokens."""
-KEPT = 4
-"""The maximum number of prefills that are kept for prompts that will be sampled again."""
 AHEAD = 8
 """When a chunk begins, a row of the short tier must have slots for this many more steps."""
 _TOKEN, _POSITION, LEFT, _NUMBER, _SETTINGS = range(5)  # The first axis of `Session.rows`; settings are its last entries.
@@ -50,16 +49,12 @@ class Session:
         self.parts = self.model.sharding.batch_size
         self.batch, self.sizes = batch, row_counts(batch // self.parts)  # Rows of a part.
         self.queue: collections.deque[SampledRow] = collections.deque()
-        self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.refused: list[tuple[int, Response]] = []
         self.submitted, self.longest = 0, 0  # Prompts; the length of the longest row, with its prompt padded.
-        self.shares = share_prefix and self.model.continues
-        self.related: dict[tuple[int, ...], Related] = {}  # The group of a queued prompt that shares a prefix.
-        self.unread: dict[tuple[int, tuple[int, ...]], int] = {}  # `Response.reused` of the next row of (part, prompt).
+        self.prefills = Prefills(self.parts, share_prefix and self.model.continues)
         self.live: dict[int, SampledRow] = {}
         self.tiers: Tiers | None = None
         self.layout, self.rows, self.slot = Layout((), ()), np.zeros((_SETTINGS, 0), np.int32), 0
-        self.kept: list[tuple[Caches, dict[tuple[int, tuple[int, ...]], int]]] = []  # Maps (part, prompt) to its index.
 
     @property
     def unfinished(self) -> int:
@@ -80,7 +75,11 @@ class Session:
             nothing was added.
           ValueError: the numbers of prompts and row numbers differ; nothing was added.
         """
-        check_rows(prompts, rows)
+        strange = next((row for row in rows if not (isinstance(row, int | np.integer) and 0 <= row < 1 << 31)), None)
+        if strange is not None:
+            raise UserError(f"a row number is {strange}; an integer from 0 to {(1 << 31) - 1} is expected")
+        if len(prompts) != len(rows):
+            raise ValueError(f"there are {len(prompts)} prompts and {len(rows)} row numbers; one for each is expected")
         self._prepare(sampling, jax.random.key_impl(key))
         settings, added = sampling.packed(key), []
         for prompt, number in zip(prompts, rows, strict=True):
@@ -95,14 +94,8 @@ class Session:
 
     def enqueue(self, added: list[SampledRow]) -> None:
         """Adds rows to the queue, all of which fit."""
-        # Sort so that equal prompts are adjacent and prefilled once, and similar lengths are adjacent and need little padding.
-        added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
-        if self.shares:
-            groups = related(list({row.prompt: None for row in added}))
-            self.related |= {prompt: group for group in groups for prompt in group.prompts}
-            added.sort(key=lambda row: queue_order(self.related.get(row.prompt), row.prompt))
+        self.prefills.enqueue(added)
         self.queue.extend(added)
-        self.waiting.update(row.prompt for row in added)
         if self.tiers is None:  # Decoding that has begun keeps its sizes.
             self.sizes = row_counts(self.batch // self.parts, len(self.queue) / self.batch)
         self.longest = max([self.longest, *(self.padded(len(row.prompt)) + row.sampling.max_new_tokens for row in added)])
@@ -125,7 +118,7 @@ class Session:
         earlier tokens stay as the old weights computed them."""
         self.params = self.source.for_generation(params)
         self.version = self.version + 1 if version is None else version
-        self.kept, self.unread = [], {}
+        self.prefills.kept, self.prefills.unread = [], {}
 
     def step(self) -> list[tuple[int, Response]]:
         """Decodes one chunk and returns the responses that ended, as (index among the submitted prompts, response)."""
@@ -133,7 +126,7 @@ class Session:
         if not self.queue and not self.live:
             return ended
         self._fit()
-        if self.queue and len(self.live) < self._size * self.parts:
+        if self.queue and len(self.live) < self.layout.size * self.parts:
             self._refill()
         if self.layout.tiered:
             self._exchange()
@@ -147,16 +140,6 @@ class Session:
         row = next((row for row in self.live.values() if row.index == index), None)
         return () if row is None else tuple(int(token) for piece in row.pieces for token in piece[0])
 
-    @property
-    def _size(self) -> int:
-        """The rows of a part."""
-        return self.layout.size
-
-    @property
-    def counts(self) -> list[int]:
-        """The possible numbers of slots of the ring."""
-        return slot_counts(self.longest)
-
     def padded(self, length: int) -> int:
         """The padded length of a prompt."""
         padded = self.bucket
@@ -166,21 +149,23 @@ class Session:
 
     def _fit(self) -> None:
         """Resizes the ring for one chunk of the live rows and the rows about to enter."""
-        by_part = collections.Counter(slot // self._size for slot in self.live)
+        by_part = collections.Counter(slot // self.layout.size for slot in self.live)
         wanted = max([*by_part.values(), -(-(len(self.live) + len(self.queue)) // self.parts)])
         size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
         entering = list(itertools.islice(self.queue, size * self.parts - len(self.live)))
         need = max([row.reach(STEPS) for row in entering], default=1)
         if self.live:
             need = max(need, int(self._reach(STEPS).max()))
-        slots = next(slots for slots in self.counts if slots >= need)
+        counts = slot_counts(self.longest)
+        slots = next(slots for slots in counts if slots >= need)
         if self.tiers is not None:
             slots = max(slots, self.layout.slots[-1])
-        target = self._in_tiers(size, slots, entering) or single(size, slots)
+        largest = (size, slots) == (self.sizes[-1], counts[-1])
+        target = (self._in_tiers(size, slots, entering) if largest else None) or single(size, slots)
         if self.tiers is None:
             self.empty(target)
         while self.layout != target:
-            self.relayout(step_towards(target, self.layout, self.sizes, self.counts))
+            self.relayout(step_towards(target, self.layout, self.sizes, counts))
 
     def _reach(self, steps: int) -> np.ndarray:
         """int32: the number of tokens of each row after `steps` more steps, if it does not end."""
@@ -189,23 +174,21 @@ class Session:
     def _in_tiers(self, size: int, slots: int, entering: list[SampledRow]) -> Layout | None:
         """The two-tier layout of `size` rows and `slots` if the live and the entering rows fit, otherwise None. Changing to two
         tiers needs more free slots than staying. Without stop tokens all rows become equally long, so one tier suffices."""
-        largest = (size, slots) == (self.sizes[-1], self.counts[-1])
-        layout = in_tiers(size, slots) if largest and self.stops else None
+        layout = in_tiers(size, slots) if self.stops else None
         if layout is None or any(row.reach(AHEAD) > layout.slots[0] for row in entering):
             return None
         steps = AHEAD if self.layout.tiered else 2 * AHEAD
-        long = collections.Counter(slot // self._size for slot in np.flatnonzero(self._reach(steps) > layout.slots[0]).tolist())
+        outgrown = np.flatnonzero(self._reach(steps) > layout.slots[0]).tolist()
+        long = collections.Counter(slot // self.layout.size for slot in outgrown)
         return layout if max(long.values(), default=0) <= layout.rows[1] else None
 
     def empty(self, layout: Layout) -> None:
         """Starts with empty rings."""
-        self.tiers = self._empty(layout)
-        self.layout, self.rows, self.slot = layout, self._free_rows(layout), 0
+        self.tiers, self.layout, self.slot = self.rings(layout), layout, 0
+        self.rows = np.zeros((_SETTINGS + self.fields, layout.size * self.parts), np.int32)
 
-    def _free_rows(self, layout: Layout) -> np.ndarray:
-        return np.zeros((_SETTINGS + self.fields, layout.size * self.parts), np.int32)
-
-    def _empty(self, layout: Layout) -> Tiers:
+    def rings(self, layout: Layout) -> Tiers:
+        """Rings without tokens."""
         return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in zip(*layout, strict=True))
 
     def call(self, step: Callable, *arguments):
@@ -215,10 +198,10 @@ class Session:
     def relayout(self, layout: Layout) -> None:
         """Moves the live rows to rings of another layout."""
         index, live = np.zeros((self.parts, layout.size), np.int32), {}
-        rows = self._free_rows(layout)
+        rows = np.zeros((len(self.rows), layout.size * self.parts), np.int32)
         for part in range(self.parts):
             for new, old in self._places(part, layout).items():
-                slot, at = part * self._size + old, part * layout.size + new
+                slot, at = part * self.layout.size + old, part * layout.size + new
                 index[part, new] = old
                 rows[:, at], live[at] = self.rows[:, slot], self.live[slot]
         index = self._place(index, ("batch", None))
@@ -227,8 +210,8 @@ class Session:
 
     def _places(self, part: int, layout: Layout) -> dict[int, int]:
         """{new index: old index} of a part's live rows. In two tiers, short rows go to the short tier."""
-        begin = part * self._size
-        old = [slot - begin for slot in sorted(self.live) if slot // self._size == part]
+        begin = part * self.layout.size
+        old = [slot - begin for slot in sorted(self.live) if slot // self.layout.size == part]
         if not layout.tiered:
             return dict(enumerate(old))
         reach = self._reach(AHEAD)
@@ -246,7 +229,8 @@ class Session:
             outgrown = np.flatnonzero(own[:short] > most)
             room = short + np.argsort(own[short:], kind="stable")[: len(outgrown)]
             plan[part, : len(outgrown)] = np.stack([outgrown, room - short], axis=1)
-            for pair in zip((outgrown + part * self._size).tolist(), (room + part * self._size).tolist(), strict=True):
+            begin = part * self.layout.size
+            for pair in zip((begin + outgrown).tolist(), (begin + room).tolist(), strict=True):
                 self.rows[:, pair] = self.rows[:, pair[::-1]]
                 here, there = (self.live.pop(slot, None) for slot in pair)
                 self.live |= {slot: row for slot, row in zip(pair, (there, here), strict=True) if row is not None}
@@ -260,18 +244,14 @@ class Session:
 
     def _refill(self) -> None:
         """Fills free rows from the queue. Each part of the mesh prefills the prompts that enter its own rows."""
-        size = self._size
+        size, prefills = self.layout.size, self.prefills
         free = [[slot for slot in range(part * size, (part + 1) * size) if slot not in self.live] for part in range(self.parts)]
-        known = {prompt: at for at, (_, places) in enumerate(self.kept) for prompt in places}
-        again = [[[] for _ in free] for _ in self.kept]  # (slot, source, length)
-        fresh: list[dict] = [{} for _ in free]  # prompt: slots
+        known = {key: at for at, (_, places) in enumerate(prefills.kept) for key in places}
+        again: list[Plan] = [[[] for _ in free] for _ in prefills.kept]
+        fresh: Fresh = [{} for _ in free]
         for _ in range(min(len(self.queue), sum(map(len, free)))):
             row = self.queue.popleft()
-            self._count_out(row.prompt)
-            open_parts = [part for part in range(self.parts) if free[part]]
-            own = self.related[row.prompt].prompts if row.prompt in self.related else (row.prompt,)
-            beside = [part for part in open_parts if (part, row.prompt) in known or any(x in fresh[part] for x in own)]
-            part = max(beside or open_parts, key=lambda part: len(free[part]))
+            part = prefills.dequeue(row.prompt, free, fresh, known)
             slot = free[part].pop(0)
             self.live[slot] = row
             last = len(row.prompt) - 1
@@ -280,94 +260,43 @@ class Session:
             self.rows[_SETTINGS : _SETTINGS + len(row.settings), slot] = row.settings
             if (part, row.prompt) in known:
                 at = known[part, row.prompt]
-                again[at][part].append((slot - part * size, self.kept[at][1][part, row.prompt], last))
-                row.reused = self.unread.pop((part, row.prompt), last)
+                again[at][part].append((slot - part * size, prefills.kept[at][1][part, row.prompt], last))
+                row.reused = prefills.unread.pop((part, row.prompt), last)
             else:
-                fresh[part].setdefault(row.prompt, []).append(slot - part * size)
+                fresh[part].setdefault(row.prompt, []).append((slot - part * size, row))
         for at, plan in enumerate(again):
             if any(plan):
-                self.enter(self.kept[at][0], plan)
-        self._forget()
-        for shared in shared_prefills(self._together(fresh), self.bucket, self.sizes[-1]):
-            self._prefill_shared(shared, fresh)
-        for group in prefill_groups(fresh, self.padded, self.sizes[-1]):
-            self._prefill(*group, fresh)
-        self.related = {x: group for x, group in self.related.items() if any(y in self.waiting for y in group.prompts)}
+                self.enter(prefills.kept[at][0], plan)
+        prefills.forget()
+        self._prefill(fresh)
+        waiting = {prompt for prompt, group in prefills.related.items() if any(x in prefills.waiting for x in group.prompts)}
+        prefills.related = {prompt: group for prompt, group in prefills.related.items() if prompt in waiting}
 
-    def _together(self, fresh: list[dict]) -> list[list[Related]]:
-        """The groups to prefill in each part of the mesh: entering prompts, and if there is one part, those of the same group
-        that still wait. With several parts the latter might enter another part."""
-        found, known = [], {key for _, places in self.kept for key in places}
-        for part, entering in enumerate(fresh):
-            groups = {group.prompts: group for group in map(self.related.get, entering) if group is not None}
-            needed = [
-                group._replace(prompts=tuple(
-                    x for x in group.prompts
-                    if x in entering or (self.parts == 1 and x in self.waiting and (part, x) not in known)
-                ))
-                for group in groups.values()
-            ]
-            found.append([group for group in needed if len(group.prompts) > 1])
-        return found
-
-    def _forget(self) -> None:
-        """Drops prefills that no queued prompt needs, and the oldest beyond `KEPT`."""
-        self.kept = [kept for kept in self.kept if any(prompt in self.waiting for _, prompt in kept[1])][-KEPT:]
-        places = {key for _, own in self.kept for key in own}
-        self.unread = {key: reused for key, reused in self.unread.items() if key in places}
-
-    def _count_out(self, prompt: tuple[int, ...]) -> None:
-        self.waiting[prompt] -= 1
-        if not self.waiting[prompt]:
-            del self.waiting[prompt]
-
-    def _prefill_shared(self, shared: SharedPrefill, fresh: list[dict]) -> None:
-        """Prefills groups, and takes their prompts out of `fresh`."""
-        plan, known = [[] for _ in shared.groups], {}
-        for part, groups in enumerate(shared.groups):
-            for g, (prompts, begin) in enumerate(groups):
-                for r, prompt in enumerate(prompts):
-                    self._enters(part, prompt, g * shared.each + r, begin if r else 0, fresh, plan, known)
-        arrays = [self._place(x, ("batch", None)[: x.ndim]) for x in shared.arrays()]
-        self._finish(self.call(prefill_after, self.model, self.params, *arrays), plan, known)
-
-    def _enters(
-        self, part: int, prompt: tuple[int, ...], source: int, reused: int, fresh: list[dict], plan: list[list], known: dict
-    ) -> None:
-        """Plans the rows of a prompt that is prefilled. reused: the number of its tokens that belong to another prompt."""
-        self.unread[part, prompt] = reused
-        for slot in fresh[part].pop(prompt, ()):
-            plan[part].append((slot, source, len(prompt) - 1))
-            self.live[part * self._size + slot].reused = self.unread.pop((part, prompt), len(prompt) - 1)
-        if prompt in self.waiting:
-            known[part, prompt] = source
-        else:
-            self.unread.pop((part, prompt), None)
-
-    def _finish(self, made: Caches, plan: list[list[tuple[int, int, int]]], known: dict) -> None:
-        """Enters prefilled prompts into their rows, and keeps those that are needed again."""
-        self.enter(made, plan)
-        if known:
-            self.kept.append((made, known))
-            self._forget()
-
-    def _prefill(self, length: int, count: int, prompts: list[list], fresh: list[dict]) -> None:
-        tokens = np.zeros((self.parts, count, length), np.int32)
-        plan, known = [[] for _ in prompts], {}
-        for part, own in enumerate(prompts):
-            for source, prompt in enumerate(own):
-                tokens[part, source] = prompt[-1]  # Pad with its last token: a different one might select other experts.
-                tokens[part, source, : len(prompt)] = prompt
-                self._enters(part, prompt, source, 0, fresh, plan, known)
-        self._finish(self.prefill(tokens), plan, known)
+    def _prefill(self, fresh: Fresh) -> None:
+        """Prefills the entering prompts that are not kept: first groups with a common prefix, then the others."""
+        for shared in shared_prefills(self.prefills.groups(fresh), self.bucket, self.sizes[-1]):
+            arrays = [self._place(x, ("batch", None)[: x.ndim]) for x in shared.arrays()]
+            caches = self.call(prefill_after, self.model, self.params, *arrays)
+            self.enter(caches, self.prefills.plan(caches, shared.sources(), fresh))
+            del caches  # Free them, unless they are kept, before the next prefill.
+        for length, count, prompts in prefill_groups(fresh, self.padded, self.sizes[-1]):
+            tokens = np.zeros((self.parts, count, length), np.int32)
+            for part, entering in enumerate(prompts):
+                for source, prompt in enumerate(entering):
+                    tokens[part, source] = prompt[-1]  # Pad with its last token: a different one might select other experts.
+                    tokens[part, source, : len(prompt)] = prompt
+            caches = self.prefill(tokens)
+            sources = [[(prompt, source, 0) for source, prompt in enumerate(entering)] for entering in prompts]
+            self.enter(caches, self.prefills.plan(caches, sources, fresh))
+            del caches
 
     def prefill(self, tokens: np.ndarray) -> Caches:
         """Keys and values of prompts int32 [parts, R, P]."""
         tokens = self._place(tokens.reshape(-1, tokens.shape[-1]), ("batch", None))
         return self.call(prefill, self.model, self.params, tokens)
 
-    def enter(self, made: Caches, plan: list[list[tuple[int, int, int]]]) -> None:
-        """Writes prefilled prompts into rows. plan: for each part, entries (row, index of the prompt, number of its tokens)."""
+    def enter(self, caches: Caches, plan: Plan) -> None:
+        """Writes prefilled prompts into rows."""
         tiers = len(self.layout.rows)
         table = np.full((self.parts, tiers, max(self.layout.rows), 3), -1, np.int32)
         for part, entries in enumerate(plan):
@@ -377,11 +306,23 @@ class Session:
                 table[part, tier, taken[tier]] = place, *rest
                 taken[tier] += 1
         table = self._place(table, ("batch", None, None, None))
-        self.tiers = self.call(insert, self.model, self.tiers, made, table, np.int32(self.slot))
+        self.tiers = self.call(insert, self.model, self.tiers, caches, table, np.int32(self.slot))
 
     def chunk(self) -> Drawn:
         """Decodes one chunk of all rows and fetches the tokens to the host."""
-        control = np.asarray([self.slot, min(self._room(), int(self.rows[LEFT].max())), self._quota()], np.int32)
+        steps = int(self.rows[LEFT].max())
+        if self.layout.tiered:  # Every row of the short tier needs enough slots.
+            slots, short = self.layout.slots[0], np.s_[:, : self.layout.rows[0]]
+            reach, position = (x.reshape(self.parts, -1)[short] for x in (self._reach(STEPS), self.rows[_POSITION]))
+            steps = min(steps, int(np.min(slots - position, initial=STEPS, where=reach > slots)))
+        # The number of ended rows after which to stop: enough to refill rows or to shrink the batch; otherwise all.
+        if self.queue:
+            quota = max(1, self.layout.size * self.parts // 16)
+        else:
+            smaller = [size for size in self.sizes if size < self.layout.size]
+            spare = len(self.live) - (smaller[-1] * self.parts if smaller else 0)
+            quota = spare if spare > 0 else len(self.live)
+        control = np.asarray([self.slot, min(steps, STEPS), quota], np.int32)
         rows = self._place(self.rows, (None, "batch"))
         self.tiers, drawn = self.call(
             decode_chunk, self.model, self.params, self.tiers, rows, control, self.variant, STEPS
@@ -389,14 +330,6 @@ class Session:
         drawn = jax.device_get(drawn)
         self.slot = (self.slot + int(drawn.steps)) % self.layout.slots[-1]
         return drawn
-
-    def _room(self) -> int:
-        """The number of steps for which every row has enough slots."""
-        if not self.layout.tiered:
-            return STEPS
-        slots, short = self.layout.slots[0], np.s_[:, : self.layout.rows[0]]
-        reach, position = (x.reshape(self.parts, -1)[short] for x in (self._reach(STEPS), self.rows[_POSITION]))
-        return int(np.min(slots - position, initial=STEPS, where=reach > slots))
 
     def _decode(self) -> list[tuple[int, Response]]:
         drawn = self.chunk()
@@ -417,14 +350,6 @@ class Session:
                 self.rows[:, slot] = 0
                 ended.append((row.index, self.live.pop(slot).response(error)))
         return ended
-
-    def _quota(self) -> int:
-        """The number of ended rows after which a chunk stops: enough to refill rows or to shrink the batch; otherwise all."""
-        if self.queue:
-            return max(1, self._size * self.parts // 16)
-        smaller = [size for size in self.sizes if size < self._size]
-        spare = len(self.live) - (smaller[-1] * self.parts if smaller else 0)
-        return spare if spare > 0 else len(self.live)
 
     def _place(self, array: np.ndarray, axes: tuple[str | None, ...]):
         return jax.make_array_from_callback(array.shape, self.model.sharding.named(axes), lambda index: array[index])

@@ -171,7 +171,8 @@ class Answering:
             if self.scorer is not None:
                 phase.flops += scoring_work(self.scorer[0], rollout)[1]
             placed = place_rows(self.model.sharding, rollout)
-            kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
+            # Greedy decoding defines no temperature of the log-probabilities; 1 is used.
+            kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.temperature or 1.0))
             scores = [None] * self.batch if self.scorer is None else fetch(raw_rollout_scores(*self.scorer, placed)).tolist()
         answers, out = styles.answers_of(self.tokenizer, rollout, self.context.config.data.style), []
         judged = self._judged(prompts, [text for text, _ in answers[: len(prompts)]])

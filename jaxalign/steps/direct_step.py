@@ -21,7 +21,7 @@ from jaxalign.steps.arguments import DirectArguments, LogprobArguments
 from jaxalign.steps.metrics import DirectMetrics
 from jaxalign.steps.microbatch import Aux, total_weight
 from jaxalign.steps.objectives import DirectInputs, anchors, objective_loss
-from jaxalign.steps.packed import each_part, of_answers, pair_parts, pairs_alone
+from jaxalign.steps.packed import answer_parts, each_part, of_answers, pairs_alone
 from jaxalign.steps.state import TrainState, gradient_step
 
 
@@ -68,14 +68,6 @@ def _inputs(section: DPOConfig, policy: AnswerLogprobs, pairs: AnswerPairs) -> D
     return DirectInputs(*columns, pairs.label, pairs.weight, jnp.float32(0.0), section)
 
 
-def _anchors(model: Model, section: DPOConfig, params, batch: AnswerPairs, packed: PackedParts | None) -> tuple[jax.Array, ...]:
-    """Each objective's anchor, computed over the whole batch before it is split; 0 for objectives without an anchor."""
-    objectives = objectives_of(section.objective)
-    if all(objective.anchor is None for objective in objectives):
-        return (jnp.float32(0.0),) * len(objectives)
-    return anchors(_inputs(section, _each_answer(model, params, batch, packed), batch))
-
-
 @functools.partial(jax.jit, donate_argnames=("state",))
 def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, DirectMetrics]:
     """One update: (state, metrics). Metrics are means over the rows of the whole batch that count, except those of the gradient
@@ -86,7 +78,12 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
     chex.assert_shape([batch.prompt_length, batch.length, batch.reference], (len(batch.label), 2))
     total = total_weight(batch.weight)
     batch, packed = after(model.sharding, (batch, packed), total)
-    anchored = _anchors(model, section, join(frozen, state.params), batch, packed)
+    # Each objective's anchor is computed over the whole batch before it is split; it is 0 for objectives without an anchor.
+    objectives = objectives_of(section.objective)
+    anchored = (jnp.float32(0.0),) * len(objectives)
+    if any(objective.anchor is not None for objective in objectives):
+        policy = _each_answer(model, join(frozen, state.params), batch, packed)
+        anchored = anchors(_inputs(section, policy, batch))
     batch, packed = after(model.sharding, (batch, packed), anchored)
 
     def loss_fn(params, part):
@@ -96,5 +93,5 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
         means = {name: masked_sum(x, pairs.weight) / total for name, x in ({"loss": loss} | reported).items()}
         return means["loss"], Aux(means)
 
-    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed))
     return state, DirectMetrics(**aux.sums, **vars(gradient), anchor=sum(anchored))

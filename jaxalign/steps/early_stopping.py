@@ -55,15 +55,12 @@ class EarlyStopping:
 
     def begin(self, state: TrainState) -> StoppingState:
         """The state before the first step."""
-        return _with_best(state, copy_params(state.params), math.inf, 0, 0)
+        return _with_best(state, math.inf, 0)
 
     def abstract(self, state: TrainState) -> StoppingState:
         """The state as ShapeDtypeStructs, for restoring a checkpoint, from those of the training state."""
-
-        def scalar(dtype: type) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((), dtype, sharding=state.step.sharding)
-
-        return StoppingState(state, state.params, scalar(np.float32), scalar(np.int32), scalar(np.int32))
+        loss, count = (jax.ShapeDtypeStruct((), dtype, sharding=state.step.sharding) for dtype in (np.float32, np.int32))
+        return StoppingState(state, state.params, loss, count, count)
 
     def evaluates(self, completed: int, total_steps: int) -> bool:
         """Whether the held-out loss is measured after so many completed steps."""
@@ -71,21 +68,18 @@ class EarlyStopping:
 
     def update(self, state: StoppingState, completed: int) -> tuple[StoppingState, Mapping[str, float]]:
         """(the state after an evaluation, the held-out metrics). A loss that is not a number counts as worse."""
-        found = self.measure(state.train.params)
-        if found[LOSS] < float(fetch(state.best_loss)):
-            return _with_best(state.train, copy_params(state.train.params), found[LOSS], completed, 0), found
-        return dataclasses.replace(state, worse=_scalar(state.train, np.int32(int(fetch(state.worse)) + 1))), found
+        metrics = self.measure(state.train.params)
+        if metrics[LOSS] < float(fetch(state.best_loss)):
+            return _with_best(state.train, metrics[LOSS], completed), metrics
+        worse = np.int32(int(fetch(state.worse)) + 1)
+        return dataclasses.replace(state, worse=jax.device_put(worse, state.train.step.sharding)), metrics
 
     def ends(self, state: StoppingState) -> bool:
         """Whether the patience is exhausted."""
         return int(fetch(state.worse)) >= self.patience
 
 
-def _with_best(state: TrainState, params: Any, loss: float, step: int, worse: int) -> StoppingState:
-    scalars = (_scalar(state, value) for value in (np.float32(loss), np.int32(step), np.int32(worse)))
-    return StoppingState(state, params, *scalars)
-
-
-def _scalar(state: TrainState, value: np.generic) -> jax.Array:
-    """A scalar on the devices of the state's other scalars."""
-    return jax.device_put(value, state.step.sharding)
+def _with_best(state: TrainState, loss: float, step: int) -> StoppingState:
+    """The state in which the current parameters are the best. Scalars are on the devices of the state's other scalars."""
+    scalars = (jax.device_put(x, state.step.sharding) for x in (np.float32(loss), np.int32(step), np.int32(0)))
+    return StoppingState(state, copy_params(state.params), *scalars)

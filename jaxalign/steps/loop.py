@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxalign.steps.recording import DirectoryRecording, MemoryRecording
+from jaxalign.parallel import hosts
+from jaxalign.steps.recording import Recording
 from jaxalign.tracking.metrics import by_name, to_metrics
 from jaxalign.tracking.profile import Profiler
 from jaxalign.tracking.progress import Progress
@@ -111,13 +112,10 @@ class Training:
 
     def __iter__(self) -> Iterator[Step]:
         loop = self._loop
-        if loop.directory is None:
-            recording = MemoryRecording()
-        else:
-            recording = DirectoryRecording(loop.directory, loop.timing or loop.directory, loop.peak)
+        recording = Recording(loop.directory, loop.timing, loop.peak)
         self.running = True
         try:
-            with recording:
+            with contextlib.closing(recording):
                 start, self.state = recording.restore(self._init, self._abstract)
                 self.completed = start
                 with contextlib.ExitStack() as stack:
@@ -127,11 +125,12 @@ class Training:
                     if loop.progress:
                         progress = stack.enter_context(Progress(loop.stage, loop.total_steps, start))
                     yield from self._steps(start, recording, trackers, progress)
-                recording.wait()
+                if recording.saves:
+                    hosts.once(lambda: None)  # Every process has reached this call, so the metrics may be read.
         finally:
             self.running = False
 
-    def _steps(self, start: int, recording, trackers: Trackers, progress: Progress | None) -> Iterator[Step]:
+    def _steps(self, start: int, recording: Recording, trackers: Trackers, progress: Progress | None) -> Iterator[Step]:
         loop, clock = self._loop, _Clock(self._loop, recording.timing)
         settle = functools.partial(self._settle, trackers, progress, clock)
         name = re.split("[ ,]", loop.stage)[0]  # Members of an ensemble and later rounds share the stage's name.
@@ -159,7 +158,6 @@ class Training:
                 settled = None if pending is None else settle(*pending)
                 pending = None
                 trackers.flush()
-                clock.write()
                 with clock.checkpoint():
                     recording.save(step + 1, self.state)
                 if settled is not None:
@@ -210,13 +208,11 @@ class _Clock:
         self._timeline.clear()
         self._restart()
 
-    def write(self) -> None:
-        """Records the phases since the last checkpoint."""
-        self._timeline.write(self._timing, time.perf_counter() - self._began, self._rest, self.tokens, self.flops)
-
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Times the body of the `with` statement as a checkpoint and starts the next interval."""
+        """Records the phases since the last checkpoint, times the body of the `with` statement as a checkpoint, and starts the
+        next interval."""
+        self._timeline.write(self._timing, time.perf_counter() - self._began, self._rest, self.tokens, self.flops)
         self._restart()
         yield
         self._timing.add("checkpoint", time.perf_counter() - self._began)

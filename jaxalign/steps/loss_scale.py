@@ -52,11 +52,8 @@ class LossScale:
         return jnp.isfinite(loss) & (self.scale > FLOOR)
 
 
-def scales_loss(model: Model) -> bool:
-    """Whether this model's gradients need a loss scale."""
-    return model.config.compute_dtype == "float16"
-
-
-def first_scale() -> LossScale:
-    """The scale before the first step."""
+def first_scale(model: Model) -> LossScale | None:
+    """The scale before the first step; None for a model whose gradients need no loss scale."""
+    if model.config.compute_dtype != "float16":
+        return None
     return LossScale(jnp.float32(START), jnp.int32(0))

@@ -50,18 +50,6 @@ class Aux(NamedTuple):
     maxima: dict[str, jax.Array] = {}  # noqa: RUF012
 
 
-def _combine(first, second):
-    (loss, aux), gradients = first
-    (other_loss, other), other_gradients = second
-    sums = jax.tree.map(jnp.add, aux.sums, other.sums)
-    maxima = jax.tree.map(jnp.maximum, aux.maxima, other.maxima)
-    return (loss + other_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, other_gradients)
-
-
-def _zeros(tree):
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
-
-
 class Parts(NamedTuple):
     """The micro-batches of a batch: `of(i)` is micro-batch i; count is their number, an int or int32 [], at least 1."""
 
@@ -102,9 +90,17 @@ def accumulate(
 
     if isinstance(parts.count, int) and parts.count == 1:
         return grad_fn(params, parts.of(0))
+
+    def add_part(i, total):
+        (loss, aux), gradients = total
+        (part_loss, part_aux), part_gradients = grad_fn(params, parts.of(i))
+        sums = jax.tree.map(jnp.add, aux.sums, part_aux.sums)
+        maxima = jax.tree.map(jnp.maximum, aux.maxima, part_aux.maxima)
+        return (loss + part_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, part_gradients)
+
     # Start the sum from zeros instead of the first part, so that the loss is compiled once.
-    (loss, aux), gradients = jax.eval_shape(lambda: grad_fn(params, parts.of(0)))
+    shapes = jax.eval_shape(lambda: grad_fn(params, parts.of(0)))
+    (loss, aux), gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)
-    gradients = _zeros(gradients)
-    start = (_zeros(loss), Aux(_zeros(aux.sums), least)), gradients if place is None else place(gradients)
-    return jax.lax.fori_loop(0, parts.count, lambda i, total: _combine(total, grad_fn(params, parts.of(i))), start)
+    start = (loss, Aux(aux.sums, least)), gradients if place is None else place(gradients)
+    return jax.lax.fori_loop(0, parts.count, add_part, start)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,11 +37,6 @@ def check_host_memory(settings: Mesh, devices: Sequence[jax.Device] | None = Non
                         f"memory {HOST!r}, only {', '.join(map(repr, kinds))}; leave mesh.offload empty")
 
 
-def _moves(leaf: Any) -> bool:
-    """Whether an array is offloaded. Scalars are not: they are small, and some host memories lay them out differently."""
-    return leaf.ndim > 0
-
-
 def to_host(tree: Any, shared: Any = None) -> Any:
     """Copies arrays to host memory, waits for the copies, and frees the device buffers.
 
@@ -52,7 +47,8 @@ def to_host(tree: Any, shared: Any = None) -> Any:
     kept = {id(leaf) for leaf in jax.tree.leaves(shared)}
 
     def start(leaf):
-        if id(leaf) in kept or not _moves(leaf):
+        # Scalars are not offloaded: they are small, and some host memories lay them out differently.
+        if id(leaf) in kept or leaf.ndim == 0:
             return leaf
         where = leaf.sharding.with_memory_kind(HOST)
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -108,24 +104,12 @@ class FrozenRole:
                     lent.delete()  # The buffer stays alive until the dispatched computations that use it end.
 
 
-def _optimizers(state: Any, move) -> Any:
-    """`state` with `move` applied to the optimizer state of every TrainState in it."""
+def move_optimizer_state(state: Any, move: Callable[[Any], Any]) -> Any:
+    """A TrainState or PPOState, concrete or abstract, with its optimizer states moved. move: `to_host` or `to_device`."""
 
-    def change(x):
-        return dataclasses.replace(x, opt_state=move(x.opt_state)) if _is_state(x) else x
+    def moved(x: Any) -> Any:
+        if not isinstance(x, TrainState):
+            return x
+        return dataclasses.replace(x, opt_state=move(x.opt_state))
 
-    return jax.tree.map(change, state, is_leaf=_is_state)
-
-
-def _is_state(x: Any) -> bool:
-    return isinstance(x, TrainState)
-
-
-def optimizer_to_host(state: Any) -> Any:
-    """A TrainState or PPOState, concrete or abstract, with its optimizer states in host memory."""
-    return _optimizers(state, to_host)
-
-
-def optimizer_to_device(state: Any) -> Any:
-    """The inverse of `optimizer_to_host`."""
-    return _optimizers(state, to_device)
+    return jax.tree.map(moved, state, is_leaf=lambda x: isinstance(x, TrainState))

@@ -59,31 +59,28 @@ def _decays(params):
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def _adam(config: Optimizer) -> optax.GradientTransformation:
-    return (scale_by_adam_eps_inside if config.eps_inside else optax.scale_by_adam)(config.b1, config.b2, config.eps)
-
-
-def _lion(config: Optimizer) -> optax.GradientTransformation:
-    """Lion, arXiv 2302.06675."""
-    return optax.scale_by_lion(config.b1, config.b2)
-
-
-def _adafactor(config: Optimizer) -> optax.GradientTransformation:
-    """Adafactor without momentum, as published (arXiv 1804.04235); the learning rate is relative to a parameter's scale."""
-    directions = optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms(1e-3)
-    return _by_layer(optax.chain(*directions))
-
-
-def _muon(config: Optimizer) -> optax.GradientTransformation:
-    """Muon: updates of kernels are orthogonalised and scaled to the size of Adam's (arXiv 2502.16982). The rest uses Adam."""
-    matrices = optax.chain(
-        optax.contrib.scale_by_muon(beta=config.b1, weight_dimension_numbers=_dimensions), optax.stateless(_as_large_as_adams)
-    )
+def _direction(config: Optimizer) -> optax.GradientTransformation:
+    """The transformation of `config.kind` from gradients to a direction, to which rate and sign are applied last."""
+    match config.kind:
+        case "lion":  # arXiv 2302.06675
+            return optax.scale_by_lion(config.b1, config.b2)
+        case "adafactor":  # Without momentum, as published (arXiv 1804.04235); the rate is relative to a parameter's scale.
+            directions = optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms(1e-3)
+            return _by_layer(optax.chain(*directions))
+        case "sophia":  # Sophia-H, arXiv 2305.14342: curvature from one micro-batch every 10 updates (Hutchinson).
+            descent = optax.contrib.sophia(1.0, config.b1, config.b2, config.eps, weight_decay=0.0)
+            return optax.chain(descent, optax.scale(-1.0))
+    adam = (scale_by_adam_eps_inside if config.eps_inside else optax.scale_by_adam)(config.b1, config.b2, config.eps)
+    if config.kind == "adamw":
+        return adam
+    # Muon: updates of kernels are orthogonalised and scaled to the size of Adam's (arXiv 2502.16982). The rest uses Adam.
+    muon = optax.contrib.scale_by_muon(beta=config.b1, weight_dimension_numbers=_dimensions)
+    matrices = optax.chain(muon, optax.stateless(_as_large_as_adams))
 
     def labels(params):
         return jax.tree_util.tree_map_with_path(lambda path, _: "adam" if _inputs(path) is None else "muon", params)
 
-    return optax.partition({"muon": matrices, "adam": _adam(config)}, labels)
+    return optax.partition({"muon": matrices, "adam": adam}, labels)
 
 
 def _inputs(path) -> int | None:
@@ -109,12 +106,6 @@ def _dimensions(tree):
     return jax.tree_util.tree_map_with_path(numbers, tree)
 
 
-def _sophia(config: Optimizer) -> optax.GradientTransformation:
-    """Sophia-H, arXiv 2305.14342: the curvature is estimated every 10 updates from one micro-batch (Hutchinson)."""
-    descent = optax.contrib.sophia(1.0, config.b1, config.b2, config.eps, weight_decay=0.0)
-    return optax.chain(descent, optax.scale(-1.0))  # A direction, like the other optimizers: rate and sign are applied last.
-
-
 def _as_large_as_adams(updates, params=None):
     """Scales orthogonal matrices by 0.2 sqrt(max(inputs, outputs)), to a root mean square of 0.2, typical of Adam's updates."""
     del params
@@ -123,11 +114,8 @@ def _as_large_as_adams(updates, params=None):
         sides = (math.prod(update.shape[axis] for axis in axes) for axes in dimensions)
         return update * (0.2 * max(sides) ** 0.5)
 
-    return jax.tree.map(scale, updates, _dimensions(updates), is_leaf=_is_dimensions)
-
-
-def _is_dimensions(x) -> bool:
-    return isinstance(x, optax.contrib.MuonDimensionNumbers)
+    kind = optax.contrib.MuonDimensionNumbers
+    return jax.tree.map(scale, updates, _dimensions(updates), is_leaf=lambda x: isinstance(x, kind))
 
 
 def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -151,9 +139,6 @@ def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
     return optax.GradientTransformation(init, update)
 
 
-_DIRECTIONS = {"adamw": _adam, "lion": _lion, "adafactor": _adafactor, "muon": _muon, "sophia": _sophia}
-
-
 def make_optimizer(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
     """The optimizer that a config section describes.
 
@@ -162,7 +147,7 @@ def make_optimizer(config: Optimizer, total_steps: int) -> optax.GradientTransfo
       total_steps: the length of the schedule.
     """
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
-    parts.append(_DIRECTIONS[config.kind](config))
+    parts.append(_direction(config))
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=_decays))
     parts.append(optax.scale_by_learning_rate(make_schedule(config, total_steps)))

@@ -23,7 +23,7 @@ from jaxalign.models.attention.plain import STEM
 from jaxalign.models.heads import response_positions
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
-from jaxalign.records import AnswerPairs, AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
+from jaxalign.records import AnswerPairs, AnswerRows, Experience, PackedParts, PairBatch, Rollout, ScoredPairs
 from jaxalign.steps.microbatch import Parts
 
 PARTS = 16  # By default, a part has 1/PARTS of the tokens that the sequences need at most, so that little of it is padding.
@@ -124,13 +124,11 @@ def _fit(length: np.ndarray, follows: np.ndarray, T: int, rows: int, together: i
     """`packing.fit`, but a sequence that uses its neighbour's stem is placed directly after that neighbour."""
     whole = np.where(follows, 0, length + np.where(np.roll(follows, -1), np.roll(length, -1), 0))
     parts = fit(whole, T, rows, together)
-    if not follows.any():
+    followers = set(np.flatnonzero(follows).tolist())
+    if not followers:
         return parts
-
-    def with_follower(i: int) -> tuple[int, ...]:
-        return (i, i + 1) if i + 1 < len(follows) and follows[i + 1] else (i,)
-
-    return [[[j for i in line if not follows[i] for j in with_follower(i)] for line in content] for content in parts]
+    with_follower = {i: (i, i + 1) if i + 1 in followers else (i,) for i in range(len(follows)) if i not in followers}
+    return [[[j for i in line for j in with_follower.get(i, ())] for line in content] for content in parts]
 
 
 def _serpentine(rows: int, ways: int) -> list[int]:
@@ -240,18 +238,21 @@ def pairs_alone(pairs: AnswerPairs | PairBatch | ScoredPairs) -> AnswerRows:
     return AnswerRows(pairs.tokens.reshape(2 * B, T), None, None, response_positions(prompts, T) - 1, place, place)
 
 
-def pair_parts(batch: AnswerPairs | PairBatch, packed: PackedParts | None) -> Parts:
-    """The micro-batches of pairs, each (pairs, AnswerRows): all pairs, with weight 0 for pairs that are not in the part.
+def answer_parts(batch: AnswerPairs | PairBatch | Experience, packed: PackedParts | None) -> Parts:
+    """The micro-batches of pairs or of an experience, each (batch, AnswerRows): the whole batch, with weight 0 for pairs or
+    responses that are not in the part.
 
     Args:
       packed: the plan; None gives one micro-batch in which each sequence has its own row.
     """
+    is_pairs = not isinstance(batch, Experience)
     if packed is None:
-        return Parts(lambda _: (batch, pairs_alone(batch)), 1)
+        return Parts(lambda _: (batch, pairs_alone(batch) if is_pairs else alone(batch.rollout)), 1)
 
     def of(i):
         rows, inside = take_part(packed, i)
-        return dataclasses.replace(batch, weight=jnp.where(inside[::2], batch.weight, 0.0)), rows
+        inside = inside[::2] if is_pairs else inside
+        return dataclasses.replace(batch, weight=jnp.where(inside, batch.weight, 0.0)), rows
 
     return Parts(of, packed.count)
 
@@ -279,13 +280,11 @@ def each_part(parts: PackedParts, fn):
     """The results of `fn(rows) -> pytree of [B, ...]` for every sequence, computed one part after another; 0 for sequences in
     no part."""
 
-    def take(i, found):
+    def take(i, results):
         rows, inside = take_part(parts, i)
-
-        def keep(new, old):
-            return jnp.where(inside.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-        return jax.tree.map(keep, fn(rows), found)
+        return jax.tree.map(
+            lambda new, old: jnp.where(inside.reshape(-1, *(1,) * (new.ndim - 1)), new, old), fn(rows), results
+        )
 
     shapes = jax.eval_shape(lambda: fn(take_part(parts, 0)[0]))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -17,7 +17,7 @@ from jaxalign.records import AnswerRows, PairBatch, ScoredPairs
 from jaxalign.steps.arguments import PreferenceArguments
 from jaxalign.steps.metrics import PreferenceMetrics
 from jaxalign.steps.microbatch import Aux, total_weight
-from jaxalign.steps.packed import pair_parts, pairs_alone
+from jaxalign.steps.packed import answer_parts, pairs_alone
 from jaxalign.steps.state import TrainState, gradient_step
 
 
@@ -71,5 +71,5 @@ def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed))
     return state, PreferenceMetrics(**aux.sums, **vars(gradient))

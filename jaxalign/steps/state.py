@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxalign.models.model import Model
-from jaxalign.steps.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.steps.loss_scale import LossScale, first_scale
 from jaxalign.steps.metrics import GradientMetrics
 from jaxalign.steps.microbatch import Aux, Parts, accumulate
 
@@ -63,8 +63,8 @@ def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
 
     def place(path, leaf):
         names = _names(path)
-        found = [own[names[i:]] for i in range(len(names)) if names[i:] in own]
-        return found[0][1] if found and found[0][0] == leaf.shape else model.sharding.replicated
+        matches = [own[names[i:]] for i in range(len(names)) if names[i:] in own]
+        return matches[0][1] if matches and matches[0][0] == leaf.shape else model.sharding.replicated
 
     return jax.tree_util.tree_map_with_path(place, jax.eval_shape(optimizer.init, shapes))
 
@@ -78,7 +78,7 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, params, se
     """A new state with `params`, on the devices of the model. The first step donates `params`."""
     params = jax.device_put(params, model.shardings())
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
-    small = jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(seed_key)), first_scale() if scales_loss(model) else None
+    small = jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(seed_key)), first_scale(model)
     step, key, loss_scale = jax.device_put(small, model.sharding.replicated)
     return TrainState(step, key, params, opt_state, loss_scale)
 
@@ -87,7 +87,7 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
     """ShapeDtypeStructs of the result of `init_state`, with shardings, for restoring a checkpoint."""
     opt_state = jax.eval_shape(optimizer.init, model.abstract())
     step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
-    small = step, key, jax.eval_shape(first_scale) if scales_loss(model) else None
+    small = step, key, jax.eval_shape(lambda: first_scale(model))
 
     def with_sharding(x, sharding):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -28,7 +28,7 @@ from jaxalign.steps import work
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step
 from jaxalign.steps.metrics import DirectMetrics, OnlineDirectMetrics
-from jaxalign.steps.offload import FrozenRole, optimizer_to_device, optimizer_to_host
+from jaxalign.steps.offload import FrozenRole, move_optimizer_state, to_device, to_host
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.tracking.timing import Timeline
@@ -115,7 +115,7 @@ class OnlineDPO(Trainer):
 
     def _offload_optimizer(self, state: TrainState) -> TrainState:
         """Moves the optimizer state to host memory, if configured."""
-        return optimizer_to_host(state) if "optimizer" in self._parts.offload else state
+        return move_optimizer_state(state, to_host) if "optimizer" in self._parts.offload else state
 
     def _iterate(self, state: TrainState, step: int) -> tuple[TrainState, OnlineDirectMetrics]:
         parts, section = self._parts, self.section
@@ -199,7 +199,7 @@ class OnlineDPO(Trainer):
     def _update(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, DirectMetrics]:
         """(state, metrics) after all minibatches of an iteration; the metrics are means over the updates."""
         model, objective, measured = self.inputs.model, self._parts.objective, []
-        state = optimizer_to_device(state) if "optimizer" in self._parts.offload else state
+        state = move_optimizer_state(state, to_device) if "optimizer" in self._parts.offload else state
         for rows in minibatches(self.section, self.inputs.seed, iteration):
             batch, parts = packed(objective, model, pairs, rows)
             arguments = DirectArguments(

@@ -13,7 +13,7 @@ from jaxalign import streams
 from jaxalign.config import PPOConfig
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import apart
+from jaxalign.models.adapters.lora import strip_frozen
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
@@ -216,18 +216,18 @@ class PPO(PolicyTrainer):
                     start = start if parts.reference is None else inputs.weights()
                     policy = with_value_head(setup, inputs.trained(start))
                     critic = self._initial_critic(start) if setup.owns_critic else None
-                return iteration.rest(init_ppo_state(setup, policy, critic, inputs.key))
+                return iteration.offload_optimizer_state(init_ppo_state(setup, policy, critic, inputs.key))
 
             loop = dataclasses.replace(
                 inputs.loop, total_steps=section.iterations, checkpoint_every=section.checkpoint_every,
                 shown=("score", "kl_k1"), timeline=iteration.timeline,
                 stop=None if alarms is None else lambda state, completed: alarms.ended(completed),
             )
-            abstract = iteration.rest(abstract_ppo_state(setup))
+            abstract = iteration.offload_optimizer_state(abstract_ppo_state(setup))
             step = iteration if alarms is None else functools.partial(alarms.step, iteration)
             self.training = loop.begin(init, abstract, step)
             yield from self.training
-            iteration.settle()
+            iteration.monitor.settle()
             if alarms is not None:
                 alarms.settle()
 
@@ -285,7 +285,7 @@ class PPO(PolicyTrainer):
         if scorer.ensemble is not None or scorer.model != self.setup.critic:
             raise UserError("PPO(start_critic) is an ensemble, or does not have the policy's architecture; train one "
                             "RewardModel from the policy's model")
-        return apart(self.inputs.language_model.frozen, params)
+        return strip_frozen(self.inputs.language_model.frozen, params)
 
     def _require_tokenizer(self, model: RewardModel, name: str) -> None:
         if model.tokenizer.vocab_size != self.tokenizer.vocab_size:

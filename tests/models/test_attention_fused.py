@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import os
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jaxalign.models.attention.fused import cudnn_attention, splash_attention
 from jaxalign.models.attention.plain import plain_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding, one_device
+from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.records import PackedBatch
 from jaxalign.steps.arguments import LmArguments
 from jaxalign.steps.lm_step import lm_step
@@ -92,11 +92,7 @@ def tpu():
     """Four devices of a v5e, which exist only for the compiler. Skips if the compiler, libtpu, is absent."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is absent: pip install libtpu")
-    for name in ("TPU_ALLOW_MULTIPLE_LIBTPU_LOAD", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
-        os.environ.setdefault(name, "1")
-    from jax.experimental.topologies import get_topology_desc
-
-    return get_topology_desc("v5e:2x2", "tpu").devices
+    return topology_devices(parse_topology("v5e:2x2"))
 
 
 @pytest.mark.parametrize(("head_dim", "length", "changes"), [

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import LoraAdapters, apart, frozen, join, merge, trained
+from jaxalign.models.adapters.lora import LoraAdapters, frozen, join, merge, strip_frozen, trained
 from jaxalign.models.model import Model
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import abstract_state, init_state
@@ -59,14 +59,14 @@ def test_fresh_adapters_change_nothing(variant):
     assert not np.any(np.asarray(fresh["adapters"]["attention"]["out"]["b"]))
 
 
-def test_apart_is_the_inverse_of_join():
+def test_strip_frozen_is_the_inverse_of_join():
     """Sharing is by identity: equal copies are not part of the base."""
     base, own = tiny.host_params(), {"adapters": {"a": np.ones(3)}}
     joined = jax.tree.map(lambda x: x, join(base, own))  # the same arrays in other containers
-    assert apart(base, joined) == own and apart(base, base) == {}
-    assert apart(None, joined) is joined and apart(base, None) is None
+    assert strip_frozen(base, joined) == own and strip_frozen(base, base) == {}
+    assert strip_frozen(None, joined) is joined and strip_frozen(base, None) is None
     copied = jax.tree.map(np.copy, base)
-    assert apart(base, copied) == copied
+    assert strip_frozen(base, copied) == copied
 
 
 def test_own_parameters_are_only_the_adapters_and_the_head():

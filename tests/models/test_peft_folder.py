@@ -37,7 +37,7 @@ CASES = [
 def ours(kind, scalar, folder, mesh=None):
     """Return (model, parameters) of a saved folder, on the tiny base of that kind."""
     theirs = hugging.torch_model(kind, scalar)
-    sharding = None if mesh is None else Sharding(make_mesh(*mesh))
+    sharding = Sharding(make_mesh(*(mesh or ())))
     base = Model(hugging.decoder_config(theirs), sharding=sharding)
     lora, own = load_adapters(folder, FAMILIES.get(kind), base)
     model = Model(base.config, "scalar" if scalar else "lm", sharding, lora)

@@ -16,6 +16,7 @@ from jaxalign.rl.responses import response_stats
 from jaxalign.rollout import session
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import _Played
+from jaxalign.rollout.prefills import KEPT
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
@@ -145,25 +146,25 @@ def test_a_prompt_that_waits_for_a_slot_is_not_prefilled_again(params, monkeypat
     answered = []
     while work.unfinished:
         answered += work.step()
-        assert len(work.kept) <= 2
-    assert len(seen) == 2 and len(answered) == 10 and not work.kept
+        assert len(work.prefills.kept) <= 2
+    assert len(seen) == 2 and len(answered) == 10 and not work.prefills.kept
     for row in range(2):
         work.submit([[1, token] for token in range(3, 12)], range(9 * row, 9 * row + 9), jax.random.key(0), SAMPLING)
     while work.unfinished:
         answered += work.step()
-        assert len(work.kept) <= session.KEPT
-    assert len(answered) == 28 and not work.kept
+        assert len(work.prefills.kept) <= KEPT
+    assert len(answered) == 28 and not work.prefills.kept
 
 
 @pytest.mark.parametrize("mesh", [(4, 1, 2), (8, 1, 1)])
 def test_a_group_is_prefilled_once_per_batch_shard(mesh):
     """32 prompts, 8 samples of each; only the host's part of the work, without a device."""
     class Counted(_Played):
-        def _prefill(self, length, count, prompts, fresh):
-            again = [(part, prompt) for part, own in enumerate(prompts) for prompt in own]
+        def _prefill(self, fresh):
+            again = [(part, prompt) for part, prompts in enumerate(fresh) for prompt in prompts]
             repeated.extend(set(seen) & set(again))
             seen.extend(again)
-            super()._prefill(length, count, prompts, fresh)
+            super()._prefill(fresh)
 
     model, seen, repeated = tiny.model(mesh), [], []
     key, sampling = jax.random.key(0), Sampling(32, (9,))

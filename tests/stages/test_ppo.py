@@ -46,9 +46,6 @@ def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
     """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
     after the first update."""
     programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
-    here = jax.devices()[0]
-    if mesh is None:
-        monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
     jax.clear_caches()
     forecast.forget()
     SEEN.clear()
@@ -62,9 +59,7 @@ def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
 def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, mesh):
-    here, programs = jax.devices()[0], (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
-    if mesh is None:
-        monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
+    programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
     setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
     jax.clear_caches()
     forecast.forget()

@@ -65,7 +65,7 @@ def test_the_scale_follows_its_rule():
         now = now.after(one)
         return now, (now.scale, now.finite_steps)
 
-    _, found = jax.lax.scan(step, loss_scale.first_scale(), finite)
+    _, found = jax.lax.scan(step, loss_scale.first_scale(tiny.model(compute_dtype=HALF)), finite)
     np.testing.assert_array_equal(np.stack(found, 1), np.array(want))
     assert min(want)[0] == 1.0 and max(want)[0] == 2.0**24
 
@@ -136,7 +136,7 @@ def test_training_on_a_mesh_equals_training_on_one_device():
         model, state = start(where, optimizer=optimizer, first=2.0**24)
         for step in range(8):
             if step == 3:
-                small = loss_scale.first_scale()
+                small = loss_scale.first_scale(model)
                 small = small if where is None else jax.device_put(small, model.sharding.replicated)
                 state = dataclasses.replace(state, loss_scale=small)
             state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=tiny.rows(model, ROWS)))

@@ -14,7 +14,7 @@ import pytest
 from jaxalign.config import Config, Mesh, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.steps.checkpoint import Checkpointer
-from jaxalign.steps.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host, to_host
+from jaxalign.steps.offload import FrozenRole, check_host_memory, move_optimizer_state, to_device, to_host
 from jaxalign.steps.state import abstract_state, init_state
 from tests import tiny
 from tests.steps.offloading import OPTIMIZER, kinds
@@ -32,14 +32,14 @@ def test_the_optimizer_state_moves_to_host_memory_and_back_unchanged(mesh):
     _, state = fresh(mesh)
     moments = optax.tree_utils.tree_get(state.opt_state, "mu")
     before, where = tiny.to_host(state), jax.tree.map(lambda x: x.sharding, state)
-    resting = optimizer_to_host(state)
+    resting = move_optimizer_state(state, to_host)
     assert kinds(resting.opt_state) == {"pinned_host"} and kinds(resting.params) == {"device"}
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(moments)), "the device's buffers are not freed"
     assert jax.tree.map(lambda x: x.sharding.spec if mesh else None, resting.opt_state) == jax.tree.map(
         lambda x: x.spec if mesh else None, where.opt_state
     )
     chex.assert_trees_all_equal(tiny.to_host(resting), before)
-    back = optimizer_to_device(resting)
+    back = move_optimizer_state(resting, to_device)
     assert jax.tree.map(lambda x: x.sharding, back) == where
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(resting.opt_state) if leaf.ndim), "the host's are not"
     chex.assert_trees_all_equal(tiny.to_host(back), before)
@@ -52,11 +52,11 @@ def test_checkpoints_are_independent_of_the_memory_of_the_optimizer_state(tmp_pa
     before = tiny.to_host(state)
     for number, offloaded in enumerate((True, False)):
         checkpointer = Checkpointer(tmp_path / str(number))
-        state = optimizer_to_host(state) if offloaded else optimizer_to_device(state)
+        state = move_optimizer_state(state, to_host) if offloaded else move_optimizer_state(state, to_device)
         checkpointer.save(1, state)
-        state = optimizer_to_device(state) if offloaded else optimizer_to_host(state)
+        state = move_optimizer_state(state, to_device) if offloaded else move_optimizer_state(state, to_host)
         checkpointer.close()
-        for change, kind in ((optimizer_to_host, "pinned_host"), (lambda x: x, "device")):
+        for change, kind in ((lambda x: move_optimizer_state(x, to_host), "pinned_host"), (lambda x: x, "device")):
             checkpointer = Checkpointer(tmp_path / str(number))
             found = checkpointer.restore(change(abstract_state(model, OPTIMIZER)))
             checkpointer.close()

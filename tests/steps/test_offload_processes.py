@@ -12,7 +12,7 @@ import pytest
 from jaxalign.parallel import distributed
 from jaxalign.parallel.rows import fetch
 from jaxalign.steps.checkpoint import Checkpointer
-from jaxalign.steps.offload import FrozenRole, optimizer_to_device, optimizer_to_host
+from jaxalign.steps.offload import FrozenRole, move_optimizer_state, to_device, to_host
 from jaxalign.steps.state import abstract_state, init_state
 from tests import processes, tiny
 from tests.steps.offloading import OPTIMIZER, kinds
@@ -34,22 +34,22 @@ def move(folder: pathlib.Path) -> None:
     state = init_state(model, OPTIMIZER, model.init(jax.random.key(0)), jax.random.key(4))
     before = fetch(state)
     assert not state.params["embedding"].is_fully_addressable
-    state = optimizer_to_host(state)
+    state = move_optimizer_state(state, to_host)
     assert kinds(state.opt_state) == {"pinned_host"}
     checkpointer = Checkpointer(folder)
     checkpointer.save(1, state)
-    state = optimizer_to_device(state)
+    state = move_optimizer_state(state, to_device)
     assert kinds(state.opt_state) == {"device"}
     chex.assert_trees_all_equal(fetch(state), before)
     checkpointer.close()
     checkpointer = Checkpointer(folder)
-    state = checkpointer.restore(optimizer_to_host(abstract_state(model, OPTIMIZER)))
+    state = checkpointer.restore(move_optimizer_state(abstract_state(model, OPTIMIZER), to_host))
     checkpointer.close()
     assert kinds(state.opt_state) == {"pinned_host"}
     role = FrozenRole(state.params, offload=True)
     with role.on_device() as params:
         chex.assert_trees_all_equal(fetch(params), before.params)
-    chex.assert_trees_all_equal(fetch(optimizer_to_device(state).opt_state), before.opt_state)
+    chex.assert_trees_all_equal(fetch(move_optimizer_state(state, to_device).opt_state), before.opt_state)
     print("all moved")
 
 

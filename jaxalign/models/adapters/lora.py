@@ -76,7 +76,7 @@ def join(frozen: dict[str, Any] | None, params: dict[str, Any]) -> dict[str, Any
     return params if frozen is None else {**frozen, **params}
 
 
-def apart(frozen: dict[str, Any] | None, params: dict[str, Any] | None) -> dict[str, Any] | None:
+def strip_frozen(frozen: dict[str, Any] | None, params: dict[str, Any] | None) -> dict[str, Any] | None:
     """The inverse of `join`: parameters without the arrays that belong to the frozen ones.
 
     Programs that run several models on one base receive the base once: a TPU counts an argument's memory each time it is passed
