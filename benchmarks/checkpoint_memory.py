@@ -68,7 +68,7 @@ def child(source: Path, target: Path | None, devices: int) -> dict:
     """Load, save if there is a target, and measure this process."""
     start_rss = peak()
     shape = MESHES[devices]
-    model = Model(read_config(source).decoder, "lm", None if devices == 1 else Sharding(make_mesh(*shape)))
+    model = Model(read_config(source).decoder, "lm", Sharding(make_mesh(*shape)))
     began = time.perf_counter()
     params = jax.block_until_ready(load_params(source, model))
     loaded = time.perf_counter()

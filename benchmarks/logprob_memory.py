@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from common import make_parser, progress, report, run_main
 
 from jaxalign.models.heads import lm_logits, token_stats
+from jaxalign.parallel.sharding import one_device
 
 WAYS, WHAT = ("chunked", "formed"), ("values", "gradients")
 
@@ -31,7 +32,7 @@ def formed(hidden, unembedding, targets):
 
 def program(way: str, what: str):
     """Return a jitted function of (hidden [B, T, D], unembedding [D, V], targets [B, T])."""
-    logprobs = formed if way == "formed" else lambda *arrays: token_stats(*arrays).logprobs
+    logprobs = formed if way == "formed" else lambda *arrays: token_stats(*arrays, sharding=one_device()).logprobs
     if what == "values":
         return jax.jit(logprobs)
     return jax.jit(jax.grad(lambda *arrays: jnp.sum(logprobs(*arrays)), argnums=(0, 1)))

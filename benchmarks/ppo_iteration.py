@@ -42,6 +42,7 @@ from jaxalign import streams
 from jaxalign.config import Config, from_config_dict
 from jaxalign.models.configured import configured_model
 from jaxalign.parallel.ahead import Ahead
+from jaxalign.parallel.sharding import one_device
 from jaxalign.records import Prompt
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
@@ -91,7 +92,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, folder: Path, ahead: Ahead | None = None):
         config = make_config(options)
-        self.setup = make_ppo_setup(config.ppo, configured_model(config, options.vocab))
+        self.setup = make_ppo_setup(config.ppo, configured_model(config, options.vocab, "lm", one_device()))
         policy, critic = self.setup.policy, self.setup.critic
         stops = Stops(() if options.stop is None else (options.stop,))
         prompts = random_prompts(options, PROMPTS * options.batch)

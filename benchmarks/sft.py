@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     loader = EpochLoader(len(rows.tokens), options.batch, options.seed)
     model, optimizer = Model(decoder(options)), make_optimizer(adamw(), 10**6)
     state = init_state(model, optimizer, random_params(model, 1), jax.random.key(options.seed))
-    parts = chosen(options.micro_batches, options.batch, options.length, None)
+    parts = chosen(options.micro_batches, options.batch, options.length, model.sharding)
     compilations, number = Compilations(), 0
 
     def step() -> tuple[float, int]:
