@@ -105,7 +105,10 @@ def model_inputs(
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"{name}(seed) is {seed!r}; a whole number of at least 0 is expected")
     shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if _is_committed(x) else None), model.frozen
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=x.sharding if isinstance(x, jax.Array) and x.committed else None
+        ),
+        model.frozen,
     )
     loop = Loop(
         stage=name, directory=None if directory is None else Path(directory).expanduser(), trackers=trackers,
@@ -124,10 +127,6 @@ def model_inputs(
         like=model.params,
         language_model=model,
     )
-
-
-def _is_committed(x: jax.Array) -> bool:
-    return isinstance(x, jax.Array) and x.committed
 
 
 class Trainer:

@@ -61,8 +61,8 @@ def evaluate(
     answers, complete = {}, {}
     for name, model in models.items():
         sampler = Sampler(model, temperature=temperature, batch=batch, seed=seed)
-        found = sampler.generate(asked, max_new_tokens)
-        answers[name], complete[name] = found.texts, float(np.mean(found.ended))
+        samples = sampler.generate(asked, max_new_tokens)
+        answers[name], complete[name] = samples.texts, float(np.mean(samples.ended))
     measured = {
         measure: {name: _mean(measure, fn, asked, texts) for name, texts in answers.items()}
         for measure, fn in (measures or {}).items()

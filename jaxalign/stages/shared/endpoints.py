@@ -79,16 +79,14 @@ def _server(settings: EndpointSettings, client: Client, store: AnswerStore) -> t
     if stored is not None:
         model, fields = json.loads(stored)
         return model, Abilities(**fields)
-    model = settings.model or _only_model(client, settings)
+    model = settings.model
+    if not model:
+        models = client.list_models()
+        if len(models) != 1:
+            listed = ", ".join(models[:8]) or "no model"
+            raise UserError(f"config.endpoint.model is empty, and {shown_url(settings.url[0])} lists {listed}; set it to the "
+                            "name of one model")
+        model = models[0]
     abilities = probe(client, model)
     store.keep_fact(name, json.dumps([model, dataclasses.asdict(abilities)]))
     return model, abilities
-
-
-def _only_model(client: Client, settings: EndpointSettings) -> str:
-    models = client.list_models()
-    if len(models) != 1:
-        listed = ", ".join(models[:8]) or "no model"
-        raise UserError(f"config.endpoint.model is empty, and {shown_url(settings.url[0])} lists {listed}; set it to the name "
-                        "of one model")
-    return models[0]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from jaxalign.config import Config
 from jaxalign.data.chat.styles import stop_ids
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.feedback.speaker import Counted, Speaker
@@ -19,12 +16,6 @@ def speaker(context: StageContext, model: Model, params: Params, batch: int, cou
     """A model that answers prompts, `batch` rows at a time. It reports its work to `counted`."""
     engine = Engine(model, batch, context.config.model.max_length)
     return Speaker(engine, params, run_models.load_tokenizer(context), counted)
-
-
-def sampler_files(config: Config) -> dict[Path, str]:
-    """The file in `config.sampler`, if it has the form "FILE.py:name"."""
-    place = config.sampler.rpartition(":")[0]
-    return {Path(place).expanduser(): "sampler"} if place.endswith(".py") else {}
 
 
 def sampling(section, tokenizer: Tokenizer, style: str = "compact") -> Sampling:

@@ -20,25 +20,20 @@ from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
 from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import PROMPT_FILES, data_source
+from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
 
 
 def data_files(config: Config) -> dict[Path, str]:
     """The files that the data source reads, with the config field that names each. A user's source file is one of them."""
-    record, found = data_source(config), own_file(config)
+    record, paths = data_source(config), reads.plugin_file(config.data.source, "data.source")
     if record.rows or record.reads is None:
         named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
         for name in ("train", *PROMPT_FILES):
             path = getattr(config.data, name)
             named |= {Path(path).expanduser(): f"data.{name}"} if path else {}
-        found |= named
-    return found
-
-
-def own_file(config: Config) -> dict[Path, str]:
-    """The file of a source given as "FILE.py:name"."""
-    place = config.data.source.rpartition(":")[0]
-    return {Path(place).expanduser(): "data.source"} if place.endswith(".py") else {}
+        paths |= named
+    return paths
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
@@ -100,23 +95,24 @@ def prompts(
                         f"'prompts_jsonl' and config.data.{purpose} to a file, or remove the stage from config.stages")
     if sets.fitted:
         if record.exact and count > len(source):
+            field = f"{stage}.{purpose}_prompts" if stage == "revise" else f"{stage}.prompts"
             raise UserError(f"{count} {purpose} prompts are requested; config.data.source {record.name!r} has {len(source)}: "
-                            f"lower {_count_field(stage, purpose)}")
+                            f"lower config.{field}")
         first = 0 if context.round == 1 else first_prompt(context.round, len(source), count)
         return read_rows(source, kind, _where(config), first + count)[first:]
-    found, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
-    fitted = fit_prompts(found, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
+    every, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
+    fitted = fit_prompts(every, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
     place = " and ".join(map(str, data_files(config))) or _where(config)
-    if not found and purpose != "helpful":
+    if not every and purpose != "helpful":
         raise UserError(f"{place} has no {purpose} prompts; give more prompts"
                         + (", set config.data.eval, or raise config.data.held_out_share" if purpose == "evaluate" else ""))
-    if found and not fitted.prompts:
+    if every and not fitted.prompts:
         if fitted.refused:
-            raise UserError(f"{_rejecting(config)} {len(fitted.refused)} of the {len(found)} {purpose} prompts of {place} "
+            raise UserError(f"{_rejecting(config)} {len(fitted.refused)} of the {len(every)} {purpose} prompts of {place} "
                             f"({fitted.reason}), and none of the others fits into {most} tokens; correct their roles, or "
                             "change config.data.style")
         raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
-    _report_fitting(config, stage, purpose, len(found), fitted, most)
+    _report_fitting(config, stage, purpose, len(every), fitted, most)
     first = first_prompt(context.round, len(fitted.prompts), count)
     return in_turn(fitted.prompts, config)[first : first + count]
 
@@ -158,10 +154,6 @@ def print_few(context: StageContext, few: str) -> None:
 def data_summary(sets: PromptSets) -> dict[str, Any]:
     """The part of a stage's summary about the files of prompts; empty if no file was read."""
     return {"data": {"files": [report.to_dict() for report in sets.reports]}} if sets.reports else {}
-
-
-def _count_field(stage: str, purpose: str) -> str:
-    return f"config.{stage}.{purpose}_prompts" if stage == "revise" else f"config.{stage}.prompts"
 
 
 def pair_loader(

@@ -29,7 +29,6 @@ from jaxalign.models.configured import configured_decoder
 from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
-from jaxalign.stages.shared.keys import seeded_key
 from jaxalign.trainers.base import TrainerInputs
 from jaxalign.trainers.sft import SFT, held_out_loss
 from jaxalign.training.loop import Loop
@@ -108,8 +107,8 @@ def write_data(folder: Path, world: World, prompts: int) -> None:
     """
     (folder / "prompts").mkdir()
     for name, sources in PROMPTS.items():
-        found = [world.prompts(source, min(prompts // len(sources), world.size(source))) for source in sources]
-        rows = [{"prompt": prompt.messages[-1].content} for group in zip(*found, strict=False) for prompt in group]
+        groups = [world.prompts(source, min(prompts // len(sources), world.size(source))) for source in sources]
+        rows = [{"prompt": prompt.messages[-1].content} for group in zip(*groups, strict=False) for prompt in group]
         _write_rows(folder / "prompts" / f"{name}.jsonl", rows)
     for file, name in CONSTITUTIONS.items():
         principles = [dataclasses.asdict(principle) for principle in load_constitution(name)]
@@ -128,7 +127,8 @@ def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> 
 
 
 def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSettings) -> Params:
-    key = seeded_key(config.seed, "pretrain")
+    root = jax.random.fold_in(jax.random.key(config.seed), streams.STAGES["pretrain"])
+    key = jax.random.fold_in(root, streams.STATE)
     section = Pretrain(
         steps=settings.steps, batch_rows=settings.batch_rows, row_length=chat_text.ROW_LENGTH,
         optimizer=Optimizer(learning_rate=settings.learning_rate, schedule="linear", warmup_steps=30, weight_decay=0.01),
