@@ -50,7 +50,7 @@ class DPOStage(BuiltinStage):
         model = run_models.make_model(config, tokenizer.vocab_size)
         judged = sources.is_judged(config)
         if judged:
-            rows, held_out_rows, report = sources.human_judgements(context, tokenizer)
+            rows, held_out_rows, report = sources.source_rows(context, tokenizer, "judgements")
         else:
             rows, held_out_rows, report = labelled_split(context, tokenizer, section)
         extra = print_report(context.title, report)

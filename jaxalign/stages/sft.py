@@ -11,7 +11,8 @@ from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import mixes, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, usable_sources, warn_about_few
+from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, revision_rows, warn_about_few
+from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.trainers.sft import packed
 
@@ -36,7 +37,8 @@ class SftStage(BuiltinStage):
         train, held_out, report = answered(context, tokenizer)
         extra = print_report(self.name, report)
         if isinstance(report, RevisionReport):
-            extra |= mixes.prompt_shares(context, usable_sources(context), "answers")
+            revised, _ = revision_rows(config, Shards(context.input_directory("revise")).read())
+            extra |= mixes.prompt_shares(context, [row["source"] for row in revised], "answers")
         total, usable = (report.total, report.usable) if isinstance(report, RevisionReport) else (len(train), len(train))
         warn_about_few(self.name, section, total, usable)
         rows, cut = packed(tokenizer, train, config.data.style, section.row_length)

@@ -35,17 +35,12 @@ def accuracy(scores: np.ndarray, label: np.ndarray) -> dict | None:
     return {"pairs": total, "accuracy": right / total, "low": low, "high": high}
 
 
-def measurable(pairs: PairBatch | None) -> bool:
-    """Whether the label of a pair with a weight above 0 prefers an answer."""
-    return pairs is not None and bool(np.any((np.abs(pairs.label - 0.5) > 1e-6) & (pairs.weight > 0)))
-
-
 def held_out_metrics(scores: np.ndarray, pairs: PairBatch) -> dict[str, float]:
     """The metrics of an evaluation during training, over pairs whose label prefers an answer, by their weights.
 
     Args:
       scores: float32 [B, 2], raw scores.
-      pairs: the pairs, which must be `measurable`.
+      pairs: the pairs. The label of at least one with a weight above 0 must prefer an answer.
 
     Returns:
       held_out_loss, the Bradley-Terry loss in nats per pair, and held_out_accuracy, 0 to 1.

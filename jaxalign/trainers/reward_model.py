@@ -26,7 +26,7 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, TrainerInputs, model_inputs, section_from
-from jaxalign.trainers.preference_quality import accuracy, held_out_metrics, measurable
+from jaxalign.trainers.preference_quality import accuracy, held_out_metrics
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
 from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
 from jaxalign.training.arguments import PreferenceArguments
@@ -270,7 +270,7 @@ class PreferenceMember(Trainer):
 
     def _stopping(self, held_out: PairBatch | None, epoch: int) -> EarlyStopping:
         """Early stopping on held-out pairs. epoch: the number of steps of an epoch."""
-        if not measurable(held_out):
+        if held_out is None or not np.any((np.abs(held_out.label - 0.5) > 1e-6) & (held_out.weight > 0)):
             raise UserError("early_stopping is True, but none of the held-out pairs that would measure the loss has a label "
                             "that prefers an answer; give more pairs, raise held_out_share, or set early_stopping to False")
         section, scorer = self.section, Scorer(self.inputs.model)

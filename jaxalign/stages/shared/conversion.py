@@ -68,8 +68,6 @@ def convert(
     sharding = make_sharding(Mesh(*mesh))
     is_orbax = (source / "params").is_dir()
     if adapters:
-        if is_model(source) or not is_orbax:
-            raise UserError(f"--adapters exports the adapters of a stage, but {source} is a full model; omit --adapters")
         return [_export_adapters(source, target, Mesh(*mesh))]
     if is_orbax and not is_model(source):
         converted, dtype = _read_stage(source, Mesh(*mesh), dtype)
@@ -120,6 +118,8 @@ def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Converted,
 
 
 def _export_adapters(source: Path, target: Path, mesh: Mesh) -> str:
+    if is_model(source) or not (source / "params").is_dir():
+        raise UserError(f"--adapters exports the adapters of a stage, but {source} is a full model; omit --adapters")
     stage, base, model = _open_stage(source, mesh)
     if model.lora is None:
         raise UserError(f"{source} trained all weights (config.lora.rank is 0); omit --adapters")

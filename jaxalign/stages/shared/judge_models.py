@@ -26,11 +26,6 @@ class JudgeModel(NamedTuple):
     max_length: int
 
 
-def folder_tokenizer(config: Config, folder: str) -> Tokenizer:
-    """The tokenizer of a judge's folder."""
-    return load_tokenizer(tokenizer_path(with_model_folder(config, folder), Path()))
-
-
 def check_folder(config: Config, folder: str, field: str = "judge.path") -> ModelConfig:
     """Reads config.json of a judge's folder, or that of the base of a stage's folder. field: the config field that names it.
 
@@ -52,6 +47,16 @@ def check_folder(config: Config, folder: str, field: str = "judge.path") -> Mode
         raise UserError(f"config.judge.max_length is {config.judge.max_length}, but the judge in {folder} has "
                         f"{settings.max_positions} positions; lower it")
     return settings
+
+
+def folder_requests(config: Config, folder: str) -> tuple[Tokenizer, int]:
+    """(the tokenizer of a judge's folder, the maximum length of a request with the judge's text in tokens).
+
+    Raises:
+      UserError: as for `check_folder`.
+    """
+    length = config.judge.request_length(check_folder(config, folder).max_positions)
+    return load_tokenizer(tokenizer_path(with_model_folder(config, folder), Path())), length
 
 
 def load_folder(config: Config, folder: str) -> JudgeModel:

@@ -87,8 +87,8 @@ def local_writers(context: StageContext, stage: str) -> list[RequestWriter]:
         return []
     writers = []
     for folder in config.judge.path:
-        length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
-        writers.append(make_writer(judge_models.folder_tokenizer(config, folder), config.feedback, length, exemplars))
+        tokenizer, length = judge_models.folder_requests(config, folder)
+        writers.append(make_writer(tokenizer, config.feedback, length, exemplars))
     return writers
 
 

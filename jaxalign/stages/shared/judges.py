@@ -69,8 +69,7 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
         paths |= dict.fromkeys(set_files(templates), "feedback.templates")
     if judge_name(config, stage) == "model":
         for folder in config.judge.path:
-            length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
-            _check_requests(config, stage, judge_models.folder_tokenizer(config, folder), length)
+            _check_requests(config, stage, *judge_models.folder_requests(config, folder))
             files = reads.base_files(with_model_folder(config, folder))
             paths |= dict.fromkeys(files, "judge.path")
     elif judge_name(config, stage) == "endpoint":

@@ -88,7 +88,7 @@ def labelled_split(
       margins: whether to read the margins of rows in files.
     """
     if not sources.made_in(context.config, "compare"):
-        return sources.human_comparisons(context, tokenizer, margins=margins)
+        return sources.source_rows(context, tokenizer, "comparisons", margins)
     pairs = sources.fitting(context, tokenizer, labelled_pairs(context), section.max_length, "stage compare")
     minimum = context.config.data.min_held_out
     train, held_out = split_by_prompt(pairs, section.held_out_share, context.config.seed, minimum)
@@ -102,7 +102,7 @@ def answered(
     """(answers to imitate, held-out answers, report on the rows of stage revise or on the files)."""
     if sources.made_in(context.config, "revise"):
         return revisions(context)
-    train, held_out, report = sources.human_comparisons(context, tokenizer)
+    train, held_out, report = sources.source_rows(context, tokenizer, "comparisons")
     return *([(c.prompt.messages, c.response_a) for c in pairs] for pairs in (train, held_out)), report
 
 
@@ -133,15 +133,20 @@ class RevisionReport:
 
 def revision_report(config: Config, rows: Iterable[Mapping[str, Any]]) -> RevisionReport:
     """Counts the rows of stage revise that sft uses."""
-    outcomes = [row.get("outcome") for row in rows if _is_selected(config, row)]
-    usable = [outcome for outcome in outcomes if outcomes_of.is_usable(outcome, config.sft.keep)]
-    unusable = [outcome for outcome in outcomes if not outcomes_of.is_usable(outcome, config.sft.keep)]
-    counts = outcomes_of.count_outcomes
-    return RevisionReport(len(outcomes), len(usable), counts(unusable), counts(usable))
+    usable, others = revision_rows(config, rows)
+    reasons, kept = (outcomes_of.count_outcomes(row.get("outcome") for row in part) for part in (others, usable))
+    return RevisionReport(len(usable) + len(others), len(usable), reasons, kept)
 
 
-def _is_selected(config: Config, row: Mapping[str, Any]) -> bool:
-    return row["round"] == 0 or config.sft.rounds_used == "all" or row["round"] == config.revise.rounds
+def revision_rows(
+    config: Config, rows: Iterable[Mapping[str, Any]]
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """(the rows of stage revise that can be trained on, the others), of the rounds that `sft.rounds_used` selects."""
+    usable, others = [], []
+    for row in rows:
+        if row["round"] == 0 or config.sft.rounds_used == "all" or row["round"] == config.revise.rounds:
+            (usable if outcomes_of.is_usable(row.get("outcome"), config.sft.keep) else others).append(row)
+    return usable, others
 
 
 def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], RevisionReport]:
@@ -155,11 +160,8 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     config = context.config
     rows = list(Shards(context.input_directory("revise")).read())
     report = revision_report(config, rows)
-    answers = [
-        (row_prompt(row).messages, row["revision"] if row["round"] else row["response"])
-        for row in rows
-        if _is_selected(config, row) and outcomes_of.is_usable(row.get("outcome"), config.sft.keep)
-    ]
+    usable, _ = revision_rows(config, rows)
+    answers = [(row_prompt(row).messages, row["revision"] if row["round"] else row["response"]) for row in usable]
     required = config.sft.required_rows
     if len(answers) < max(2, required):
         needed = f"sft.required_rows is {required}" if required > 1 else "sft needs at least 2 rows"
@@ -169,13 +171,6 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     held = set(every if count == len(every) else (i * total // count for i in range(count)))
     sources.print_few(context, few_held_out(total, count, minimum, "answers"))
     return [pair for i, pair in enumerate(answers) if i not in held], [answers[i] for i in sorted(held)], report
-
-
-def usable_sources(context: StageContext) -> list[str]:
-    """The source of the prompt of each usable row of stage revise, including those held out."""
-    rows, keep = Shards(context.input_directory("revise")).read(), context.config.sft.keep
-    return [row["source"] for row in rows
-            if _is_selected(context.config, row) and outcomes_of.is_usable(row.get("outcome"), keep)]
 
 
 def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:

@@ -55,9 +55,8 @@ def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list
     _require(context, stage, *reads.base_stages(context.config))
     tokenizer = run_models.load_tokenizer(context)
     records = {record.name: record for record in (*STAGES, *stages_in_order(context.config.stages))}
-    if stage == RATE:
-        return tokenizer, rate_rows(context, tokenizer, count)
-    return tokenizer, records[stage].load("preview")(context, tokenizer, count)
+    preview = rate_rows if stage == RATE else records[stage].load("preview")
+    return tokenizer, preview(context, tokenizer, count)
 
 
 def _require(context: StageContext, stage: str, *sources: str) -> None:

@@ -41,31 +41,32 @@ def made_in(config: Config, stage: str) -> tuple[str, ...]:
     return (stage,) if stage in config.stages or data_source(config).feedback else ()
 
 
-def human_comparisons(
-    context: StageContext, tokenizer: Tokenizer, margins: bool = False
-) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
-    """(train, held out, report) for the source's comparisons. Dialogues longer than preference.max_length are cut at a turn.
+def source_rows(
+    context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False
+) -> tuple[list[Any], list[Any], SourceReport | None]:
+    """(train, held out, report) for the source's rows of a kind. Dialogues longer than preference.max_length are cut at a turn.
 
-    margins: whether to read the margins of the rows; the selection of pairs does not depend on it.
+    Args:
+      kind: "comparisons", which gives `Comparison`s, or "judgements", which gives `Judgement`s.
+      margins: whether to read the margins of comparisons; the selection of pairs does not depend on it.
 
     Raises:
-      UserError: the source has no comparisons, or a row is not valid.
+      UserError: the source has no such rows, or a row is not valid.
     """
-    split = _answered(context, tokenizer, "comparisons", margins)
-    return split.train, split.held_out, split.report
-
-
-def human_judgements(
-    context: StageContext, tokenizer: Tokenizer
-) -> tuple[list[Judgement], list[Judgement], SourceReport | None]:
-    """(train, held out, report) for the source's judged answers, which are cut as in `human_comparisons`."""
-    split = _answered(context, tokenizer, "judgements")
-    return split.train, split.held_out, split.report
+    config = context.config
+    most = min(config.preference.max_length, config.model.max_length)
+    split = _checked(config, _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
+    print_few(context, split.few)
+    train, held_out = split.train, split.held_out
+    if not split.fitted:
+        train = fitting(context, tokenizer, train, most, _where(config))
+        held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
+    return train, held_out, split.report
 
 
 def text(config: Config) -> Split[Document]:
     """The documents that a base is pretrained on."""
-    return _checked(config, _made(SourceInputs(config), "text"), "text")
+    return _checked(config, _build(SourceInputs(config), "text"), "text")
 
 
 def prompts(
@@ -132,9 +133,10 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     """
     config, record = context.config, data_source(context.config)
     if record.prompts is None:
-        answered = _answered(context, tokenizer, "judgements" if record.comparisons is None else "comparisons")
-        return PromptSets(unique_prompts(answered.train), unique_prompts(answered.held_out))
-    given = _made(SourceInputs(config), "prompts")
+        kind = "judgements" if record.comparisons is None else "comparisons"
+        train, held_out, _ = source_rows(context, tokenizer, kind)
+        return PromptSets(unique_prompts(train), unique_prompts(held_out))
+    given = _build(SourceInputs(config), "prompts")
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
             print(f"[{context.title}] {sentence}", flush=True)
@@ -185,20 +187,6 @@ def _where(config: Config) -> str:
     return f"config.data.source {config.data.source!r}"
 
 
-def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False) -> Split:
-    """The source's comparisons or judgements, checked and cut to the preference model's maximum length."""
-    config = context.config
-
-    most = min(config.preference.max_length, config.model.max_length)
-    split = _checked(config, _made(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
-    print_few(context, split.few)
-    if split.fitted:
-        return split
-    train, held_out = fitting(context, tokenizer, split.train, most, _where(config)), split.held_out
-    held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
-    return Split(train, held_out, split.report, fitted=True)
-
-
 def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
     """Counts the tokens of a context with an answer in the run's style."""
     return lambda messages, answer: len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
@@ -229,7 +217,7 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
     return kept
 
 
-def _made(inputs: SourceInputs, kind: str) -> Any:
+def _build(inputs: SourceInputs, kind: str) -> Any:
     """The result of the source's function for a kind of rows. Raises UserError if a custom function raises an error."""
     function = data_source(inputs.config).load(kind)
     if getattr(function, "__module__", "").startswith("jaxalign."):
