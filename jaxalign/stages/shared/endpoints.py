@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 from jaxalign.config import Config
 from jaxalign.config import Endpoint as EndpointSettings
@@ -57,15 +58,11 @@ def connect(settings: EndpointSettings, workdir: Path) -> tuple[Client, AnswerSt
     return client, store
 
 
-def known_model(settings: EndpointSettings, store: AnswerStore) -> str:
-    """The name of the server's model; "" if neither the settings nor the store have it."""
-    stored = store.fact(_fact(settings))
-    return settings.model if stored is None else json.loads(stored)[0]
-
-
-def _fact(settings: EndpointSettings) -> str:
-    """The name under which the store has the model and the abilities of the server."""
-    return json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
+def stored_server(settings: EndpointSettings, store: AnswerStore) -> tuple[str, list[Any] | None]:
+    """(the name of the server's record in the store, [its model, its abilities] or None if they are not stored)."""
+    name = json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
+    stored = store.fact(name)
+    return name, None if stored is None else json.loads(stored)
 
 
 def _server(settings: EndpointSettings, client: Client, store: AnswerStore) -> tuple[str, Abilities]:
@@ -74,11 +71,9 @@ def _server(settings: EndpointSettings, client: Client, store: AnswerStore) -> t
     Raises:
       UserError: the server cannot be asked, or it lists several models and `endpoint.model` is empty.
     """
-    name = _fact(settings)
-    stored = store.fact(name)
+    name, stored = stored_server(settings, store)
     if stored is not None:
-        model, fields = json.loads(stored)
-        return model, Abilities(**fields)
+        return stored[0], Abilities(**stored[1])
     model = settings.model
     if not model:
         models = client.list_models()

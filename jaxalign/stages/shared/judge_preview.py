@@ -45,7 +45,7 @@ class _Pass(NamedTuple):
 def revise_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[list[TokenRow]]:
     """For each of the first prompts of stage revise, the requests of the first round."""
     config, stream = context.config, streams.PRINCIPLES["revise"]
-    judge, rows = _Judge(context, "revise", "revise"), []
+    judge, rows = _Judge(context, "revise"), []
     for number, prompt, rules in _drawn(context, prompts, range(len(prompts)), config.revise.rounds, stream):
         asked = [("critique", CritiqueRequest(prompt.messages, ANSWER, rules[0])),
                  ("revise", RevisionRequest(prompt.messages, ANSWER, rules[0], CRITIQUE))]
@@ -57,7 +57,7 @@ def revise_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[li
 def compare_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[list[TokenRow]]:
     """For each of the first prompts of stage compare, the request with the answers in the first order."""
     config, stream = context.config, streams.PRINCIPLES["labels"]
-    judge, rows = _Judge(context, "compare", "compare"), []
+    judge, rows = _Judge(context, "compare"), []
     count = config.feedback.principles_per_comparison
     for number, prompt, rules in _drawn(context, prompts, range(len(prompts)), count, stream):
         asked = [("compare", ComparisonRequest(prompt.messages, ANSWER_A, ANSWER_B, rules[0]))]
@@ -69,7 +69,7 @@ def compare_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[l
 def rate_requests(context: StageContext, prompts: Sequence[Prompt], rows: Sequence[int]) -> list[list[TokenRow]]:
     """For each prompt of stage ppo, the rating request. rows: the global row of each prompt's first answer."""
     config, stream = context.config, streams.PRINCIPLES["ratings"]
-    judge = _Judge(context, "ppo", "ppo")
+    judge = _Judge(context, "ppo")
     return [
         judge.rows(f"rate {number}", [("rate", RatingRequest(prompt.messages, ANSWER, rules[0]))], _averaged("reward", rules))
         for number, prompt, rules in _drawn(context, prompts, rows, config.reward.principles, stream)
@@ -112,14 +112,14 @@ class _Judge:
 
     Args:
       context: the context.
-      stage: the stage that asks the judge.
-      section: the config section with max_new_tokens, the maximum length of the policy's answer and of the judge's texts.
+      stage: the stage that asks the judge. Its config section has max_new_tokens, the maximum length of the policy's answer
+        and of the judge's texts.
     """
 
-    def __init__(self, context: StageContext, stage: str, section: str):
+    def __init__(self, context: StageContext, stage: str):
         judges.feedback_files(context.config, stage)  # Checks the templates, as the run does before its first stage.
         self.name, self.settings = judge_name(context.config, stage), context.config.feedback
-        self.length = getattr(context.config, section).max_new_tokens
+        self.length = getattr(context.config, stage).max_new_tokens
         self.writers = local_writers(context, stage)
         self.chat = ChatMessages(endpoints.templates(context.config), self.settings) if self.name == "endpoint" else None
 

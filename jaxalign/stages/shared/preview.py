@@ -71,13 +71,9 @@ def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str) 
     """One dialogue in the chat template. The loss covers its last answer, or nothing if the dialogue ends with a question."""
     if messages and messages[-1].role == "assistant":
         ids, weights = styles.encode_completion(tokenizer, messages[:-1], messages[-1].content, "chat")
-        return TokenRow(title, ids, _marks(weights))
+        return TokenRow(title, ids, "".join(LEARNT if weight else GIVEN for weight in weights))
     ids = styles.encode_prompt(tokenizer, messages, "chat")
     return TokenRow(title, ids, GIVEN * len(ids), ("no answer yet",))
-
-
-def _marks(weights) -> str:
-    return "".join(LEARNT if weight else GIVEN for weight in weights)
 
 
 def _cut(full: int, kept: int) -> tuple[str, ...]:
@@ -92,8 +88,8 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
         batch, _ = packed(tokenizer, [pair], config.data.style, config.sft.row_length)
         length = int(np.sum(batch.segment_ids[0] > 0))
         full = len(styles.encode_completion(tokenizer, *pair, config.data.style)[0])
-        out.append(TokenRow(f"sft {number}", batch.tokens[0, :length].tolist(), _marks(batch.loss_mask[0, :length]),
-                            _cut(full, length)))
+        marks = "".join(LEARNT if weight else GIVEN for weight in batch.loss_mask[0, :length])
+        out.append(TokenRow(f"sft {number}", batch.tokens[0, :length].tolist(), marks, _cut(full, length)))
     return out
 
 

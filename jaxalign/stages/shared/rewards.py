@@ -75,7 +75,8 @@ def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer) -> R
 )
 def make_preference(inputs: RewardInputs) -> Reward:
     """The run's preference model."""
-    return _learnt(inputs, "preference")
+    scorer, params = load_scorer(inputs.context, "preference", inputs.policy, inputs.config.ppo.score_clip)
+    return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), "preference")
 
 
 @REWARDS.declare(
@@ -84,12 +85,8 @@ def make_preference(inputs: RewardInputs) -> Reward:
 )
 def make_distilled(inputs: RewardInputs) -> Reward:
     """The student of the run's preference model."""
-    return _learnt(inputs, "distilled")
-
-
-def _learnt(inputs: RewardInputs, source: str) -> Reward:
-    scorer, params = load_scorer(inputs.context, source, inputs.policy, inputs.config.ppo.score_clip)
-    return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), source)
+    scorer, params = load_scorer(inputs.context, "distilled", inputs.policy, inputs.config.ppo.score_clip)
+    return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), "distilled")
 
 
 @REWARDS.declare(

@@ -105,17 +105,19 @@ def write_data(folder: Path, world: World, prompts: int) -> None:
 
     prompts: the maximum number of prompts in a file.
     """
-    (folder / "prompts").mkdir()
+    texts: dict[str, str] = {}
     for name, sources in PROMPTS.items():
         groups = [world.prompts(source, min(prompts // len(sources), world.size(source))) for source in sources]
         rows = [{"prompt": prompt.messages[-1].content} for group in zip(*groups, strict=False) for prompt in group]
-        _write_rows(folder / "prompts" / f"{name}.jsonl", rows)
+        texts[f"prompts/{name}.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
     for file, name in CONSTITUTIONS.items():
         principles = [dataclasses.asdict(principle) for principle in load_constitution(name)]
-        content = json.dumps({"name": name, "principles": principles}, indent=2)
-        (folder / file).write_text(content + "\n", encoding="utf-8")
+        texts[file] = json.dumps({"name": name, "principles": principles}, indent=2) + "\n"
     facts = (d.messages[0].content for d in chat_text.generate(world, "train", _TEXT_TOKENS) if not d.messages[0].role)
-    _write_rows(folder / "text.jsonl", [{"text": text} for text in itertools.islice(facts, _TEXT_ROWS)])
+    texts["text.jsonl"] = "".join(json.dumps({"text": fact}) + "\n" for fact in itertools.islice(facts, _TEXT_ROWS))
+    (folder / "prompts").mkdir()
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
 
 
 def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> PackedBatch:
@@ -148,7 +150,3 @@ def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSett
     for _ in trainer.fit_packed(rows, settings.steps, streams.LOADERS["pretrain"]):
         pass
     return trainer.params
-
-
-def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
