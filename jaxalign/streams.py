@@ -2,9 +2,9 @@
 
 Randomness is positional: a random number depends only on the run's seed, its stream, and its position in the stream (step,
 epoch, row). In later rounds (`config.rounds`), `round_seed` replaces the run's seed. There are two families. A JAX PRNG key
-is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`; see `jaxalign.stages.shared.keys.stage_key`. A numpy generator is
-seeded with [seed, stream, ...]. The numbers below must never change, since the results of existing runs depend on them; they do
-not depend on the order of stages. The numbers of a custom stage are derived from its name.
+is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`; see `jaxalign.stages.shared.base.StageContext.key`. A numpy generator
+is seeded with [seed, stream, ...]. The numbers below must never change, since the results of existing runs depend on them; they
+do not depend on the order of stages. The numbers of a custom stage are derived from its name.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxalign.config import JudgeConfig as JudgeSettings
+from jaxalign.config import JudgeConfig
 from jaxalign.errors import UserError
 from jaxalign.feedback.judge import Draw, Rating, Text, Verdict
 from jaxalign.parallel import hosts
@@ -50,14 +50,14 @@ class CheckedJudge:
     """
 
     def __init__(
-        self, judge: Any, name: str = "", settings: JudgeSettings | None = None, on_all_processes: bool = False
+        self, judge: Any, name: str = "", settings: JudgeConfig | None = None, on_all_processes: bool = False
     ):
         called_here = on_all_processes or hosts.is_first()
         if called_here and not any(callable(getattr(judge, method, None)) for method in METHODS):
             raise UserError(f"the judge {name or judge!r} has none of the methods {', '.join(METHODS)}; see "
                             "jaxalign.feedback.judge.JudgeProtocol")
         self.judge, self.name = judge, name or getattr(judge, "name", type(judge).__name__)
-        self.settings, self.on_all_processes = settings or JudgeSettings(), on_all_processes
+        self.settings, self.on_all_processes = settings or JudgeConfig(), on_all_processes
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[CheckedJudge]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxalign.config import RewardConfig as RewardSettings
+from jaxalign.config import RewardConfig
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.parallel.rows import fetch
@@ -21,7 +21,7 @@ from jaxalign.rewards.verifiers import VERIFIERS
 
 
 def as_reward(
-    reward: Any, tokenizer: Tokenizer, settings: RewardSettings | None = None, name: str | None = None
+    reward: Any, tokenizer: Tokenizer, settings: RewardConfig | None = None, name: str | None = None
 ) -> Reward:
     """A `Reward` from any form that a user may give.
 
@@ -36,7 +36,7 @@ def as_reward(
     Raises:
       UserError: `reward` has none of these forms, or cannot be imported.
     """
-    settings, given = settings or RewardSettings(), reward
+    settings, given = settings or RewardConfig(), reward
     if isinstance(reward, str):
         reward = VERIFIERS.get(reward) or load_object(reward, "reward")
     if isinstance(reward, type):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxalign.config import RewardConfig as RewardSettings
+from jaxalign.config import RewardConfig
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.parallel import hosts
 from jaxalign.records import Prompt
@@ -33,7 +33,7 @@ class FunctionReward(Reward):
     is_checked = True
 
     def __init__(
-        self, name: str, fn: Callable, settings: RewardSettings, tokenizer: Tokenizer, label: str | None = None
+        self, name: str, fn: Callable, settings: RewardConfig, tokenizer: Tokenizer, label: str | None = None
     ):
         self.name, self.fn, self.settings, self.tokenizer = name, fn, settings, tokenizer
         self._dropped = DroppedRows(label or name, settings.max_dropped_share)

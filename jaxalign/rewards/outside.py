@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxalign.algorithms.rewards import normalise_scores
-from jaxalign.config import Config
-from jaxalign.config import RewardConfig as RewardSettings
+from jaxalign.config import Config, RewardConfig
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.dialogues import cut_front
 from jaxalign.data.chat.formats import USER
@@ -117,7 +116,7 @@ class OutsideReward(Reward):
         return Scored(normalise_scores(np.where(scored, raw, 0), scorer.shift, scorer.scale, scorer.clip), scored)
 
 
-def load_reward_model(settings: RewardSettings, sharding: Sharding, clip: float | None = None) -> OutsideModel:
+def load_reward_model(settings: RewardConfig, sharding: Sharding, clip: float | None = None) -> OutsideModel:
     """The reward model of `config.reward.model`, on the mesh.
 
     Raises:
@@ -143,7 +142,7 @@ def load_reward_model(settings: RewardSettings, sharding: Sharding, clip: float 
     )
 
 
-def _style(settings: RewardSettings, tokenizer: Tokenizer) -> str:
+def _style(settings: RewardConfig, tokenizer: Tokenizer) -> str:
     template = tokenizer.files.chat_template
     style = settings.model_style
     if style == "auto":
@@ -160,7 +159,7 @@ def _style(settings: RewardSettings, tokenizer: Tokenizer) -> str:
     return style
 
 
-def _max_length(settings: RewardSettings, positions: int | None) -> int:
+def _max_length(settings: RewardConfig, positions: int | None) -> int:
     asked = settings.model_max_length
     if positions is None and not asked:
         raise UserError(f"{settings.model} does not state its number of positions; set config.reward.model_max_length")

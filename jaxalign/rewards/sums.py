@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.algorithms.rewards import combine_scores, length_penalty
-from jaxalign.config import RewardConfig as RewardSettings
+from jaxalign.config import RewardConfig
 from jaxalign.records import Prompt
 from jaxalign.registry.core import names_in
 from jaxalign.registry.rewards import reward_records
@@ -27,12 +27,12 @@ def sum_of_rewards(
     return SummedReward(parts, weights, length_coef, length_free)
 
 
-def is_single(settings: RewardSettings) -> bool:
+def is_single(settings: RewardConfig) -> bool:
     """Whether `sum_of_rewards` will return the only part of `config.reward` itself. No part needs to be constructed."""
     return len(names_in(settings.source)) == 1 and tuple(settings.weights) in ((), (1.0,)) and not settings.length_coef
 
 
-def fused_source(settings: RewardSettings, offloaded: Sequence[str]) -> str | None:
+def fused_source(settings: RewardConfig, offloaded: Sequence[str]) -> str | None:
     """The name of the learned reward that will be fused into the scoring program (`LearntReward.fused`); None if there is none.
 
     Args:

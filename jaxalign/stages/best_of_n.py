@@ -21,10 +21,10 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
-from jaxalign.stages.shared import engines, loops, reads, run_models, sources
+from jaxalign.stages.shared import loops, reads, run_models
 from jaxalign.stages.shared.answering import sampled_answers
-from jaxalign.stages.shared.base import Stage, StageContext
-from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import policy_inputs, train_supervised
@@ -37,15 +37,12 @@ from jaxalign.trainers.sft import packed
     programs="jaxalign.planner.stage_programs:best_of_n",
     report="jaxalign.tracking.report.training:losses",
 )
-class BestOfNStage(Stage):
+class BestOfNStage(BuiltinStage):
     name = "best_of_n"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "best_of_n", "sampler")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), "preference")
-
-    def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.best_of_n
@@ -71,7 +68,7 @@ class BestOfNStage(Stage):
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
     """Samples n answers to every prompt and writes the best one, chunk by chunk."""
     section, timing, scoring = context.config.best_of_n, loops.timing(context, model), None
-    key = stage_key(context, "best_of_n", streams.SAMPLES)
+    key = context.key("best_of_n", streams.SAMPLES)
     sampled = sampled_answers(context, "best_of_n", model, tokenizer, shards, section.n, key, timing)
     for queue, prompts, rollout in sampled:
         scorer, preference = scoring = scoring or load_scorer(context, "preference", model)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.feedback.critique import PolicyAnswer, answer
+from jaxalign.feedback.critique import answer
 from jaxalign.feedback.decisions import Calibration, calibrate, decide
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.pairs import choose_pair
@@ -23,8 +23,8 @@ from jaxalign.records import Comparison, Prompt
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import engines, judges, loops, mixes, overlap, reads, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.label_summary import summarise
 from jaxalign.stages.shared.labelled import comparison_row, row_comparison
 from jaxalign.stages.shared.shards import Queue, Shards, queues
@@ -37,7 +37,7 @@ from jaxalign.tracking.progress import Progress
     programs="jaxalign.planner.stage_programs:compare",
     report="jaxalign.tracking.report.feedback:labels", preview="jaxalign.stages.shared.preview:compare_rows",
 )
-class CompareStage(Stage):
+class CompareStage(BuiltinStage):
     name = "compare"
     config_fields = (
         *reads.MODEL_FIELDS, *reads.PROMPT_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "judge.compare", "compare",
@@ -47,9 +47,6 @@ class CompareStage(Stage):
     def inputs(self, config: Config) -> tuple[str, ...]:
         judge = judges.judge_stages(config, self.name)
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name), *judge)))
-
-    def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
 
     def run(self, context: StageContext) -> None:
         config = context.config
@@ -77,7 +74,7 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
     tokenizer = run_models.load_tokenizer(context)
     model = run_models.make_model(config, tokenizer.vocab_size)
     sampling = engines.sampling(section, tokenizer, config.data.style)
-    key = stage_key(context, "compare", "labels")
+    key = context.key("compare", "labels")
     start = len(prompts) - sum(len(queue.rows) for queue in left)
     asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
     with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, "compare") as asker:
@@ -99,8 +96,7 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
             rows = queue.rows
             own = [prompts[i] for i in rows]
             with meter.phase("generate"):
-                answers = _answers(context, policy, own, sampling, rows.start)
-            pairs = [_pair(prompt, said, section.choose) for prompt, said in zip(own, answers, strict=True)]
+                pairs = _pairs(context, policy, own, sampling, rows.start)
             call = functools.partial(labelling.label, pairs, key, rows.start, config.feedback.invert)
             with meter.phase("label"):
                 asked.append((queue, asker.begin(call)))
@@ -108,23 +104,25 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
         write(0)
 
 
-def _answers(
+def _pairs(
     context: StageContext, policy: TextGenerator, prompts: Sequence[Prompt], sampling: Sampling, first_row: int
-) -> list[list[PolicyAnswer]]:
-    """`compare.samples` answers to each prompt, which have neighbouring global rows."""
-    config, each = context.config, context.config.compare.samples
+) -> list[Pair]:
+    """The pair of answers to each prompt that is compared, of `compare.samples` answers, which have neighbouring global rows.
+
+    If one of the two is missing, both are "", since equal answers are not compared.
+    """
+    config, each, pairs = context.config, context.config.compare.samples, []
     repeated = [prompt for prompt in prompts for _ in range(each)]
-    key = stage_key(context, "compare", streams.SAMPLES)
-    said = answer(policy, repeated, key, sampling, each * first_row, config.data.style)
-    return [said[each * i : each * (i + 1)] for i in range(len(prompts))]
-
-
-def _pair(prompt: Prompt, answers: Sequence[PolicyAnswer], how: str) -> Pair:
-    """The pair of answers to compare. If one is missing, both are "", since equal answers are not compared."""
-    chosen = choose_pair(answers, how)
-    if chosen is None:
-        return Pair(prompt, "", "", missing=True)
-    return Pair(prompt, *(answers[i].text for i in chosen))
+    key = context.key("compare", streams.SAMPLES)
+    sampled = answer(policy, repeated, key, sampling, each * first_row, config.data.style)
+    for number, prompt in enumerate(prompts):
+        answers = sampled[each * number : each * (number + 1)]
+        chosen = choose_pair(answers, config.compare.choose)
+        if chosen is None:
+            pairs.append(Pair(prompt, "", "", missing=True))
+        else:
+            pairs.append(Pair(prompt, *(answers[i].text for i in chosen)))
+    return pairs
 
 
 def _decide(config: Config, shards: Shards, queues: Sequence[Queue]) -> Calibration:

@@ -15,8 +15,9 @@ from jaxalign.records import Judgement
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.labelled import direct_split, print_report
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.builtin import BuiltinStage
+from jaxalign.stages.shared.labelled import labelled_split, print_report
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.tracking.metrics import read_metrics
@@ -34,7 +35,7 @@ BALANCE_SLACK = 2.0
     programs="jaxalign.planner.stage_programs:dpo",
     report="jaxalign.tracking.report.training:direct", preview="jaxalign.stages.shared.preview:dpo_rows",
 )
-class DPOStage(Stage):
+class DPOStage(BuiltinStage):
     name = "dpo"
     config_fields = (
         *reads.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided", "feedback.undecided_weight",
@@ -43,15 +44,15 @@ class DPOStage(Stage):
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))
 
-    def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config)
-
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.dpo
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
         judged = sources.is_judged(config)
-        rows, held_out_rows, report = (sources.human_judgements if judged else direct_split)(context, tokenizer)
+        if judged:
+            rows, held_out_rows, report = sources.source_rows(context, tokenizer, "judgements")
+        else:
+            rows, held_out_rows, report = labelled_split(context, tokenizer, section)
         extra = print_report(context.title, report)
         extra |= {"balance": balance(section, rows)} if judged else {}
         make, measure = (judged_arrays, separation) if judged else (pair_arrays, accuracy)

@@ -14,7 +14,6 @@ import functools
 from collections.abc import Iterator, Sequence
 
 import jax
-import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config, rounds
@@ -39,9 +38,9 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import TokenSampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.breakdown import Contest, breakdown
-from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import row_comparison
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
@@ -60,7 +59,7 @@ def evaluated(config: Config) -> tuple[str, ...]:
     programs="jaxalign.planner.stage_programs:evaluate",
     report="jaxalign.tracking.report.evaluation:evaluation",
 )
-class EvaluateStage(Stage):
+class EvaluateStage(BuiltinStage):
     name = "evaluate"
     config_fields = (
         *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "judge.evaluate", "stages", "data", "world", "arithmetic", "evaluate",
@@ -69,12 +68,8 @@ class EvaluateStage(Stage):
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         reward_stages = ("preference",) if "preference" in config.stages else ()
-        labels = ("compare",) if has_gold_labels(config) else ()
+        labels = ("compare",) if "compare" in config.stages and data_source(config).gold else ()
         return (*reads.base_stages(config), *evaluated(config)[1:], *reward_stages, *labels)
-
-    def files(self, config: Config):
-        files = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
-        return files | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate
@@ -88,7 +83,7 @@ class EvaluateStage(Stage):
         if section.win_rate_prompts and judges.compares(config):
             compared = compare(context, model, rows, names, prompts[: section.win_rate_prompts])
             summary["win_rates"] = [contest.to_dict() for contest in compared]
-        if has_gold_labels(config):
+        if "compare" in config.stages and data_source(config).gold:
             labelled = (row_comparison(row) for row in Shards(context.input_directory("compare")).read())
             summary["labels"] = label_quality(world_of(config), labelled)
             print(f"[{self.name}] {gold_labels_sentence(summary['labels'])}", flush=True)
@@ -96,11 +91,6 @@ class EvaluateStage(Stage):
         summary |= {"by_column": columns} if columns else {}
         write_json(context.directory / "summary.json", summary)
         write_json(context.workdir / "summary.json", summary)
-
-
-def has_gold_labels(config: Config) -> bool:
-    """Whether the gold judge can tell which labels of stage compare are right."""
-    return "compare" in config.stages and data_source(config).gold
 
 
 def _answer(
@@ -155,7 +145,7 @@ class Answering:
         config, asked = self.context.config, queue.rows
         ids = [styles.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
         # All models share one key, so that answers differ only because the models do.
-        key = stage_key(self.context, "evaluate", streams.SAMPLES)
+        key = self.context.key("evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
             rollout = sample_rollout(
                 self.sampler, self.padding, ids, key, asked, self.sampling, loops.counting(progress), versions=False
@@ -216,12 +206,10 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
             asked = [row for row in by_model[name] if kinds is None or row["kind"] in kinds]
             summary["rates"].setdefault(name, {})[measure] = rate([row["gold"][measure] for row in asked])
 
-    def mean(field: str) -> dict[str, float]:
-        return {name: float(np.mean([row[field] for row in by_model[name]])) for name in names}
-
-    scored = first[0]["score"] is not None
-    summary |= {"kl": mean("kl"), "length": mean("tokens"), "preference_score": mean("score") if scored else {}}
-    return summary | {"complete": mean("complete")}
+    means = {field: means_by_model(by_model, field) for field in ("kl", "tokens", "complete")}
+    scores = {} if first[0]["score"] is None else means_by_model(by_model, "score")
+    summary |= {"kl": means["kl"], "length": means["tokens"], "preference_score": scores}
+    return summary | {"complete": means["complete"]}
 
 
 def compare(
@@ -240,7 +228,7 @@ def compare(
         labelling = judges.make_labeller(context, judges.make_judge(context, "evaluate", model, section.batch, meter))
         for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
-            key = stage_key(context, "evaluate", streams.KEYS["evaluate"]["labels"] + number)
+            key = context.key("evaluate", streams.KEYS["evaluate"]["labels"] + number)
             with meter.phase("win rates"):
                 labelled = labelling.label(pairs, key, 0)
             out.append(Contest(later, earlier, labelled))

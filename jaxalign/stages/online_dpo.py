@@ -19,7 +19,8 @@ from jaxalign.feedback.labeller import Pair
 from jaxalign.records import Comparison
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import policy_inputs
@@ -37,7 +38,7 @@ from jaxalign.trainers.online_direct import OnlineDPO, OnlineDPOParts
     programs="jaxalign.planner.stage_programs:online_dpo",
     report="jaxalign.tracking.report.training:direct",
 )
-class OnlineDPOStage(Stage):
+class OnlineDPOStage(BuiltinStage):
     name = "online_dpo"
     config_fields = (
         *reads.MODEL_FIELDS,
@@ -50,10 +51,6 @@ class OnlineDPOStage(Stage):
     def inputs(self, config: Config) -> tuple[str, ...]:
         judge = judges.judge_stages(config, self.name)
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name), *judge)))
-
-    def files(self, config: Config):
-        files = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
-        return files | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.online_dpo

@@ -11,11 +11,12 @@ import json
 
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
-from jaxalign.models.model import Params
 from jaxalign.planner.programs import Run
+from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import alarms, engines, judges, mixes, reads, rewards, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import load_params, save_params
 from jaxalign.steps.offload import check_host_memory
@@ -30,7 +31,7 @@ from jaxalign.trainers.ppo import PPO, PPOParts
     programs="jaxalign.planner.ppo_programs:ppo",
     report="jaxalign.tracking.report.training:reinforcement", preview="jaxalign.stages.shared.preview:ppo_rows",
 )
-class PPOStage(Stage):
+class PPOStage(BuiltinStage):
     name = "ppo"
     config_fields = (
         *reads.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", *reads.LABEL_FIELDS,
@@ -44,10 +45,8 @@ class PPOStage(Stage):
         return tuple(dict.fromkeys((*base, *reads.policy_stages(config, self.name), *read, *judge)))
 
     def files(self, config: Config):
-        files = reads.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
-        if config.ppo.asks_to_compare:
-            files |= judges.feedback_files(config, self.name)
-        return files | engines.sampler_files(config)
+        paths = super().files(config) | rewards.reward_files(config)
+        return paths | (judges.feedback_files(config, self.name) if config.ppo.asks_to_compare else {})
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.ppo
@@ -60,13 +59,12 @@ class PPOStage(Stage):
         shares = mixes.prompt_shares(context, [prompt.source for prompt in prompts])
         ids = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
 
-        def preference_model() -> Params:
-            return load_params(context.input_directory("preference") / "params", policy.with_head("scalar"))
-
+        learnt = any(record.learnt for record in reward_records(config.reward.source))
+        preference = context.input_directory("preference") / "params"
         parts = PPOParts(
             tokenizer, engines.sampling(section, tokenizer, config.data.style), config.model.max_length,
             reward=lambda: rewards.make_reward(context, policy, tokenizer),
-            critic=preference_model if rewards.is_learnt(config) else None,
+            critic=(lambda: load_params(preference, policy.with_head("scalar"))) if learnt else None,
             sampler=config.sampler, sampler_name="config.sampler",
             scores=rewards.scores_of(context, policy) if config.sampler == "local" else None,
             abstract_start=Run(config, policy).start(self.name, trained=bool(context.start)),

@@ -10,6 +10,7 @@ With early stopping, one half of the held-out dialogues chooses the weights that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,14 @@ from jaxalign.reasons import accuracy_sentence, human_sentence, uninformative
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import print_report
-from jaxalign.stages.shared.preference_pairs import PreferencePairs, human_files, is_human, preference_pairs
+from jaxalign.stages.shared.preference_pairs import PreferencePairs, is_human, preference_pairs
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.trainers.base import TrainerInputs
-from jaxalign.trainers.preference_baselines import length_baseline, noise_ceiling
-from jaxalign.trainers.preference_quality import accuracy, measure
+from jaxalign.trainers.preference_quality import accuracy, length_baseline, measure, noise_ceiling
 from jaxalign.trainers.reward_model import RewardModel, member_directory
 from jaxalign.trainers.scoring import all_scores, pair_arrays
 
@@ -40,7 +41,7 @@ from jaxalign.trainers.scoring import all_scores, pair_arrays
     programs="jaxalign.planner.stage_programs:preference",
     report="jaxalign.tracking.report.reward_models:preference", preview="jaxalign.stages.shared.preview:preference_rows",
 )
-class PreferenceStage(Stage):
+class PreferenceStage(BuiltinStage):
     name = "preference"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided", "feedback.undecided_weight")
 
@@ -48,7 +49,7 @@ class PreferenceStage(Stage):
         return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | human_files(config)
+        return super().files(config) | {Path(path).expanduser(): "preference.human" for path in config.preference.human}
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.preference

@@ -21,7 +21,6 @@ from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.steps.checkpoint import save_params
 
@@ -40,7 +39,7 @@ class PretrainStage(Stage):
         return ()
 
     def files(self, config: Config):
-        return sources.own_file(config)
+        return reads.plugin_file(config.data.source, "data.source")
 
     def run(self, context: StageContext) -> None:
         config = context.config
@@ -56,7 +55,7 @@ class PretrainStage(Stage):
         hosts.once(make_tokenizer)
         tokenizer = load_tokenizer(path)
         model = run_models.make_model(config, tokenizer.vocab_size).base
-        key = jax.random.fold_in(stage_key(context, self.name), streams.KEYS[self.name]["parameters"])
+        key = jax.random.fold_in(context.key(self.name), streams.KEYS[self.name]["parameters"])
         init = functools.partial(model.init, key)
         if not config.pretrain.steps:
             save_params(context.directory / "params", init())

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.feedback.critique import PolicyAnswer, answer, answer_and_revise, draw_principles
+from jaxalign.feedback.constitution import load_constitution
+from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
 from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
-from jaxalign.records import Prompt, Revision
+from jaxalign.records import Revision
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, mixes, reads, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import print_report, revision_report, warn_about_few
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
@@ -28,19 +29,16 @@ from jaxalign.tracking.progress import Progress
     programs="jaxalign.planner.stage_programs:revise",
     report="jaxalign.tracking.report.feedback:revisions", preview="jaxalign.stages.shared.preview:revise_rows",
 )
-class ReviseStage(Stage):
+class ReviseStage(BuiltinStage):
     name = "revise"
     config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", *reads.JUDGE_FIELDS, "judge.revise")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*reads.base_stages(config), *judges.judge_stages(config, self.name))))
 
-    def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
-
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.revise
-        constitution = judges.constitution(config)
+        constitution = load_constitution(config.feedback.constitution)
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
         shards, sets = Shards(context.directory), sources.prompt_sets(context, tokenizer)
@@ -65,14 +63,19 @@ class ReviseStage(Stage):
                 with meter.phase("generate"):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
-                        key = stage_key(context, self.name, streams.SAMPLES)
+                        key = context.key(self.name, streams.SAMPLES)
                         revisions = answer_and_revise(
                             policy, judge, own, rules, key, sampling, rows.start, style, section.max_growth
                         )
                     else:
-                        key = stage_key(context, self.name, "revisions")
-                        said = answer(policy, own, key, sampling, rows.start, style)
-                        revisions = [_helpful(*pair) for pair in zip(own, said, strict=True)]
+                        key = context.key(self.name, "revisions")
+                        answers = answer(policy, own, key, sampling, rows.start, style)
+                        revisions = []
+                        for prompt, said in zip(own, answers, strict=True):  # Without critique and revision.
+                            outcome = answer_outcome(said.text, said.complete)
+                            revisions.append(Revision(
+                                prompt, 0, None, said.text, None, None, said.complete, outcome, said.notes, said.reasoning
+                            ))
                 _write(shards, queue, revisions)
                 progress.update(len(rows))
         rows = list(shards.read())
@@ -83,12 +86,6 @@ class ReviseStage(Stage):
             context.directory / "summary.json",
             _summary(rows, section.rounds) | {"usable": usable.to_dict()} | shares | sources.data_summary(sets),
         )
-
-
-def _helpful(prompt: Prompt, said: PolicyAnswer) -> Revision:
-    """An answer without critique and revision."""
-    outcome = answer_outcome(said.text, said.complete)
-    return Revision(prompt, 0, None, said.text, None, None, said.complete, outcome, said.notes, said.reasoning)
 
 
 def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:

@@ -28,10 +28,10 @@ from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
-from jaxalign.stages.shared import engines, loops, reads, run_models, sources
+from jaxalign.stages.shared import loops, reads, run_models, sources
 from jaxalign.stages.shared.answering import sampled_answers
-from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import labelled_split
 from jaxalign.stages.shared.preference_pairs import held_out_parts
 from jaxalign.stages.shared.scorers import load_scorer
@@ -56,7 +56,7 @@ _WARM_UP, _REPEATS = 3, 21
     programs="jaxalign.planner.stage_programs:reward_distill",
     report="jaxalign.tracking.report.reward_models:distilled",
 )
-class RewardDistillStage(Stage):
+class RewardDistillStage(BuiltinStage):
     name = "reward_distill"
     config_fields = (
         *reads.MODEL_FIELDS,
@@ -66,9 +66,6 @@ class RewardDistillStage(Stage):
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"), "preference")
-
-    def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.reward_distill
@@ -80,8 +77,7 @@ class RewardDistillStage(Stage):
         fresh, held_out = split_by_prompt(
             fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
         )
-        share, longest = config.preference.held_out_share, config.preference.max_length
-        labelled, labelled_held_out, _ = labelled_split(context, tokenizer, share, longest)
+        labelled, labelled_held_out, _ = labelled_split(context, tokenizer, config.preference)
         _, labelled_held_out = held_out_parts(context, labelled_held_out)  # The other part chose the teacher's weights.
         unseen = {pair.prompt.messages for pair in held_out}  # With a preference file, its pairs and RL share prompts.
         labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
@@ -117,7 +113,7 @@ class RewardDistillStage(Stage):
         def init() -> Params:
             if section.start == "teacher":
                 return first_layers(teacher, model)
-            return model.init(stage_key(context, self.name, "student"))
+            return model.init(context.key(self.name, "student"))
 
         loader = EpochLoader(len(train.target), section.batch_pairs, context.stream_seed, streams.LOADERS[self.name])
         # All parameters are trained, and nothing else reads their initial values.
@@ -132,7 +128,7 @@ class RewardDistillStage(Stage):
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk."""
     n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), loops.timing(context, policy)
-    key = stage_key(context, "reward_distill", "samples")
+    key = context.key("reward_distill", "samples")
     for queue, prompts, rollout in sampled_answers(context, "reward_distill", policy, tokenizer, shards, n, key, timing):
         texts = styles.response_texts(tokenizer, rollout)
         rows = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]

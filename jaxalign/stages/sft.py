@@ -9,8 +9,10 @@ from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import mixes, reads, run_models, sources
-from jaxalign.stages.shared.base import Stage, StageContext
-from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, usable_sources, warn_about_few
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.builtin import BuiltinStage
+from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, revision_rows, warn_about_few
+from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.trainers.sft import packed
 
@@ -21,15 +23,12 @@ from jaxalign.trainers.sft import packed
     programs="jaxalign.planner.stage_programs:sft",
     report="jaxalign.tracking.report.training:losses", preview="jaxalign.stages.shared.preview:sft_rows",
 )
-class SftStage(Stage):
+class SftStage(BuiltinStage):
     name = "sft"
     config_fields = (*reads.MODEL_FIELDS, "data", "world", "sft", "preference.max_length")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.base_stages(config), *sources.made_in(config, "revise"))
-
-    def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.sft
@@ -38,7 +37,8 @@ class SftStage(Stage):
         train, held_out, report = answered(context, tokenizer)
         extra = print_report(self.name, report)
         if isinstance(report, RevisionReport):
-            extra |= mixes.prompt_shares(context, usable_sources(context), "answers")
+            revised, _ = revision_rows(config, Shards(context.input_directory("revise")).read())
+            extra |= mixes.prompt_shares(context, [row["source"] for row in revised], "answers")
         total, usable = (report.total, report.usable) if isinstance(report, RevisionReport) else (len(train), len(train))
         warn_about_few(self.name, section, total, usable)
         rows, cut = packed(tokenizer, train, config.data.style, section.row_length)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from jaxalign.steps import work
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step
 from jaxalign.steps.loop import Step
+from jaxalign.storage import write_bytes_atomically
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
@@ -143,15 +144,20 @@ class DPO(PolicyTrainer):
             return pairs
         path, timing = None, Timeline()
         if loop.directory is not None:
-            path = loop.directory / f"reference-{name}-{_digest(pairs)}.npy"
+            digest = hashlib.sha256()
+            for array in (pairs.tokens, pairs.prompt_length, pairs.length):
+                digest.update(np.ascontiguousarray(array).tobytes())
+            path = loop.directory / f"reference-{name}-{digest.hexdigest()[:16]}.npy"
             timing = Timing(loop.directory / "timing.jsonl", loop.peak)
         if path is None or not hosts.once(path.exists):
             with timing.phase("score") as phase:
-                found = all_logprobs(section, model, params, pairs)
+                logprobs = all_logprobs(section, model, params, pairs)
                 phase.tokens, phase.flops = int(pairs.length.sum()), work.reading_pairs(model, pairs)
             if path is None:
-                return dataclasses.replace(pairs, reference=found)
-            hosts.once(lambda: _write_array(path, found))
+                return dataclasses.replace(pairs, reference=logprobs)
+            content = io.BytesIO()
+            np.save(content, logprobs)
+            hosts.once(lambda: write_bytes_atomically(path, content.getvalue()))
         return dataclasses.replace(pairs, reference=np.load(path))
 
 
@@ -161,8 +167,8 @@ def all_logprobs(section: DPOConfig, model: Model, params: Params, pairs: Answer
     for start in range(0, len(pairs.label), batch):
         index = np.minimum(np.arange(start, start + batch), len(pairs.label) - 1)
         own, parts = packed(section, model, pairs, index)
-        found = answer_logprobs(LogprobArguments(model=model, params=params, pairs=own, packed=parts))
-        out.append(fetch(found.logprobs))
+        arguments = LogprobArguments(model=model, params=params, pairs=own, packed=parts)
+        out.append(fetch(answer_logprobs(arguments).logprobs))
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
 
 
@@ -207,17 +213,3 @@ def _finite_first(steps: Iterator[Step], objective: str) -> Iterator[Step]:
                             "number for each row is expected")
         yield step
 
-
-def _digest(pairs: AnswerPairs) -> str:
-    digest = hashlib.sha256()
-    for x in (pairs.tokens, pairs.prompt_length, pairs.length):
-        digest.update(np.ascontiguousarray(x).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _write_array(path: Path, array: np.ndarray) -> None:
-    """Writes an array atomically."""
-    written = path.with_suffix(".tmp")
-    with open(written, "wb") as file:
-        np.save(file, array)
-    os.replace(written, path)

@@ -61,13 +61,16 @@ def evaluate(
     answers, complete = {}, {}
     for name, model in models.items():
         sampler = Sampler(model, temperature=temperature, batch=batch, seed=seed)
-        found = sampler.generate(asked, max_new_tokens)
-        answers[name], complete[name] = found.texts, float(np.mean(found.ended))
-    measured = {
-        measure: {name: _mean(measure, fn, asked, texts) for name, texts in answers.items()}
-        for measure, fn in (measures or {}).items()
-    }
-    wins = []
+        samples = sampler.generate(asked, max_new_tokens)
+        answers[name], complete[name] = samples.texts, float(np.mean(samples.ended))
+    dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in asked]
+    measured, wins = {measure: {} for measure in measures or {}}, []
+    for measure, fn in (measures or {}).items():
+        for name, texts in answers.items():
+            values, kept, report = call_reward(fn, dialogues, texts, columns_of(asked), 0, None)
+            if not kept.any():
+                raise UserError(f"measure {measure!r} has no number for any of the {len(texts)} answers ({report.first_error})")
+            measured[measure][name] = float(np.mean(values[kept]))
     for later, earlier in () if judge is None else contests(list(models)):
         compared = judge.compare(asked, answers[later], answers[earlier])
         wins.append({"model": later, "against": earlier} | won(compared))
@@ -97,11 +100,3 @@ def rate(values: Sequence[bool]) -> dict[str, Any]:
     count, total = int(sum(values)), len(values)
     low, high = wilson_interval(count, total)
     return {"count": count, "total": total, "rate": count / total if total else 0.0, "low": low, "high": high}
-
-
-def _mean(measure: str, fn: Callable, prompts: Sequence[Prompt], texts: Sequence[str]) -> float:
-    dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in prompts]
-    values, kept, report = call_reward(fn, dialogues, texts, columns_of(prompts), 0, None)
-    if not kept.any():
-        raise UserError(f"measure {measure!r} has no number for any of the {len(texts)} answers ({report.first_error})")
-    return float(np.mean(values[kept]))

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import FeedbackConfig
-from jaxalign.config import JudgeConfig as JudgeSettings
+from jaxalign.config import FeedbackConfig, JudgeConfig
 from jaxalign.errors import UserError
 from jaxalign.feedback import critique as rounds_of
 from jaxalign.feedback.checked import CheckedJudge
@@ -66,7 +65,7 @@ class Judge:
         self.settings = settings
         self.constitution = constitution if isinstance(constitution, Constitution) else Constitution(constitution)
         self._seed, self._key = seed, jax.random.key(seed)
-        calls = section_from(JudgeSettings(), {"retries": retries, "max_failed_share": max_failed_share}, "Judge")
+        calls = section_from(JudgeConfig(), {"retries": retries, "max_failed_share": max_failed_share}, "Judge")
         on_all_processes = isinstance(judge, LanguageModel)
         if isinstance(judge, LanguageModel):
             judge = _local(judge, self.settings, self.constitution.exemplars, temperature, max_new_tokens, batch)
@@ -114,11 +113,12 @@ class Judge:
         """Critiques one response to each prompt under a drawn principle. Returns B texts."""
         asked = as_prompts(prompts, "Judge.critique(prompts)")
         require_equal_lengths("Judge.critique", prompts=asked, responses=responses)
-        rules = self._rules(len(asked), 1)
+        stream = streams.PRINCIPLES["revise"]
+        rules = rounds_of.draw_principles(self.constitution, range(len(asked)), 1, self._seed, stream)
         requests = [CritiqueRequest(p.messages, r, rule) for p, r, (rule,) in zip(asked, responses, rules, strict=True)]
         draw = Draw(jax.random.fold_in(self._key, 3), range(len(asked)))
         with self.judge.loaded() as judge:
-            return [found.text for found in judge.critique(requests, draw)]
+            return [critique.text for critique in judge.critique(requests, draw)]
 
     def revise(self, prompts: Any, responses: Sequence[str], rounds: int = 1) -> list[Revision]:
         """Critiques and revises one response to each prompt. Returns the revisions of round 1, then of round 2, and so on."""
@@ -129,11 +129,9 @@ class Judge:
     def _revise(self, prompts: Sequence[Prompt], responses: Sequence[Text], rounds: int) -> list[Revision]:
         if rounds < 1:
             raise UserError(f"rounds is {rounds}; at least 1 is expected")
-        return rounds_of.revise(self.judge, prompts, responses, self._rules(len(prompts), rounds), self._key, 0)
-
-    def _rules(self, rows: int, count: int) -> rounds_of.Drawn:
-        stream = streams.PRINCIPLES["revise"]
-        return rounds_of.draw_principles(self.constitution, range(rows), count, self._seed, stream)
+        rows, stream = range(len(prompts)), streams.PRINCIPLES["revise"]
+        rules = rounds_of.draw_principles(self.constitution, rows, rounds, self._seed, stream)
+        return rounds_of.revise(self.judge, prompts, responses, rules, self._key, 0)
 
 
 def revise(
@@ -157,8 +155,8 @@ def revise(
     if not isinstance(judge, Judge):
         options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "batch": batch, "seed": seed}
         judge = Judge(model if judge is None else judge, constitution, **options)
-    found = Sampler(model, temperature=temperature, batch=batch, seed=seed).generate(asked, max_new_tokens)
-    return judge._revise(asked, [Text(sample.text, sample.ended) for sample in found], rounds)
+    samples = Sampler(model, temperature=temperature, batch=batch, seed=seed).generate(asked, max_new_tokens)
+    return judge._revise(asked, [Text(sample.text, sample.ended) for sample in samples], rounds)
 
 
 def _local(

@@ -147,19 +147,19 @@ class OnlineDPO(Trainer):
         Args:
           first_row: the global number of the first prompt.
         """
-        parts, model = self._parts, self.inputs.model
+        parts, model, keys = self._parts, self.inputs.model, streams.KEYS["online_dpo"]
         # One call samples both answers to a prompt, at neighbouring global rows.
         rows = range(2 * first_row, 2 * (first_row + len(index)))
         twice = [self._ids[i] for i in index for _ in range(2)]
         with parts.timeline.phase("generate") as phase:
-            key = self._key("samples")
+            key = jax.random.fold_in(self.inputs.root_key, keys["samples"])
             rollout = sample_rollout(self._sampler, self._engine.padding, twice, key, rows, parts.sampling, versions=False)
             phase.tokens, phase.flops = work.sampled(model, rollout)
         if first_row == 0:
             self._check(params, place_rows(model.sharding, rollout))
         texts = styles.response_texts(parts.tokenizer, rollout, parts.style)
         asked = [Pair(self._prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
-        labelled = parts.label(asked, self._key("labels"), first_row)
+        labelled = parts.label(asked, jax.random.fold_in(self.inputs.root_key, keys["labels"]), first_row)
         answered = answer_pairs(rollout, labelled, parts.undecided)
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
         with parts.timeline.phase("score") as phase:
@@ -176,9 +176,6 @@ class OnlineDPO(Trainer):
         chosen = "none" if parts.objective.reference == "none" else self.section.reference
         reference = {"start": start, "iteration": now, "none": 0 * start}[chosen]
         return dataclasses.replace(answered, reference=reference), labelled, metrics
-
-    def _key(self, use: str) -> jax.Array:
-        return jax.random.fold_in(self.inputs.root_key, streams.KEYS["online_dpo"][use])
 
     def _check(self, params: Params, sampled: Rollout) -> None:
         """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""

@@ -215,7 +215,12 @@ class PPO(PolicyTrainer):
                 with reference.on_device() as start:
                     start = start if parts.reference is None else inputs.weights()
                     policy = with_value_head(setup, inputs.trained(start))
-                    critic = self._initial_critic(start) if setup.owns_critic else None
+                    critic = None
+                    if setup.owns_critic and parts.critic is not None:
+                        critic = parts.critic()
+                    elif setup.owns_critic:
+                        key = jax.random.fold_in(inputs.root_key, streams.KEYS["ppo"]["critic"])
+                        critic = critic_from(setup, start, key)
                 return iteration.offload_optimizer_state(init_ppo_state(setup, policy, critic, inputs.key))
 
             loop = dataclasses.replace(
@@ -240,13 +245,6 @@ class PPO(PolicyTrainer):
             self.inputs.abstract_frozen, parts.abstract_start, checked,
         )
 
-    def _initial_critic(self, start: Params) -> Params:
-        """The parameters of a separate critic. start: the policy's starting weights."""
-        if self._parts.critic is not None:
-            return self._parts.critic()
-        key = jax.random.fold_in(self.inputs.root_key, streams.KEYS["ppo"]["critic"])
-        return critic_from(self.setup, start, key)
-
     @property
     def params(self) -> Params:
         """The newest trained parameters, without a value head. The next step donates them."""
@@ -255,7 +253,10 @@ class PPO(PolicyTrainer):
     def _as_reward(self, reward: Any) -> Reward:
         if isinstance(reward, RewardModel):
             scorer, params = reward.scorer
-            self._require_tokenizer(reward, "reward")
+            own, expected = reward.tokenizer.vocab_size, self.tokenizer.vocab_size
+            if own != expected:
+                raise UserError(f"PPO(reward) has a tokenizer of {own} ids and the policy's has {expected}; a RewardModel with "
+                                "the policy's tokenizer is expected")
             scorer = dataclasses.replace(scorer, clip=self.section.score_clip)
             return LearntReward(scorer, FrozenRole(params), "reward model")
         if self.section.score_clip is not None:
@@ -286,11 +287,6 @@ class PPO(PolicyTrainer):
             raise UserError("PPO(start_critic) is an ensemble, or does not have the policy's architecture; train one "
                             "RewardModel from the policy's model")
         return strip_frozen(self.inputs.language_model.frozen, params)
-
-    def _require_tokenizer(self, model: RewardModel, name: str) -> None:
-        if model.tokenizer.vocab_size != self.tokenizer.vocab_size:
-            raise UserError(f"PPO({name}) has a tokenizer of {model.tokenizer.vocab_size} ids and the policy's has "
-                            f"{self.tokenizer.vocab_size}; a RewardModel with the policy's tokenizer is expected")
 
     def _record(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)

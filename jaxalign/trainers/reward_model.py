@@ -32,7 +32,7 @@ from jaxalign.steps.preference_step import preference_step
 from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, TrainerInputs, model_inputs, section_from
-from jaxalign.trainers.preference_quality import accuracy, held_out_metrics, measurable
+from jaxalign.trainers.preference_quality import accuracy, held_out_metrics
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
 from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
 
@@ -80,7 +80,12 @@ class RewardModel(Trainer):
                                 "it out, and give the pairs of several sources to fit with a \"weight\" in each row")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         inputs = model_inputs(model, section, self.name, **options)
-        self._set_members([_in_directory(inputs, number) for number in range(section.members)], section)
+        members = [inputs] * section.members
+        if inputs.loop.directory is not None:  # The loop of each member writes to a directory of its own.
+            directories = [member_directory(inputs.loop.directory, number) for number in range(section.members)]
+            loops = [dataclasses.replace(inputs.loop, directory=path) for path in directories]
+            members = [dataclasses.replace(inputs, loop=loop) for loop in loops]
+        self._set_members(members, section)
 
     @classmethod
     def from_inputs(cls, inputs: Sequence[TrainerInputs], section: PreferenceConfig) -> Self:
@@ -112,21 +117,21 @@ class RewardModel(Trainer):
         Raises:
           UserError: there are no rows, a row is malformed, or `held_out` is given without early_stopping.
         """
-        train = as_pairs(pairs, "RewardModel.fit(pairs)")
-        if not self.section.early_stopping:
-            if held_out is not None:
-                raise UserError("RewardModel.fit(held_out) is given, but early_stopping is False, so nothing reads it; set "
-                                "early_stopping=True, or leave held_out out")
-            arrays = self._arrays(train)
-            self._claim(arrays)
-            return self.fit_arrays(arrays, self._loaders(arrays))
-        if held_out is None:
-            train, chosen_by = split_by_prompt(train, self.section.held_out_share, self.inputs.seed)
-        else:
-            chosen_by = as_pairs(held_out, "RewardModel.fit(held_out)")
-        arrays, choosing = self._arrays(train), self._arrays(chosen_by)
-        self._claim((arrays, choosing))
-        return self.fit_arrays(arrays, self._loaders(arrays), choosing)
+        section, seed = self.section, self.inputs.seed
+        train, choosing = as_pairs(pairs, "RewardModel.fit(pairs)"), None
+        if not section.early_stopping and held_out is not None:
+            raise UserError("RewardModel.fit(held_out) is given, but early_stopping is False, so nothing reads it; set "
+                            "early_stopping=True, or leave held_out out")
+        if held_out is not None:
+            choosing = self._arrays(as_pairs(held_out, "RewardModel.fit(held_out)"))
+        elif section.early_stopping:
+            train, chosen_by = split_by_prompt(train, section.held_out_share, seed)
+            choosing = self._arrays(chosen_by)
+        arrays = self._arrays(train)
+        self._claim(arrays if choosing is None else (arrays, choosing))
+        first = streams.LOADERS["preference"]
+        loaders = [EpochLoader(len(arrays.label), section.batch, seed, first + number) for number in range(section.members)]
+        return self.fit_arrays(arrays, loaders, choosing)
 
     def fit_arrays(
         self, train: PairBatch, loaders: Sequence[EpochLoader], choosing: PairBatch | None = None,
@@ -222,13 +227,6 @@ class RewardModel(Trainer):
         section, style = self.section, self.inputs.language_model.style
         return pair_arrays(self.tokenizer, pairs, style, section.max_length, section.margin_weight)
 
-    def _loaders(self, train: PairBatch) -> list[EpochLoader]:
-        first = streams.LOADERS["preference"]
-        return [
-            EpochLoader(len(train.label), self.section.batch, self.inputs.seed, first + number)
-            for number in range(self.section.members)
-        ]
-
 
 class PreferenceMember(Trainer):
     """Trains one preference model on arrays of pairs: a `RewardModel`, or a member of its ensemble."""
@@ -272,7 +270,7 @@ class PreferenceMember(Trainer):
 
     def _stopping(self, held_out: PairBatch | None, epoch: int) -> EarlyStopping:
         """Early stopping on held-out pairs. epoch: the number of steps of an epoch."""
-        if not measurable(held_out):
+        if held_out is None or not np.any((np.abs(held_out.label - 0.5) > 1e-6) & (held_out.weight > 0)):
             raise UserError("early_stopping is True, but none of the held-out pairs that would measure the loss has a label "
                             "that prefers an answer; give more pairs, raise held_out_share, or set early_stopping to False")
         section, scorer = self.section, Scorer(self.inputs.model)
@@ -282,14 +280,6 @@ class PreferenceMember(Trainer):
             return held_out_metrics(scores, held_out)
 
         return EarlyStopping(section.eval_every or epoch, section.patience, measure)
-
-
-def _in_directory(inputs: TrainerInputs, number: int) -> TrainerInputs:
-    """The inputs of ensemble member `number`, whose loop writes to a directory of its own."""
-    if inputs.loop.directory is None:
-        return inputs
-    directory = member_directory(inputs.loop.directory, number)
-    return dataclasses.replace(inputs, loop=dataclasses.replace(inputs.loop, directory=directory))
 
 
 def _with_random_head(inputs: TrainerInputs, number: int) -> TrainerInputs:
@@ -321,8 +311,8 @@ def make_ensemble(
     deviation; None without held-out pairs.
     """
     single = Scorer(model)
-    found = [score_statistics(all_scores(single, params, train, section.batch).reshape(-1)) for params in members]
-    shift, scale = (np.asarray(column, np.float64) for column in zip(*found, strict=True))
+    statistics = [score_statistics(all_scores(single, params, train, section.batch).reshape(-1)) for params in members]
+    shift, scale = (np.asarray(column, np.float64) for column in zip(*statistics, strict=True))
     unit = float(scale.mean())
     if not section.normalise:
         shift, scale = np.zeros_like(shift), np.full_like(scale, unit)

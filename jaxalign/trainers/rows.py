@@ -44,7 +44,7 @@ def as_prompt(row: Any, where: str, number: int = 0) -> Prompt:
     columns = {}
     if isinstance(row, Mapping):
         if "prompt" not in row:
-            raise _bad_row(where, _PROMPT_FORM, f"has the keys {_listed(row)}")
+            raise _bad_row(row, where, _PROMPT_FORM)
         columns = {name: value for name, value in row.items() if name != "prompt"}
         row = row["prompt"]
     return Prompt(f"prompt-{number}", _messages(row, where, _PROMPT_FORM), "python", columns)
@@ -119,20 +119,21 @@ def _is_tensor(value: Any) -> bool:
 def _messages(value: Any, where: str, form: str) -> Dialogue:
     """The messages of a prompt. Raises UserError if they do not end with a user message."""
     if isinstance(value, str):
-        found: Dialogue = (Message("user", value),)
-    elif isinstance(value, Sequence) and value and all(isinstance(item, Message) for item in value):
-        found = tuple(value)
+        messages: Dialogue = (Message("user", value),)
+    elif _are_messages(value):
+        messages = tuple(value)
     elif isinstance(value, list) and value:
         try:
-            found = parse_messages(value, system=True)
+            messages = parse_messages(value, system=True)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
     else:
-        raise _bad_row(where, form, f"is of type {type(value).__name__}")
-    if found[-1].role != "user" or not found[-1].content.strip():
-        raise UserError(f"{where} ends with the {found[-1].role} message {found[-1].content[:40]!r}; a prompt must end with "
-                        "a non-empty user message")
-    return found
+        raise UserError(f"{where} is of type {type(value).__name__}; {form} is expected")
+    last = messages[-1]
+    if last.role != "user" or not last.content.strip():
+        raise UserError(f"{where} ends with the {last.role} message {last.content[:40]!r}; a prompt must end with a non-empty "
+                        "user message")
+    return messages
 
 
 def _example(row: Any, where: str) -> Example:
@@ -140,30 +141,34 @@ def _example(row: Any, where: str) -> Example:
         return None, row
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], str):
         return _messages(row[0], where, _EXAMPLE_FORM), row[1]
+    if isinstance(row, str):
+        raise UserError(f"{where} is an empty string; {_EXAMPLE_FORM} is expected")
     if not isinstance(row, Mapping):
-        said = "is an empty string" if isinstance(row, str) else f"is of type {type(row).__name__}"
-        raise _bad_row(where, _EXAMPLE_FORM, said)
+        raise _bad_row(row, where, _EXAMPLE_FORM)
     if "messages" in row:
         return _answered(row["messages"], where)
     key = next((name for name in _ANSWER_KEYS if name in row), None)
     if key is None and isinstance(row.get("text"), str):
         return _example(row["text"], where)
     if key is None or "prompt" not in row:
-        raise _bad_row(where, _EXAMPLE_FORM, f"has the keys {_listed(row)}")
-    return _messages(row["prompt"], f"{where}['prompt']", _EXAMPLE_FORM), _text(row[key], f"{where}[{key!r}]")
+        raise _bad_row(row, where, _EXAMPLE_FORM)
+    messages, answer = _messages(row["prompt"], f"{where}['prompt']", _EXAMPLE_FORM), row[key]
+    if not isinstance(answer, str):
+        raise UserError(f"{where}[{key!r}] is of type {type(answer).__name__}; a string is expected")
+    return messages, answer
 
 
 def _answered(messages: Any, where: str) -> Example:
     """The prompt and the last answer of a whole dialogue."""
     try:
         given = messages if isinstance(messages, list) else []
-        found = tuple(messages) if _are_messages(messages) else parse_messages(given, system=True)
+        dialogue = tuple(messages) if _are_messages(messages) else parse_messages(given, system=True)
     except ValueError as error:
         raise UserError(f"{where}['messages']: {error}") from None
-    if len(found) < 2 or found[-1].role != "assistant":
+    if len(dialogue) < 2 or dialogue[-1].role != "assistant":
         raise UserError(f"{where}['messages'] does not end with a user message followed by an assistant message; the last "
                         "message must be the answer")
-    return _messages(found[:-1], where, _EXAMPLE_FORM), found[-1].content
+    return _messages(dialogue[:-1], where, _EXAMPLE_FORM), dialogue[-1].content
 
 
 def _are_messages(value: Any) -> bool:
@@ -173,10 +178,8 @@ def _are_messages(value: Any) -> bool:
 def _pair(row: Any, where: str, number: int) -> Comparison:
     if isinstance(row, Comparison):
         return row
-    if not isinstance(row, Mapping):
-        raise _bad_row(where, _PAIR_FORM, f"is of type {type(row).__name__}")
-    if not {"chosen", "rejected"} <= set(row):
-        raise _bad_row(where, _PAIR_FORM, f"has the keys {_listed(row)}")
+    if not isinstance(row, Mapping) or not {"chosen", "rejected"} <= set(row):
+        raise _bad_row(row, where, _PAIR_FORM)
     label, margin = _number(row, "label", where, 1.0, 0, 1), _number(row, "margin", where, None, 0, math.inf)
     weight = _number(row, "weight", where, 1.0, 0, math.inf)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
@@ -184,37 +187,30 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
         messages = _messages(prompt, f"{where}['prompt']", _PAIR_FORM)
     else:
         try:
-            found = split_answers(*parse_pair(dict(row), system=True))
+            answers = split_answers(*parse_pair(dict(row), system=True))
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
-        if found is None:
+        if answers is None:
             raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {_PAIR_FORM} is "
                             "expected")
-        messages, chosen, rejected = found
+        messages, chosen, rejected = answers
     return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin, weight=weight)
 
 
 def _judgement(row: Any, where: str, number: int) -> Judgement:
     if isinstance(row, Judgement):
         return row
-    if not isinstance(row, Mapping):
-        raise _bad_row(where, _JUDGED_FORM, f"is of type {type(row).__name__}")
-    key = next((name for name in _ANSWER_KEYS if name in row), None)
+    key = next((name for name in _ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None
     if key is None or not {"prompt", "label"} <= set(row):
-        raise _bad_row(where, _JUDGED_FORM, f"has the keys {_listed(row)}")
+        raise _bad_row(row, where, _JUDGED_FORM)
+    system, prompt = (), row["prompt"]
     try:
-        system, prompt = _split_system(row["prompt"])
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and prompt[0].get("role") == "system":
+            system, prompt = parse_messages(prompt[:1], system=True), prompt[1:]
         messages, answer, desirable = parse_judgement({"prompt": prompt, "completion": row[key], "label": row["label"]})
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
     return Judgement(Prompt(f"answer-{number}", (*system, *messages), "python"), answer, desirable)
-
-
-def _split_system(prompt: Any) -> tuple[Dialogue, Any]:
-    """The system message at the beginning of a list of messages, and the rest. Raises ValueError if it is malformed."""
-    if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], dict) or prompt[0].get("role") != "system":
-        return (), prompt
-    return parse_messages(prompt[:1], system=True), prompt[1:]
 
 
 def _number(row: Mapping, key: str, where: str, default: float | None, low: float, high: float) -> float | None:
@@ -229,15 +225,8 @@ def _number(row: Mapping, key: str, where: str, default: float | None, low: floa
     return float(value)
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{where} is of type {type(value).__name__}; a string is expected")
-    return value
-
-
-def _listed(row: Mapping) -> str:
-    return ", ".join(map(repr, row)) or "none"
-
-
-def _bad_row(where: str, form: str, said: str) -> UserError:
-    return UserError(f"{where} {said}; {form} is expected")
+def _bad_row(row: Any, where: str, form: str) -> UserError:
+    """The error for a row of the wrong type, or for a mapping with the wrong keys."""
+    keys = ", ".join(map(repr, row)) or "none" if isinstance(row, Mapping) else ""
+    problem = f"has the keys {keys}" if keys else f"is of type {type(row).__name__}"
+    return UserError(f"{where} {problem}; {form} is expected")

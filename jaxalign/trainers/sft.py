@@ -26,7 +26,7 @@ from jaxalign.steps.loop import Step
 from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
-from jaxalign.trainers.rows import Example, as_examples
+from jaxalign.trainers.rows import as_examples
 
 Answered = tuple[Sequence[Message], str]
 
@@ -78,7 +78,14 @@ class SFT(PolicyTrainer):
           UserError: there are no rows, or a row is malformed.
         """
         examples = as_examples(rows, "SFT.fit(rows)")
-        packed, _ = pack((self._encoded(example) for example in examples), self.section.row_length)
+        tokenizer, style, encoded = self.tokenizer, self.inputs.language_model.style, []
+        for messages, text in examples:
+            if messages is not None:
+                encoded.append(styles.encode_completion(tokenizer, messages, text, style))
+            else:
+                ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
+                encoded.append((ids, [1.0] * len(ids)))
+        packed, _ = pack(encoded, self.section.row_length)
         self._claim(packed)
         batches = EpochLoader(len(packed.tokens), self.section.batch_rows, self.inputs.seed)
         return self.fit_packed(packed, batches.steps(self.section.epochs), streams.LOADERS["sft"])
@@ -107,14 +114,6 @@ class SFT(PolicyTrainer):
             )
 
         return self._train(lm_step, arguments, rows, loader, total_steps=total_steps)
-
-    def _encoded(self, example: Example) -> tuple[list[int], list[float]]:
-        messages, text = example
-        tokenizer, style = self.tokenizer, self.inputs.language_model.style
-        if messages is not None:
-            return styles.encode_completion(tokenizer, messages, text, style)
-        ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
-        return ids, [1.0] * len(ids)
 
 
 def packed(tokenizer: Tokenizer, pairs: Iterable[Answered], style: str, row_length: int) -> tuple[PackedBatch, int]:

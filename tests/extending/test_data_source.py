@@ -91,8 +91,8 @@ SOURCE = DataSourceRecord("own", {kind}=lambda inputs: {rows}, answers=True)
     here = context(tmp_path, f"{path}:SOURCE", stages, dpo={"objective": "kto", "max_length": 64})
     read = {
         "prompts": lambda: sources.prompts(here, WordTokenizer(), "rl", 9, 8),
-        "comparisons": lambda: sources.human_comparisons(here, WordTokenizer()),
-        "judgements": lambda: sources.human_judgements(here, WordTokenizer()),
+        "comparisons": lambda: sources.source_rows(here, WordTokenizer(), "comparisons"),
+        "judgements": lambda: sources.source_rows(here, WordTokenizer(), "judgements"),
     }[kind]
     with pytest.raises(UserError, match=message) as raised:
         read()

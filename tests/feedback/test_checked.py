@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import JudgeConfig as JudgeSettings
+from jaxalign.config import JudgeConfig
 from jaxalign.errors import UserError
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import (
@@ -58,7 +58,7 @@ def ask(respond, method="compare", count=4, **settings):
     """(results, rows of each call) of a judge that is asked about the responses "0", "1", ... in the rows 10, 11, ..."""
     judge = Answering(respond)
     requests = [REQUESTS[method](str(i)) for i in range(count)]
-    checked = CheckedJudge(judge, "mine", JudgeSettings(**settings))
+    checked = CheckedJudge(judge, "mine", JudgeConfig(**settings))
     return getattr(checked, method)(requests, Draw(jax.random.key(0), range(10, 10 + count))), judge.calls
 
 
@@ -96,7 +96,7 @@ def test_requests_that_fail_again_are_set_aside_and_counted(method, caplog):
 
 def test_too_many_failed_requests_stop_the_run_at_once():
     judge = Answering(raising("0123"))
-    checked = CheckedJudge(judge, "mine", JudgeSettings(retries=1, max_failed_share=0.25))
+    checked = CheckedJudge(judge, "mine", JudgeConfig(retries=1, max_failed_share=0.25))
     with pytest.raises(UserError, match=r"failed to answer 2 of 4 .*no answer to 0\), more than config.judge.max_failed_share"):
         checked.compare([REQUESTS["compare"](str(i)) for i in range(4)], Draw(jax.random.key(0), range(4)))
     assert judge.calls == [[0, 1, 2, 3]] * 2 + [[0], [1]]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
+from jaxalign.config import from_config_dict
 from jaxalign.feedback.critique import PolicyAnswer
 from jaxalign.feedback.decisions import Calibration
 from jaxalign.records import Comparison, Message, Prompt
@@ -70,14 +73,18 @@ def test_pitfall_16_undecided_pairs_get_label_one_half_or_are_dropped(shards):
     assert half[0].principles == ("p",) and half[0].prompt.messages == (Message("user", "q"),)
 
 
-def test_a_pair_with_a_missing_answer_is_not_trained_on():
+def test_a_pair_with_a_missing_answer_is_not_trained_on(monkeypatch):
     """For example, an answer with non-finite logits, against which any answer would win."""
     said, ended, missing = PolicyAnswer("yes", True), PolicyAnswer("", True), PolicyAnswer("", False, sampled=False)
     about = Prompt("test-000", (Message("user", "how"),), "red_team")
 
-    def texts(*pair):
-        found = stage._pair(about, pair, "different")
-        return found.response_a, found.response_b
+    config = from_config_dict({"compare": {"samples": 2, "choose": "different"}})
+    context = types.SimpleNamespace(config=config, key=lambda *names: None)
+
+    def texts(*answers):
+        monkeypatch.setattr(stage, "answer", lambda *arguments: answers)
+        (pair,) = stage._pairs(context, None, [about], None, 0)
+        return pair.response_a, pair.response_b
 
     assert texts(said, ended) == ("yes", "") and texts(ended, said) == ("", "yes")
     assert texts(said, missing) == texts(missing, said) == texts(missing, missing) == ("", "")

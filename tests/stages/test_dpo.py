@@ -16,7 +16,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.language_model import load_model
 from jaxalign.records import Comparison, Message, Prompt, Rollout
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.labelled import answered, direct_split
+from jaxalign.stages.shared.labelled import answered, labelled_split
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import answer_pairs, oriented, pair_arrays
 from jaxalign.trainers.direct import DPO
@@ -254,5 +254,5 @@ def test_the_trainers_of_the_library_compute_the_same_as_the_stages(direct):
     base, policy = load_model(direct / "pretrain"), load_model(direct / "sft")
     examples, _, _ = answered(context, base.tokenizer)
     library_metrics(SFT(base, seed=config.seed, **dataclasses.asdict(config.sft)), examples, "sft", direct)
-    pairs, _, _ = direct_split(context, base.tokenizer)
+    pairs, _, _ = labelled_split(context, base.tokenizer, context.config.dpo)
     library_metrics(DPO(policy, seed=config.seed, **dataclasses.asdict(config.dpo)), pairs, "dpo", direct)

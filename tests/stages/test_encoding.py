@@ -7,14 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxalign.config import Config, SFTConfig
-from jaxalign.config import ReviseConfig as ReviseConfig
+from jaxalign.config import Config, ReviseConfig, SFTConfig
 from jaxalign.data.chat import styles
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.labelled import preference_split, revisions
+from jaxalign.stages.shared.labelled import labelled_split, revisions
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.trainers.preference_quality import measure
 from jaxalign.trainers.scoring import all_scores, pair_arrays
@@ -136,4 +135,5 @@ def test_a_policy_with_only_one_answer_is_reported_in_one_sentence(tmp_path):
             "reasoning_ab": None, "reasoning_ba": None, "outcome": "identical"}
     Shards(tmp_path / "compare").write(0, [same])
     with pytest.raises(UserError, match="0 of 1 pairs of stage compare can be trained on; left out: 1 identical"):
-        preference_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)
+        context = StageContext(Config(), tmp_path, tmp_path / "preference", False)
+        labelled_split(context, TOKENIZER, context.config.preference)

@@ -64,7 +64,8 @@ def test_pairs_of_compare_are_held_out_for_the_preference_model(tmp_path, capsys
     (tmp_path / "compare").mkdir()
     rows = [comparison_row(Comparison(prompt, "yes", "no", 0.9, decided=True)) for prompt in prompts(10)]
     Shards(tmp_path / "compare").write(0, rows)
-    train, held_out, _ = labelled.preference_split(context(tmp_path, 16), WordTokenizer())
+    stage = context(tmp_path, 16)
+    train, held_out, _ = labelled.labelled_split(stage, WordTokenizer(), stage.config.preference)
     assert (len(train), len(held_out)) == (8, 2)
     assert "[preference] 2 dialogues are held out of 10: data.min_held_out is 8" in capsys.readouterr().out
 

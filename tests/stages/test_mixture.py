@@ -35,7 +35,7 @@ def context(tmp_path, train, *extra, **data):
 
 
 def test_the_source_of_a_pair_names_its_file(tmp_path, files):
-    train, held_out, report = sources.human_comparisons(context(tmp_path, *files), WordTokenizer())
+    train, held_out, report = sources.source_rows(context(tmp_path, *files), WordTokenizer(), "comparisons")
     pairs = [pair.prompt for pair in train + held_out]
     assert collections.Counter(prompt.source for prompt in pairs) == {"helpful/train": 8, "harmless/train": 4}
     assert len({prompt.id for prompt in pairs}) == 12 and pairs[0].id.startswith("helpful/train:")
@@ -44,7 +44,7 @@ def test_the_source_of_a_pair_names_its_file(tmp_path, files):
 
 
 def test_pairs_of_a_single_file_have_the_source_human(tmp_path, files):
-    train, _, report = sources.human_comparisons(context(tmp_path, files[0]), WordTokenizer())
+    train, _, report = sources.source_rows(context(tmp_path, files[0]), WordTokenizer(), "comparisons")
     assert {pair.prompt.source for pair in train} == {"human"} and report.to_dict()["pairs"] == 8
     assert train[0].prompt.id.startswith("train:")
 
@@ -52,7 +52,7 @@ def test_pairs_of_a_single_file_have_the_source_human(tmp_path, files):
 def test_weights_are_shares_of_the_training_pairs_of_an_epoch(tmp_path, files):
     """An epoch of 9 training pairs takes two thirds from the second file, which has only about 3."""
     here = context(tmp_path, *files, weights=(1.0, 2.0))
-    train, _, _ = sources.human_comparisons(here, WordTokenizer())
+    train, _, _ = sources.source_rows(here, WordTokenizer(), "comparisons")
     assert len(train) == 9
     loader = sources.pair_loader(here, train, 9, 100)
     drawn = collections.Counter(train[i].prompt.source for i in loader.indices(0))
@@ -76,7 +76,7 @@ def test_prompts_of_rl_come_from_all_files(tmp_path, files):
 
 def test_a_file_given_twice_is_reported_in_one_sentence(tmp_path, files):
     with pytest.raises(UserError, match="name the same file twice"):
-        sources.human_comparisons(context(tmp_path, files[0], files[0]), WordTokenizer())
+        sources.source_rows(context(tmp_path, files[0], files[0]), WordTokenizer(), "comparisons")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
+from jaxalign.stages.preference import PreferenceStage
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.labelled import comparison_row, read_comparisons
-from jaxalign.stages.shared.preference_pairs import human_files, is_human, preference_pairs
+from jaxalign.stages.shared.preference_pairs import is_human, preference_pairs
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.trainers.answers import pair_arrays as answer_arrays
 from jaxalign.trainers.scoring import pair_arrays
@@ -51,7 +52,7 @@ def test_human_pairs_follow_those_of_compare_and_share_no_held_out_dialogue(tmp_
         assert {pair.weight for pair in part if is_human(pair)} == {0.25}
         assert {pair.weight for pair in part if not is_human(pair)} == {1.0}
     assert [report.pairs for report in pairs.human] == [40]
-    assert list(human_files(made.config)) == [tmp_path / "human.jsonl"]
+    assert PreferenceStage().files(made.config)[tmp_path / "human.jsonl"] == "preference.human"
     arrays = pair_arrays(WordTokenizer(), pairs.train, "compact", 64)
     assert arrays.weight.tolist() == [pair.weight for pair in pairs.train]
 

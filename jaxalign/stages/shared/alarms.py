@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,10 +19,9 @@ from jaxalign.records import Prompt
 from jaxalign.rl.alarms import AlarmRun, Questions, Records, WinRate
 from jaxalign.stages.shared import engines, judges
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.keys import stage_key
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.storage import write_atomically
-from jaxalign.tracking.alarms import Measurement, outcome, read_measurements
+from jaxalign.tracking.alarms import outcome, read_measurements
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.evaluation import won
 
@@ -34,7 +34,7 @@ def make_alarms(context: StageContext, model: Model, tokenizer: Tokenizer, promp
     if not section.temperature:  # Greedy answers do not depend on a filter.
         drawn = dataclasses.replace(drawn, top_k=0, top_p=1.0)
     sampling = engines.sampling(drawn, tokenizer, config.data.style)
-    questions = Questions(prompts, ids, sampling, stage_key(context, "ppo", "alarms"), config.data.style)
+    questions = Questions(prompts, ids, sampling, context.key("ppo", "alarms"), config.data.style)
     compare = _win_rate(context, model) if section.judge else None
     return AlarmRun(section, questions, _records(context.directory), config.ppo.iterations, compare)
 
@@ -44,26 +44,25 @@ def best_folder(directory: Path, iteration: int) -> Path:
     return directory / "best" / f"{iteration}"
 
 
-def answers_file(directory: Path, iteration: int) -> Path:
-    """The file with the measured answers of the policy after `iteration` iterations."""
-    return directory / f"alarm-answers-{iteration:05d}.jsonl"
-
-
 def summary(context: StageContext, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The part of the stage's summary about its alarms: {"alarms": ...}. rows: the rows of the metric file."""
     section, measured = context.config.ppo.alarms, read_measurements(rows)
-    found = outcome(section, measured)
+    result = outcome(section, measured)
     kept = kept_iteration(context, rows)
-    if not found.fired:
+    if not result.fired:
         why = "no alarm fired"
     elif section.action == "best":
-        why = (f"an alarm fired at iteration {found.fired[0].iteration}; of the measured policies before it that crossed no "
+        why = (f"an alarm fired at iteration {result.fired[0].iteration}; of the measured policies before it that crossed no "
                f"limit, the one after iteration {kept} has the highest mean score")
     else:
         why = "an alarm fired, and config.ppo.alarms.action is 'warn'"
+    measurements = [
+        {"iteration": one.iteration} | {name: None if math.isnan(value) else value for name, value in one.values.items()}
+        for one in measured
+    ]
     return {"alarms": {
-        "measurements": [{"iteration": one.iteration, **_finite(one)} for one in measured],
-        "fired": [dataclasses.asdict(one) | {"sentence": one.sentence()} for one in found.fired],
+        "measurements": measurements,
+        "fired": [dataclasses.asdict(one) | {"sentence": one.sentence()} for one in result.fired],
         "kept": kept, "reason": why,
     }}
 
@@ -72,28 +71,28 @@ def kept_iteration(context: StageContext, rows: Sequence[Mapping[str, Any]]) -> 
     """The number of iterations of the policy that is the stage's result. rows: the rows of the metric file."""
     section = context.config.ppo.alarms
     if section.every and section.action == "best":
-        found = outcome(section, read_measurements(rows))
-        if found.fired:
-            return found.best
+        result = outcome(section, read_measurements(rows))
+        if result.fired:
+            return result.best
     return len(rows)
 
 
-def _finite(measured: Measurement) -> dict[str, float | None]:
-    return {name: value if value == value else None for name, value in measured.values.items()}
-
-
 def _records(directory: Path) -> Records:
-    def save_answers(iteration: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in answers)
-        hosts.once(lambda: write_atomically(answers_file(directory, iteration), text))
+    """The files of the alarms: the measured answers of each iteration, and the newest policies."""
+    answers = "alarm-answers-{:05d}.jsonl"
+
+    def save_answers(iteration: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        hosts.once(lambda: write_atomically(directory / answers.format(iteration), text))
 
     def first_answers() -> list[str]:
-        lines = answers_file(directory, 0).read_text(encoding="utf-8").splitlines()
+        lines = (directory / answers.format(0)).read_text(encoding="utf-8").splitlines()
         return [json.loads(line)["response"] for line in lines]
 
     def save_policy(iteration: int, params: Params) -> None:
-        save_params(best_folder(directory, iteration), params)
-        hosts.once(lambda: _remove_old(directory / "best", iteration))
+        folder = best_folder(directory, iteration)
+        save_params(folder, params)
+        hosts.once(lambda: _remove_old(folder.parent, iteration))
 
     return Records(lambda: read_metrics(directory / "metrics.jsonl"), save_answers, first_answers, save_policy)
 
@@ -109,7 +108,7 @@ def _remove_old(folder: Path, newest: int) -> None:
 def _win_rate(context: StageContext, model: Model) -> WinRate:
     config = context.config
     judge = judges.make_judge(context, "ppo", model, config.ppo.batch, trains=True)
-    labeller, key = judges.make_labeller(context, judge), stage_key(context, "ppo", "alarm labels")
+    labeller, key = judges.make_labeller(context, judge), context.key("ppo", "alarm labels")
 
     def win_rate(prompts: Sequence[Prompt], texts: Sequence[str], first: Sequence[str]) -> float:
         pairs = [Pair(*three) for three in zip(prompts, texts, first, strict=True)]

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxalign import streams
 from jaxalign.config import Config, rounds
 from jaxalign.parallel import hosts
@@ -49,6 +51,12 @@ class StageContext:
     def title(self) -> str:
         """The name of the stage in progress lines; it includes the round, if it is not the first."""
         return rounds.label(rounds.folder(self.directory.name, self.round))
+
+    def key(self, stage: str, use: int | str = streams.STATE) -> jax.Array:
+        """The PRNG key for one use of randomness in one stage. use: a number, or a name in `streams.KEYS[stage]`."""
+        number = streams.KEYS[stage][use] if isinstance(use, str) else use
+        root = jax.random.fold_in(jax.random.key(self.stream_seed), streams.number_of(stage, streams.STAGES))
+        return jax.random.fold_in(root, number)
 
     def input_directory(self, stage: str) -> Path:
         """The folder of an earlier stage."""

@@ -42,13 +42,17 @@ def breakdown(
       `Contest.to_dict`, over the compared prompts of the value; empty if there are none.
     """
     columns = {row["prompt_id"]: row.get("columns", {}) for row in rows}
-    found = {}
+    results: dict[str, dict[str, dict[str, Any]]] = {}
     for column in grouping_columns(list(columns.values())):
-        values = {prompt_id: own[column] for prompt_id, own in columns.items()}
-        found[column] = {value: _results([row for row in rows if values[row["prompt_id"]] == value], names,
-                                         [_restricted(contest, values, value) for contest in contests])
-                         for value in dict.fromkeys(values.values())}
-    return found
+        values, results[column] = {prompt_id: own[column] for prompt_id, own in columns.items()}, {}
+        for value in dict.fromkeys(values.values()):
+            part = [row for row in rows if values[row["prompt_id"]] == value]
+            restricted = [
+                contest._replace(labelled=[pair for pair in contest.labelled if values[pair.prompt.id] == value])
+                for contest in contests
+            ]
+            results[column][value] = _results(part, names, restricted)
+    return results
 
 
 def grouping_columns(columns: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -62,17 +66,16 @@ def grouping_columns(columns: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _results(rows: Sequence[Mapping[str, Any]], names: Sequence[str], contests: Sequence[Contest]) -> dict[str, Any]:
     by_model = {name: [row for row in rows if row["model"] == name] for name in names}
-
-    def mean(field: str) -> dict[str, float]:
-        return {name: float(np.mean([row[field] for row in own])) for name, own in by_model.items()}
-
     scored = all(row["score"] is not None for row in rows)
     return {
-        "prompts": len(by_model[names[0]]), "length": mean("tokens"), "complete": mean("complete"),
-        **({"preference_score": mean("score")} if scored else {}),
+        "prompts": len(by_model[names[0]]),
+        "length": means_by_model(by_model, "tokens"),
+        "complete": means_by_model(by_model, "complete"),
+        **({"preference_score": means_by_model(by_model, "score")} if scored else {}),
         "win_rates": [contest.to_dict() for contest in contests if contest.labelled],
     }
 
 
-def _restricted(contest: Contest, values: Mapping[str, str], value: str) -> Contest:
-    return contest._replace(labelled=[pair for pair in contest.labelled if values[pair.prompt.id] == value])
+def means_by_model(by_model: Mapping[str, Sequence[Mapping[str, Any]]], field: str) -> dict[str, float]:
+    """The mean of a field of each model's rows."""
+    return {name: float(np.mean([row[field] for row in rows])) for name, rows in by_model.items()}

@@ -24,7 +24,7 @@ from jaxalign.models.checkpoints.run_folder import Base, base_of, frozen_base, m
 from jaxalign.models.configured import configured_model
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
-from jaxalign.parallel.sharding import Sharding, make_sharding
+from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rewards.scorer import student_model
 
 _STUDENT = {
@@ -33,7 +33,7 @@ _STUDENT = {
 }
 
 
-class Found(NamedTuple):
+class Converted(NamedTuple):
     """A model with its weights, the fields of its config.json, the folder of its tokenizer, the texts of other files, and notes
     for the user."""
 
@@ -66,46 +66,38 @@ def convert(
         raise UserError(f"--source={source} is not a folder; give the folder of a model, or of a stage of a run")
     check_target(target)
     sharding = make_sharding(Mesh(*mesh))
+    is_orbax = (source / "params").is_dir()
     if adapters:
-        if is_model(source) or not (source / "params").is_dir():
-            raise UserError(f"--adapters exports the adapters of a stage, but {source} is a full model; omit --adapters")
         return [_export_adapters(source, target, Mesh(*mesh))]
-    if not (source / "params").is_dir():
+    if is_orbax and not is_model(source):
+        converted, dtype = _read_stage(source, Mesh(*mesh), dtype)
+    else:
         config = huggingface.read_config(source)
         dtype = dtype or huggingface.own_dtype(config.raw)
         model = Model(config.decoder, config.head, sharding)
-        _write_orbax(target, Found(model, huggingface.load_params(source, model, dtype), config.raw, source), dtype)
-        return [f"{source} ({_named(config.raw)}) is now in Orbax format in {target}, with dtype {dtype}"]
-    found, dtype = _read_orbax(source, sharding, dtype) if is_model(source) else _read_stage(source, Mesh(*mesh), dtype)
-    export(
-        target, found.model, found.params, config=found.config, source=found.texts, files=found.files, dtype=dtype,
-        shard_bytes=shard_bytes,
-    )
-    written = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    return [f"{source} ({_named(written)}) is now in Hugging Face format in {target}, with dtype {dtype}", *found.notes]
+        if is_orbax:
+            huggingface.check_mesh(model)
+        params = load_params(source / "params", model, dtype) if is_orbax else huggingface.load_params(source, model, dtype)
+        converted = Converted(model, params, config.raw, source)
+    if is_orbax:
+        export(
+            target, converted.model, converted.params, config=converted.config, source=converted.texts, files=converted.files,
+            dtype=dtype, shard_bytes=shard_bytes,
+        )
+        raw = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    else:
+        raw = converted.config
+        with whole_folder(target) as temporary:
+            save_params(temporary / "params", converted.params)
+            if hosts.is_first():
+                fields = config_fields(converted.model, raw, dtype)
+                write_texts(temporary, fields, converted.texts, {}, generates=converted.model.head == "lm")
+    names = ", ".join(raw.get("architectures") or [raw["model_type"]])
+    form = "Hugging Face" if is_orbax else "Orbax"
+    return [f"{source} ({names}) is now in {form} format in {target}, with dtype {dtype}", *converted.notes]
 
 
-def _named(raw: Mapping[str, Any]) -> str:
-    return ", ".join(raw.get("architectures") or [raw["model_type"]])
-
-
-def _write_orbax(target: Path, found: Found, dtype: str) -> None:
-    with whole_folder(target) as temporary:
-        save_params(temporary / "params", found.params)
-        config = config_fields(found.model, found.config, dtype)
-        if hosts.is_first():
-            write_texts(temporary, config, found.texts, {}, generates=found.model.head == "lm")
-
-
-def _read_orbax(source: Path, sharding: Sharding, dtype: str | None) -> tuple[Found, str]:
-    config = huggingface.read_config(source)
-    dtype = dtype or huggingface.own_dtype(config.raw)
-    model = Model(config.decoder, config.head, sharding)
-    huggingface.check_mesh(model)
-    return Found(model, load_params(source / "params", model, dtype), config.raw, source), dtype
-
-
-def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Found, str]:
+def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Converted, str]:
     """The weights that a stage of a run wrote, with adapters merged into their base."""
     stage, base, model = _open_stage(source, mesh)
     fields, notes = dict(base.fields), ()
@@ -118,14 +110,16 @@ def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Found, str
     dtype = dtype or "float32"
     if model.lora is None:
         params = load_params(stage.weights / "params", model, dtype)
-        return Found(model, params, fields, base.folder, base.files, notes), dtype
+        return Converted(model, params, fields, base.folder, base.files, notes), dtype
     frozen = frozen_base(stage.config, stage.workdir, model)
     whole, params = merged(model, join(frozen, load_params(stage.weights / "params", model)))
     notes = (f"the adapters of {stage.name} are merged into it", *notes)
-    return Found(whole, params, fields, base.folder, base.files, notes), dtype
+    return Converted(whole, params, fields, base.folder, base.files, notes), dtype
 
 
 def _export_adapters(source: Path, target: Path, mesh: Mesh) -> str:
+    if is_model(source) or not (source / "params").is_dir():
+        raise UserError(f"--adapters exports the adapters of a stage, but {source} is a full model; omit --adapters")
     stage, base, model = _open_stage(source, mesh)
     if model.lora is None:
         raise UserError(f"{source} trained all weights (config.lora.rank is 0); omit --adapters")
@@ -141,11 +135,11 @@ def _open_stage(source: Path, mesh: Mesh) -> tuple[FinishedStage, Base, Model]:
     base = base_of(stage.config, stage.workdir)
     if stage.name in stage.language_model_stages:
         return stage, base, policy_model(stage, base.vocab, make_sharding(mesh))
-    made = configured_model(stage.config, base.vocab, "scalar", make_sharding(mesh))
+    model = configured_model(stage.config, base.vocab, "scalar", make_sharding(mesh))
     if stage.name == "reward_distill":
-        made = student_model(stage.config.reward_distill, made)
-    huggingface.check_mesh(made)
-    return stage, base, made
+        model = student_model(stage.config.reward_distill, model)
+    huggingface.check_mesh(model)
+    return stage, base, model
 
 
 def _normalisation(stage: Path, folder: Path) -> str:

@@ -7,9 +7,9 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
-from jaxalign.config import Config
-from jaxalign.config import EndpointConfig as EndpointSettings
+from jaxalign.config import Config, EndpointConfig
 from jaxalign.data.chat.requests import TemplateSet, load_set
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.probe import Abilities, probe
@@ -49,7 +49,7 @@ def make_endpoint_judge(inputs: JudgeInputs) -> EndpointJudge:
 
 
 @functools.cache
-def connect(settings: EndpointSettings, workdir: Path) -> tuple[Client, AnswerStore]:
+def connect(settings: EndpointConfig, workdir: Path) -> tuple[Client, AnswerStore]:
     """The client and its store. All stages of a run share them, so that limits and counts hold for the run."""
     store = AnswerStore(Path(settings.cache).expanduser() if settings.cache else workdir / STORE)
     client = Client(settings, store)
@@ -57,38 +57,30 @@ def connect(settings: EndpointSettings, workdir: Path) -> tuple[Client, AnswerSt
     return client, store
 
 
-def known_model(settings: EndpointSettings, store: AnswerStore) -> str:
-    """The name of the server's model; "" if neither the settings nor the store have it."""
-    stored = store.fact(_fact(settings))
-    return settings.model if stored is None else json.loads(stored)[0]
+def stored_server(settings: EndpointConfig, store: AnswerStore) -> tuple[str, list[Any] | None]:
+    """(the name of the server's record in the store, [its model, its abilities] or None if they are not stored)."""
+    name = json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
+    stored = store.fact(name)
+    return name, None if stored is None else json.loads(stored)
 
 
-def _fact(settings: EndpointSettings) -> str:
-    """The name under which the store has the model and the abilities of the server."""
-    return json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
-
-
-def _server(settings: EndpointSettings, client: Client, store: AnswerStore) -> tuple[str, Abilities]:
+def _server(settings: EndpointConfig, client: Client, store: AnswerStore) -> tuple[str, Abilities]:
     """The model's name and what the server can do: as stored, or else from the server.
 
     Raises:
       UserError: the server cannot be asked, or it lists several models and `endpoint.model` is empty.
     """
-    name = _fact(settings)
-    stored = store.fact(name)
+    name, stored = stored_server(settings, store)
     if stored is not None:
-        model, fields = json.loads(stored)
-        return model, Abilities(**fields)
-    model = settings.model or _only_model(client, settings)
+        return stored[0], Abilities(**stored[1])
+    model = settings.model
+    if not model:
+        models = client.list_models()
+        if len(models) != 1:
+            listed = ", ".join(models[:8]) or "no model"
+            raise UserError(f"config.endpoint.model is empty, and {shown_url(settings.url[0])} lists {listed}; set it to the "
+                            "name of one model")
+        model = models[0]
     abilities = probe(client, model)
     store.keep_fact(name, json.dumps([model, dataclasses.asdict(abilities)]))
     return model, abilities
-
-
-def _only_model(client: Client, settings: EndpointSettings) -> str:
-    models = client.list_models()
-    if len(models) != 1:
-        listed = ", ".join(models[:8]) or "no model"
-        raise UserError(f"config.endpoint.model is empty, and {shown_url(settings.url[0])} lists {listed}; set it to the name "
-                        "of one model")
-    return models[0]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from jaxalign.config import Config
 from jaxalign.data.chat.styles import stop_ids
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.feedback.text_generator import Counted, TextGenerator
@@ -21,12 +18,6 @@ def text_generator(
     """A model that answers prompts, `batch` rows at a time. It reports its work to `counted`."""
     engine = Engine(model, batch, context.config.model.max_length)
     return TextGenerator(engine, params, run_models.load_tokenizer(context), counted)
-
-
-def sampler_files(config: Config) -> dict[Path, str]:
-    """The file in `config.sampler`, if it has the form "FILE.py:name"."""
-    place = config.sampler.rpartition(":")[0]
-    return {Path(place).expanduser(): "sampler"} if place.endswith(".py") else {}
 
 
 def sampling(section, tokenizer: Tokenizer, style: str = "compact") -> Sampling:

@@ -17,17 +17,15 @@ from jaxalign.config.finished import tokenizer_path
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.errors import UserError
 from jaxalign.feedback.audit import FIRST, SECOND, TIE, Audit, Trial, make_audit
-from jaxalign.feedback.checked import CheckedJudge
+from jaxalign.feedback.constitution import load_constitution
 from jaxalign.feedback.critique import draw_principles
 from jaxalign.feedback.decisions import fixed
 from jaxalign.feedback.judge import ComparisonRequest, Draw, Verdict
 from jaxalign.feedback.jury import Jury
-from jaxalign.models.model import Model
 from jaxalign.records import Comparison, Principle
 from jaxalign.registry.judges import judge_field, judge_name, stage_judge
 from jaxalign.stages.shared import judges, reads, run_models
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.judge_audit import BUILT_IN
 from jaxalign.tracking.progress import Progress
@@ -82,19 +80,21 @@ def audit_judge(context: StageContext, limit: int = 0) -> dict[str, Any]:
     questions = _questions(config, pairs)
     name, members = judge_name(config, stage), []
     if name == "model":
-        members = [_with_path(context, folder) for folder in config.judge.path]
+        for folder in config.judge.path:  # Each member is asked as the only judge.
+            settings = dataclasses.replace(config, judge=dataclasses.replace(config.judge, path=(folder,)))
+            members.append(dataclasses.replace(context, config=settings))
     asked = [_ask(member, stage, questions) for member in members or [context]]
     audits = [_measure(config, questions, verdicts) for verdicts in asked]
     jury = len(members) > 1
     if jury:
         audits.insert(0, _measure(config, questions, _jury_verdicts(questions, asked)))
     named = list(config.judge.path) if name == "model" else [name]
-    found = [{"judge": judge, "audit": audit.to_dict()}
-             for judge, audit in zip(["jury"] * jury + named, audits, strict=True)]
+    results = [{"judge": judge, "audit": audit.to_dict()}
+               for judge, audit in zip(["jury"] * jury + named, audits, strict=True)]
     return {
         "stage": stage, "constitution": config.feedback.constitution, "seed": config.seed,
         "undecided_margin": fixed(config.feedback).margin, "files": files,
-        **found[0], **({"members": found[1:]} if jury else {}),
+        **results[0], **({"members": results[1:]} if jury else {}),
     }
 
 
@@ -107,9 +107,9 @@ def gold_pairs(config: Config, limit: int = 0) -> tuple[list[Comparison], list[d
         return pairs, [{"path": BUILT_IN, "rows": report.rows, "pairs": report.pairs}]
     pairs, files = [], []
     for path in config.judge.audit:
-        found, report = read_preferences(path, max_bad_share=config.data.max_bad_share, limit=limit, gold=True)
+        file_pairs, report = read_preferences(path, max_bad_share=config.data.max_bad_share, limit=limit, gold=True)
         print("\n".join(f"[{_NAME}] {sentence}" for sentence in report.sentences()), flush=True)
-        pairs += found
+        pairs += file_pairs
         files.append({"path": path, "rows": report.rows, "pairs": report.pairs})
     return pairs, files
 
@@ -120,8 +120,8 @@ def _check_finished(context: StageContext, stage: str) -> None:
     if not stage_judge(config, stage).runs_base:
         return
     for needed in dict.fromkeys((*reads.base_stages(config), *judges.judge_stages(config, stage))):
-        made = read_manifest(context.input_directory(needed))
-        if made is None or made.status != DONE:
+        manifest = read_manifest(context.input_directory(needed))
+        if manifest is None or manifest.status != DONE:
             raise UserError(f"config.{judge_field(config, stage)} is {judge_name(config, stage)!r}, and stage {needed}, whose "
                             f"model judges, has not finished in {context.workdir}; run it first, or choose another judge")
 
@@ -129,7 +129,8 @@ def _check_finished(context: StageContext, stage: str) -> None:
 def _questions(config: Config, pairs: Sequence[Comparison]) -> list[_Question]:
     """The questions about each pair: under its own principle if the constitution has it, else under principles drawn for its
     row."""
-    constitution, count, seed = judges.constitution(config), config.feedback.principles_per_comparison, config.seed
+    constitution = load_constitution(config.feedback.constitution)
+    count, seed = config.feedback.principles_per_comparison, config.seed
     by_name = {principle.name: principle for principle in constitution}
     drawn = draw_principles(constitution, range(len(pairs)), count, seed, streams.PRINCIPLES["audit"])
     questions = []
@@ -142,18 +143,13 @@ def _questions(config: Config, pairs: Sequence[Comparison]) -> list[_Question]:
     return questions
 
 
-def _with_path(context: StageContext, folder: str) -> StageContext:
-    """The context with this folder as the only judge."""
-    config = context.config
-    judge = dataclasses.replace(config.judge, path=(folder,))
-    return dataclasses.replace(context, config=dataclasses.replace(config, judge=judge))
-
-
 def _ask(context: StageContext, stage: str, questions: Sequence[_Question]) -> list[list[Verdict]]:
     """The verdicts of the judge on all questions, in the first order and with the answers swapped."""
     config, verdicts = context.config, ([], [])
-    judge, key = _judge(context, stage), stage_key(context, _NAME, streams.SAMPLES)
-    chunk = config.compare.batch
+    model, chunk = None, config.compare.batch
+    if tokenizer_path(config, context.workdir).exists():  # Another judge needs no base model.
+        model = run_models.make_model(config, run_models.load_tokenizer(context).vocab_size)
+    judge, key = judges.make_judge(context, stage, model, chunk), context.key(_NAME, streams.SAMPLES)
     with judge.loaded() as loaded, Progress(_NAME, len(questions), unit="pair") as progress:
         for start in range(0, len(questions), chunk):
             part = questions[start : start + chunk]
@@ -162,17 +158,6 @@ def _ask(context: StageContext, stage: str, questions: Sequence[_Question]) -> l
                 verdicts[order].extend(loaded.compare([question.request(order) for question in part], draw))
             progress.update(len(part))
     return list(verdicts)
-
-
-def _judge(context: StageContext, stage: str) -> CheckedJudge:
-    return judges.make_judge(context, stage, _base_model(context), context.config.compare.batch)
-
-
-def _base_model(context: StageContext) -> Model | None:
-    """The architecture of the run's base model; None if its files do not exist yet, which only another judge permits."""
-    if not tokenizer_path(context.config, context.workdir).exists():
-        return None
-    return run_models.make_model(context.config, run_models.load_tokenizer(context).vocab_size)
 
 
 def _jury_verdicts(questions: Sequence[_Question], members: Sequence[Sequence[Sequence[Verdict]]]) -> list[list[Verdict]]:

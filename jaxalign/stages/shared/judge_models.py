@@ -15,7 +15,6 @@ from jaxalign.models.checkpoints.huggingface import CheckpointConfig
 from jaxalign.models.configured import base_config
 from jaxalign.models.language_model import load_model
 from jaxalign.models.model import Model, Params
-from jaxalign.stages.shared import reads
 
 
 class JudgeModel(NamedTuple):
@@ -25,16 +24,6 @@ class JudgeModel(NamedTuple):
     params: Params
     tokenizer: Tokenizer
     max_length: int
-
-
-def folder_files(config: Config) -> dict[Path, str]:
-    """The files of the judges' folders, with the config field that names them."""
-    return {path: "judge.path" for folder in config.judge.path for path in reads.base_files(with_model_folder(config, folder))}
-
-
-def folder_tokenizer(config: Config, folder: str) -> Tokenizer:
-    """The tokenizer of a judge's folder."""
-    return load_tokenizer(tokenizer_path(with_model_folder(config, folder), Path()))
 
 
 def check_folder(config: Config, folder: str, field: str = "judge.path") -> CheckpointConfig:
@@ -48,16 +37,26 @@ def check_folder(config: Config, folder: str, field: str = "judge.path") -> Chec
         raise UserError(f"config.{field} is {folder}, which is not a folder; give the folder of a language model, or of a "
                         "stage of a run")
     try:
-        found = base_config(with_model_folder(config, folder), path)
+        settings = base_config(with_model_folder(config, folder), path)
     except UserError as error:
         raise UserError(str(error).replace("model.path", field)) from None
-    if found.head != "lm":
-        raise UserError(f"config.{field} is {folder}, a {found.family.classifier}, which scores texts; a language model is "
+    if settings.head != "lm":
+        raise UserError(f"config.{field} is {folder}, a {settings.family.classifier}, which scores texts; a language model is "
                         "expected")
-    if found.max_positions is not None and config.judge.max_length > found.max_positions:
+    if settings.max_positions is not None and config.judge.max_length > settings.max_positions:
         raise UserError(f"config.judge.max_length is {config.judge.max_length}, but the judge in {folder} has "
-                        f"{found.max_positions} positions; lower it")
-    return found
+                        f"{settings.max_positions} positions; lower it")
+    return settings
+
+
+def folder_requests(config: Config, folder: str) -> tuple[Tokenizer, int]:
+    """(the tokenizer of a judge's folder, the maximum length of a request with the judge's text in tokens).
+
+    Raises:
+      UserError: as for `check_folder`.
+    """
+    length = config.judge.request_length(check_folder(config, folder).max_positions)
+    return load_tokenizer(tokenizer_path(with_model_folder(config, folder), Path())), length
 
 
 def load_folder(config: Config, folder: str) -> JudgeModel:
@@ -65,7 +64,7 @@ def load_folder(config: Config, folder: str) -> JudgeModel:
     length = config.judge.request_length(check_folder(config, folder).max_positions)
     settings, kind = config.judge, config.judge.weights
     dtype = "float32" if kind == "float32" else "bfloat16"
-    found = load_model(folder, config.mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)
-    if is_stage(Path(folder).expanduser()) and found.frozen is not None:
-        return JudgeModel(found.model, join(quantise(found.frozen, kind), found.params), found.tokenizer, length)
-    return JudgeModel(found.model, quantise(found.params, kind), found.tokenizer, length)
+    loaded = load_model(folder, config.mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)
+    if is_stage(Path(folder).expanduser()) and loaded.frozen is not None:
+        return JudgeModel(loaded.model, join(quantise(loaded.frozen, kind), loaded.params), loaded.tokenizer, length)
+    return JudgeModel(loaded.model, quantise(loaded.params, kind), loaded.tokenizer, length)

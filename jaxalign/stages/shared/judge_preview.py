@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jaxalign import streams
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.feedback.chat_messages import ChatMessages
-from jaxalign.feedback.constitution import load_exemplars
+from jaxalign.feedback.constitution import load_constitution, load_exemplars
 from jaxalign.feedback.critique import draw_principles
 from jaxalign.feedback.endpoint_judge import verdict_tokens
 from jaxalign.feedback.judge import ComparisonRequest, CritiqueRequest, RatingRequest, RevisionRequest
@@ -45,7 +45,7 @@ class _Pass(NamedTuple):
 def revise_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[list[TokenRow]]:
     """For each of the first prompts of stage revise, the requests of the first round."""
     config, stream = context.config, streams.PRINCIPLES["revise"]
-    judge, rows = _Judge(context, "revise", "revise"), []
+    judge, rows = _Judge(context, "revise"), []
     for number, prompt, rules in _drawn(context, prompts, range(len(prompts)), config.revise.rounds, stream):
         asked = [("critique", CritiqueRequest(prompt.messages, ANSWER, rules[0])),
                  ("revise", RevisionRequest(prompt.messages, ANSWER, rules[0], CRITIQUE))]
@@ -57,7 +57,7 @@ def revise_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[li
 def compare_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[list[TokenRow]]:
     """For each of the first prompts of stage compare, the request with the answers in the first order."""
     config, stream = context.config, streams.PRINCIPLES["labels"]
-    judge, rows = _Judge(context, "compare", "compare"), []
+    judge, rows = _Judge(context, "compare"), []
     count = config.feedback.principles_per_comparison
     for number, prompt, rules in _drawn(context, prompts, range(len(prompts)), count, stream):
         asked = [("compare", ComparisonRequest(prompt.messages, ANSWER_A, ANSWER_B, rules[0]))]
@@ -69,7 +69,7 @@ def compare_requests(context: StageContext, prompts: Sequence[Prompt]) -> list[l
 def rate_requests(context: StageContext, prompts: Sequence[Prompt], rows: Sequence[int]) -> list[list[TokenRow]]:
     """For each prompt of stage ppo, the rating request. rows: the global row of each prompt's first answer."""
     config, stream = context.config, streams.PRINCIPLES["ratings"]
-    judge = _Judge(context, "ppo", "ppo")
+    judge = _Judge(context, "ppo")
     return [
         judge.rows(f"rate {number}", [("rate", RatingRequest(prompt.messages, ANSWER, rules[0]))], _averaged("reward", rules))
         for number, prompt, rules in _drawn(context, prompts, rows, config.reward.principles, stream)
@@ -85,16 +85,16 @@ def local_writers(context: StageContext, stage: str) -> list[RequestWriter]:
         return [make_writer(run_models.load_tokenizer(context), config.feedback, length, exemplars)]
     if name != "model":
         return []
-    found = []
+    writers = []
     for folder in config.judge.path:
-        length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
-        found.append(make_writer(judge_models.folder_tokenizer(config, folder), config.feedback, length, exemplars))
-    return found
+        tokenizer, length = judge_models.folder_requests(config, folder)
+        writers.append(make_writer(tokenizer, config.feedback, length, exemplars))
+    return writers
 
 
 def _drawn(context: StageContext, prompts: Sequence[Prompt], rows: Sequence[int], count: int, stream: int):
     """(number from 1, prompt, the principles that its row draws) for each prompt."""
-    drawn = draw_principles(judges.constitution(context.config), rows, count, context.config.seed, stream)
+    drawn = draw_principles(load_constitution(context.config.feedback.constitution), rows, count, context.config.seed, stream)
     return [(number, *pair) for number, pair in enumerate(zip(prompts, drawn, strict=True), start=1)]
 
 
@@ -112,14 +112,14 @@ class _Judge:
 
     Args:
       context: the context.
-      stage: the stage that asks the judge.
-      section: the config section with max_new_tokens, the maximum length of the policy's answer and of the judge's texts.
+      stage: the stage that asks the judge. Its config section has max_new_tokens, the maximum length of the policy's answer
+        and of the judge's texts.
     """
 
-    def __init__(self, context: StageContext, stage: str, section: str):
+    def __init__(self, context: StageContext, stage: str):
         judges.feedback_files(context.config, stage)  # Checks the templates, as the run does before its first stage.
         self.name, self.settings = judge_name(context.config, stage), context.config.feedback
-        self.length = getattr(context.config, section).max_new_tokens
+        self.length = getattr(context.config, stage).max_new_tokens
         self.writers = local_writers(context, stage)
         self.chat = ChatMessages(endpoints.templates(context.config), self.settings) if self.name == "endpoint" else None
 
@@ -150,7 +150,10 @@ class _Judge:
         reads = kind in ("comparison", "rating")
         length = verdict_tokens(self.settings) if reads else self.length
         notes = (f"principle {request.principle.name}", f"the judge writes up to {length} tokens")
-        lines = [line for message in messages for line in _message(message["role"], message["content"])]
+        lines = []
+        for message in messages:
+            lines.append(f"  {message['role']}:")
+            lines += [f"    {printable(line)}".rstrip() for line in message["content"].split("\n")]
         lines += [f"options: {', '.join(chat.options(kind))}"] if reads else []
         return TokenRow(title, (), "", notes, tuple(lines))
 
@@ -181,7 +184,11 @@ class _Judge:
             unlimited = dataclasses.replace(writer, max_length=sys.maxsize, exemplars=())
             ids = unlimited.write(kind, request.messages[-1:], *ask[2:], **part.values).ids
             return TokenRow(title, ids, GIVEN * len(ids), notes, (), writer.tokenizer)
-        longest = dataclasses.replace(writer, max_length=writer.max_length - self._growth(writer, part.values))
+        # The number of tokens by which texts of the maximum length exceed their placeholders.
+        limits = {THOUGHTS: self.settings.max_reasoning_tokens}
+        texts = [text for text in part.values.values() if isinstance(text, str)]
+        growth = sum(max(0, limits.get(text, self.length) - len(writer.tokenizer.encode(text))) for text in texts)
+        longest = dataclasses.replace(writer, max_length=writer.max_length - growth)
         cut, at_most = _cut(writer, kind, written), _cut(writer, kind, longest.write(*ask, **part.values))
         notes += (f"leaves {writer.max_length - len(written.ids)} of {writer.max_length} tokens, the judge writes up to "
                   f"{part.new_tokens}", *([cut] if cut else []))
@@ -189,12 +196,6 @@ class _Judge:
             notes += (f"if the texts in brackets have their maximum length: {at_most}",)
         lines = (_options(writer, kind),) if part.options else ()
         return TokenRow(title, written.ids, GIVEN * len(written.ids), notes, lines, writer.tokenizer)
-
-    def _growth(self, writer: RequestWriter, values: Mapping[str, Any]) -> int:
-        """The number of tokens by which texts of the maximum length exceed their placeholders."""
-        limits = {THOUGHTS: self.settings.max_reasoning_tokens}
-        texts = [text for text in values.values() if isinstance(text, str)]
-        return sum(max(0, limits.get(text, self.length) - len(writer.tokenizer.encode(text))) for text in texts)
 
 
 def _cut(writer: RequestWriter, kind: str, written: Written | None) -> str:
@@ -216,16 +217,11 @@ def _options(writer: RequestWriter, kind: str) -> str:
         return f"{chr(0x2502).join(visible(tokenizer.piece(token)) for token in ids)} ({' '.join(map(str, ids))})"
 
     named = zip(options.names, options.ids, strict=True)
-    found = "; ".join(f"{name}: {' or '.join(map(shown, spellings))}" for name, spellings in named)
+    listed = "; ".join(f"{name}: {' or '.join(map(shown, spellings))}" for name, spellings in named)
     every = [spelling for spellings in options.ids for spelling in spellings]
     nested = any(a != b and b[: len(a)] == a for a in every for b in every)
     ended = options.end is not None and nested
-    return f"options: {found}" + (f"; if one begins another, the end {shown([options.end])} must follow" if ended else "")
-
-
-def _message(role: str, content: str) -> list[str]:
-    """A message under its role, line by line."""
-    return [f"  {role}:", *(f"    {printable(line)}".rstrip() for line in content.split("\n"))]
+    return f"options: {listed}" + (f"; if one begins another, the end {shown([options.end])} must follow" if ended else "")
 
 
 def _fields(title: str, request: Any) -> TokenRow:

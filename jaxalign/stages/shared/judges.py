@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config
-from jaxalign.config.finished import tokenizer_path
+from jaxalign.config.finished import tokenizer_path, with_model_folder
 from jaxalign.config.sections.feedback import ppo_methods
 from jaxalign.data.chat.requests import load_set, set_files
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
@@ -17,24 +17,17 @@ from jaxalign.feedback.judge import JudgeInputs
 from jaxalign.feedback.jury import Jury
 from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
-from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.text_generator import Counted
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
-from jaxalign.records import Principle
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import JUDGES, METHODS, judge_field, judge_file, judge_name, stage_judge
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import endpoints, judge_models, run_models
+from jaxalign.stages.shared import endpoints, judge_models, reads, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.loops import Meter
 from jaxalign.steps.offload import FrozenRole
-
-
-def constitution(config: Config) -> tuple[Principle, ...]:
-    """The principles of `config.feedback.constitution`."""
-    return load_constitution(config.feedback.constitution)
 
 
 def compares(config: Config) -> bool:
@@ -76,9 +69,9 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
         paths |= dict.fromkeys(set_files(templates), "feedback.templates")
     if judge_name(config, stage) == "model":
         for folder in config.judge.path:
-            length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
-            _check_requests(config, stage, judge_models.folder_tokenizer(config, folder), length)
-        paths |= judge_models.folder_files(config)
+            _check_requests(config, stage, *judge_models.folder_requests(config, folder))
+            files = reads.base_files(with_model_folder(config, folder))
+            paths |= dict.fromkeys(files, "judge.path")
     elif judge_name(config, stage) == "endpoint":
         endpoints.templates(config)
     elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
@@ -166,9 +159,4 @@ def _local_judge(
 def make_labeller(context: StageContext, judge: CheckedJudge) -> Labeller:
     """The labeller of pairs that `config.feedback` describes."""
     config = context.config
-    return Labeller(judge, constitution(config), config.feedback, context.stream_seed)
-
-
-def make_rater(context: StageContext, judge: CheckedJudge, principles: int) -> Rater:
-    """The rater of single responses under the run's constitution."""
-    return Rater(judge, constitution(context.config), principles, context.stream_seed)
+    return Labeller(judge, load_constitution(config.feedback.constitution), config.feedback, context.stream_seed)

@@ -57,16 +57,13 @@ def _self_agreement(labels: Sequence[PrincipleLabel]) -> dict[str, Any]:
     """ties: the share of labels that are ties. position_bias: the mean P(the answer shown first is better) - 0.5.
     order_agreement: the share of labels with the same verdict in both orders: response_a, response_b, or neither."""
     both = [label for label in labels if label.ab is not None and label.ba is not None]
+    sides = [[0 if abs(p - 0.5) < _CLOSE else 1 if p > 0.5 else -1 for p in (label.ab, label.ba)] for label in both]
     known = [label for label in labels if label.tie is not None]
     return {
         "ties": _mean([is_tie(label) for label in known]),
         "position_bias": _mean([(label.ab + 1 - label.ba) / 2 - 0.5 for label in both]),
-        "order_agreement": _mean([_side(label.ab) == _side(label.ba) for label in both]),
+        "order_agreement": _mean([first == second for first, second in sides]),
     }
-
-
-def _side(probability: float) -> int:
-    return 0 if abs(probability - 0.5) < _CLOSE else 1 if probability > 0.5 else -1
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxalign.config import Config, SFTConfig
+from jaxalign.config import Config, DPOConfig, PreferenceConfig, SFTConfig
 from jaxalign.data.sources.base import SourceReport
 from jaxalign.data.sources.splits import few_dialogues, few_held_out, held_out_count, split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -33,11 +33,11 @@ _MORE = ("problem", "outside", "notes", "disagreement", "principle", "outcome")
 
 def comparison_row(comparison: Comparison) -> dict:
     """A labelled pair as a row of a shard."""
-    found = {name: getattr(comparison, name) for name in _FIELDS}
+    fields = {name: getattr(comparison, name) for name in _FIELDS}
     more = {name: value for name in _MORE if (value := getattr(comparison, name)) not in (None, ())}
     more |= {} if comparison.weight == 1 else {"weight": comparison.weight}
     labels = [{name: value for name, value in vars(label).items() if value is not None} for label in comparison.labels]
-    return prompt_row(comparison.prompt) | found | more | {"labels": labels}
+    return prompt_row(comparison.prompt) | fields | more | {"labels": labels}
 
 
 def row_comparison(row: Mapping[str, Any]) -> Comparison:
@@ -60,52 +60,40 @@ def read_comparisons(shards: Shards, undecided: str, undecided_weight: float = 1
     for row in shards.read():
         if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
             continue
-        found = row_comparison(row)
-        out.append(found if found.decided else dataclasses.replace(found, weight=found.weight * undecided_weight))
+        pair = row_comparison(row)
+        out.append(pair if pair.decided else dataclasses.replace(pair, weight=pair.weight * undecided_weight))
     return out
 
 
 def labelled_pairs(context: StageContext) -> list[Comparison]:
     """The training pairs from this run's compare stage. Raises UserError if there are none."""
     shards, feedback = Shards(context.input_directory("compare")), context.config.feedback
-    found = read_comparisons(shards, feedback.undecided, feedback.undecided_weight)
-    if not found:
+    pairs = read_comparisons(shards, feedback.undecided, feedback.undecided_weight)
+    if not pairs:
         outcomes = [row.get("outcome") for row in shards.read()]
         reasons = outcomes_of.count_outcomes(outcomes)
         sentence = usable_sentence("pairs of stage compare", len(outcomes), 0, reasons, known=COMPARISON)
         raise UserError(f"{sentence}; {advice(reasons, COMPARISON)}")
-    return found
+    return pairs
 
 
 def labelled_split(
-    context: StageContext, tokenizer: Tokenizer, held_out_share: float, max_length: int, margins: bool = False
+    context: StageContext, tokenizer: Tokenizer, section: PreferenceConfig | DPOConfig, margins: bool = False
 ) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
     """(training pairs, held-out pairs, report on the files); the report is None for answers from earlier stages.
 
     Args:
-      held_out_share: the share of stage compare's pairs to hold out; for files, `data.held_out_share` applies.
-      max_length: the maximum length of a dialogue with its answer, in tokens, for the pairs of stage compare.
+      section: has, for the pairs of stage compare, held_out_share, the share to hold out, and max_length, the maximum length
+        of a dialogue with its answer in tokens. For files, `data.held_out_share` applies.
       margins: whether to read the margins of rows in files.
     """
     if not sources.made_in(context.config, "compare"):
-        return sources.human_comparisons(context, tokenizer, margins=margins)
-    pairs = sources.fitting(context, tokenizer, labelled_pairs(context), max_length, "stage compare")
+        return sources.source_rows(context, tokenizer, "comparisons", margins)
+    pairs = sources.fitting(context, tokenizer, labelled_pairs(context), section.max_length, "stage compare")
     minimum = context.config.data.min_held_out
-    train, held_out = split_by_prompt(pairs, held_out_share, context.config.seed, minimum)
+    train, held_out = split_by_prompt(pairs, section.held_out_share, context.config.seed, minimum)
     sources.print_few(context, few_dialogues(train, held_out, minimum))
     return train, held_out, None
-
-
-def preference_split(context: StageContext, tokenizer: Tokenizer):
-    """`labelled_split` with the settings of stage preference."""
-    section = context.config.preference
-    return labelled_split(context, tokenizer, section.held_out_share, section.max_length, section.margin_weight > 0)
-
-
-def direct_split(context: StageContext, tokenizer: Tokenizer):
-    """`labelled_split` with the settings of stage dpo."""
-    section = context.config.dpo
-    return labelled_split(context, tokenizer, section.held_out_share, section.max_length)
 
 
 def answered(
@@ -114,7 +102,7 @@ def answered(
     """(answers to imitate, held-out answers, report on the rows of stage revise or on the files)."""
     if sources.made_in(context.config, "revise"):
         return revisions(context)
-    train, held_out, report = sources.human_comparisons(context, tokenizer)
+    train, held_out, report = sources.source_rows(context, tokenizer, "comparisons")
     return *([(c.prompt.messages, c.response_a) for c in pairs] for pairs in (train, held_out)), report
 
 
@@ -145,15 +133,20 @@ class RevisionReport:
 
 def revision_report(config: Config, rows: Iterable[Mapping[str, Any]]) -> RevisionReport:
     """Counts the rows of stage revise that sft uses."""
-    outcomes = [row.get("outcome") for row in rows if _is_selected(config, row)]
-    usable = [outcome for outcome in outcomes if outcomes_of.is_usable(outcome, config.sft.keep)]
-    unusable = [outcome for outcome in outcomes if not outcomes_of.is_usable(outcome, config.sft.keep)]
-    counts = outcomes_of.count_outcomes
-    return RevisionReport(len(outcomes), len(usable), counts(unusable), counts(usable))
+    usable, others = revision_rows(config, rows)
+    reasons, kept = (outcomes_of.count_outcomes(row.get("outcome") for row in part) for part in (others, usable))
+    return RevisionReport(len(usable) + len(others), len(usable), reasons, kept)
 
 
-def _is_selected(config: Config, row: Mapping[str, Any]) -> bool:
-    return row["round"] == 0 or config.sft.rounds_used == "all" or row["round"] == config.revise.rounds
+def revision_rows(
+    config: Config, rows: Iterable[Mapping[str, Any]]
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """(the rows of stage revise that can be trained on, the others), of the rounds that `sft.rounds_used` selects."""
+    usable, others = [], []
+    for row in rows:
+        if row["round"] == 0 or config.sft.rounds_used == "all" or row["round"] == config.revise.rounds:
+            (usable if outcomes_of.is_usable(row.get("outcome"), config.sft.keep) else others).append(row)
+    return usable, others
 
 
 def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], RevisionReport]:
@@ -167,27 +160,17 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     config = context.config
     rows = list(Shards(context.input_directory("revise")).read())
     report = revision_report(config, rows)
-    found = [
-        (row_prompt(row).messages, row["revision"] if row["round"] else row["response"])
-        for row in rows
-        if _is_selected(config, row) and outcomes_of.is_usable(row.get("outcome"), config.sft.keep)
-    ]
+    usable, _ = revision_rows(config, rows)
+    answers = [(row_prompt(row).messages, row["revision"] if row["round"] else row["response"]) for row in usable]
     required = config.sft.required_rows
-    if len(found) < max(2, required):
+    if len(answers) < max(2, required):
         needed = f"sft.required_rows is {required}" if required > 1 else "sft needs at least 2 rows"
         raise UserError(f"{needed}, but {report.sentences()[0]}; {advice(report.reasons)}")
-    total, every, minimum = len(found), range(0, len(found), 20), config.data.min_held_out
+    total, every, minimum = len(answers), range(0, len(answers), 20), config.data.min_held_out
     count = held_out_count(total, len(every), minimum)
     held = set(every if count == len(every) else (i * total // count for i in range(count)))
     sources.print_few(context, few_held_out(total, count, minimum, "answers"))
-    return [pair for i, pair in enumerate(found) if i not in held], [found[i] for i in sorted(held)], report
-
-
-def usable_sources(context: StageContext) -> list[str]:
-    """The source of the prompt of each usable row of stage revise, including those held out."""
-    rows, keep = Shards(context.input_directory("revise")).read(), context.config.sft.keep
-    return [row["source"] for row in rows
-            if _is_selected(context.config, row) and outcomes_of.is_usable(row.get("outcome"), keep)]
+    return [pair for i, pair in enumerate(answers) if i not in held], [answers[i] for i in sorted(held)], report
 
 
 def warn_about_few(stage: str, section: SFTConfig, total: int, usable: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 
 from jaxalign.feedback.text_generator import Counted
@@ -43,11 +44,7 @@ class Meter:
 
     def of(self, model: Model) -> Counted:
         """Like the meter itself, for a `TextGenerator` of another model."""
-
-        def count(lengths: Sequence[int], tokens: int, heads: int, before: Sequence[int] = ()) -> None:
-            self(lengths, tokens, heads, before, model)
-
-        return count
+        return functools.partial(self, model=model)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -43,16 +43,12 @@ class Manifest:
     mesh: dict[str, int]
 
     @property
-    def config_hash(self) -> str:
-        return fingerprint(self.config)
-
-    @property
     def output_hash(self) -> str:
         return fingerprint([self.stage, self.config, self.inputs, self.files])
 
     def write(self, storage: Storage, folder: str = "") -> None:
         """Writes the manifest into the folder of a stage in a work directory; "": that of its first round."""
-        content = dataclasses.asdict(self) | {"config_hash": self.config_hash, "output_hash": self.output_hash}
+        content = dataclasses.asdict(self) | {"config_hash": fingerprint(self.config), "output_hash": self.output_hash}
         write_json(storage, f"{folder or self.stage}/{FILE}", content)
 
 

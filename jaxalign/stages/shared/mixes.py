@@ -44,12 +44,12 @@ def stage_prompts(
     excluded = {prompt.messages for prompt in without}
     if section.helpful_share is None:
         count = section.prompts if not excluded or sets.fitted else len(sets.of(purpose))
-        found = sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens, sets)
-        found = [prompt for prompt in found if prompt.messages not in excluded][: section.prompts]
-        if not found:
+        every = sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens, sets)
+        prompts = [prompt for prompt in every if prompt.messages not in excluded][: section.prompts]
+        if not prompts:
             raise UserError(f"all {purpose} prompts of stage {stage} are held out for config.ppo.alarms; lower its prompts, or "
                             "give more prompts")
-        return found
+        return prompts
     helpful = [prompt for prompt in all_helpful(context, tokenizer, sets, section.max_new_tokens)
                if prompt.messages not in excluded]
     kinds = {prompt.messages for prompt in helpful} | excluded
@@ -99,15 +99,15 @@ def held_out_helpful(context: StageContext, tokenizer: Tokenizer, sets: PromptSe
     return [dataclasses.replace(prompt, columns={}) for prompt in helpful[-count:]]
 
 
-def prompt_shares(context: StageContext, found: Iterable[str], unit: str = "prompts") -> dict[str, Any]:
+def prompt_shares(context: StageContext, row_sources: Iterable[str], unit: str = "prompts") -> dict[str, Any]:
     """The part of a stage's summary with the share of each source; prints it, with a warning if all are red-team prompts.
 
     Args:
       context: the stage's context.
-      found: the source of each prompt or row, such as "red_team" or "helpful".
+      row_sources: the source of each prompt or row, such as "red_team" or "helpful".
       unit: the name of the rows in the sentence.
     """
-    counts = collections.Counter(found)
+    counts = collections.Counter(row_sources)
     total, stage = sum(counts.values()), context.directory.name
     shares = {source: count / total for source, count in sorted(counts.items())}
     listed = ", ".join(f"{percent(share)} {source}" for source, share in shares.items())

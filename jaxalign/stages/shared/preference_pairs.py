@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxalign.config import Config
 from jaxalign.data.sources.base import SourceReport
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.reports import PreferenceReport
@@ -16,7 +15,7 @@ from jaxalign.errors import UserError
 from jaxalign.records import Comparison
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.labelled import preference_split
+from jaxalign.stages.shared.labelled import labelled_split
 
 _HUMAN = "preference.human:"
 """The beginning of `Prompt.source` of pairs from the files of `preference.human`."""
@@ -46,18 +45,14 @@ def is_human(pair: Comparison) -> bool:
     return pair.prompt.source.startswith(_HUMAN)
 
 
-def human_files(config: Config) -> dict[Path, str]:
-    """The files of `preference.human`, with the config field that names them."""
-    return {Path(path).expanduser(): "preference.human" for path in config.preference.human}
-
-
 def preference_pairs(context: StageContext, tokenizer: Tokenizer) -> PreferencePairs:
     """Reads and splits the pairs, and prints the reports on the files of `preference.human`.
 
     Raises:
       UserError: there are no pairs, a file is not valid, or too few dialogues are held out for early stopping.
     """
-    train, held_out, report = preference_split(context, tokenizer)
+    section = context.config.preference
+    train, held_out, report = labelled_split(context, tokenizer, section, section.margin_weight > 0)
     human, reports = _human_pairs(context, tokenizer)
     if human:
         train, held_out = _with_human(context, train, held_out, human)
@@ -92,7 +87,7 @@ def _human_pairs(context: StageContext, tokenizer: Tokenizer) -> tuple[list[Comp
     config, pairs, reports = context.config, [], []
     section, data = config.preference, config.data
     for number, path in enumerate(section.human, 1):
-        found, report = read_preferences(
+        file_pairs, report = read_preferences(
             Path(path).expanduser(),
             differing_contexts=data.differing_contexts,
             empty_answers=data.empty_answers,
@@ -102,7 +97,7 @@ def _human_pairs(context: StageContext, tokenizer: Tokenizer) -> tuple[list[Comp
             max_tokens=min(section.max_length, config.model.max_length),
             source=f"{_HUMAN}{number}",
         )
-        pairs += found
+        pairs += file_pairs
         reports.append(report)
         for sentence in report.sentences():
             print(f"[{context.directory.name}] {sentence}", flush=True)

@@ -55,15 +55,14 @@ def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list
     _require(context, stage, *reads.base_stages(context.config))
     tokenizer = run_models.load_tokenizer(context)
     records = {record.name: record for record in (*STAGES, *stages_in_order(context.config.stages))}
-    if stage == RATE:
-        return tokenizer, rate_rows(context, tokenizer, count)
-    return tokenizer, records[stage].load("preview")(context, tokenizer, count)
+    preview = rate_rows if stage == RATE else records[stage].load("preview")
+    return tokenizer, preview(context, tokenizer, count)
 
 
 def _require(context: StageContext, stage: str, *sources: str) -> None:
     for name in sources:
-        made = read_manifest(context.input_directory(name))
-        if made is None or made.status != DONE:
+        manifest = read_manifest(context.input_directory(name))
+        if manifest is None or manifest.status != DONE:
             raise UserError(f"the rows of {stage} come from stage {name}, which has not been run in {context.workdir}; run it "
                             "first, or give the --workdir of a run")
 
@@ -72,13 +71,9 @@ def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str) 
     """One dialogue in the chat template. The loss covers its last answer, or nothing if the dialogue ends with a question."""
     if messages and messages[-1].role == "assistant":
         ids, weights = styles.encode_completion(tokenizer, messages[:-1], messages[-1].content, "chat")
-        return TokenRow(title, ids, _marks(weights))
+        return TokenRow(title, ids, "".join(LEARNT if weight else GIVEN for weight in weights))
     ids = styles.encode_prompt(tokenizer, messages, "chat")
     return TokenRow(title, ids, GIVEN * len(ids), ("no answer yet",))
-
-
-def _marks(weights) -> str:
-    return "".join(LEARNT if weight else GIVEN for weight in weights)
 
 
 def _cut(full: int, kept: int) -> tuple[str, ...]:
@@ -93,17 +88,17 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
         batch, _ = packed(tokenizer, [pair], config.data.style, config.sft.row_length)
         length = int(np.sum(batch.segment_ids[0] > 0))
         full = len(styles.encode_completion(tokenizer, *pair, config.data.style)[0])
-        out.append(TokenRow(f"sft {number}", batch.tokens[0, :length].tolist(), _marks(batch.loss_mask[0, :length]),
-                            _cut(full, length)))
+        marks = "".join(LEARNT if weight else GIVEN for weight in batch.loss_mask[0, :length])
+        out.append(TokenRow(f"sft {number}", batch.tokens[0, :length].tolist(), marks, _cut(full, length)))
     return out
 
 
 def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The rows of the first `count` pairs of stage preference."""
     _require(context, "preference", *sources.made_in(context.config, "compare"))
-    config, out = context.config, []
-    pairs = labelled.preference_split(context, tokenizer)[0][:count]
-    batch = scoring.pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
+    config, section, out = context.config, context.config.preference, []
+    pairs = labelled.labelled_split(context, tokenizer, section, section.margin_weight > 0)[0][:count]
+    batch = scoring.pair_arrays(tokenizer, pairs, config.data.style, section.max_length)
     for number, pair in enumerate(pairs):
         for side, answer in enumerate((pair.response_a, pair.response_b)):
             length = int(batch.length[number, side])
@@ -118,7 +113,7 @@ def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     """The rows of the first `count` pairs of stage dpo."""
     _require(context, "dpo", *sources.made_in(context.config, "compare"))
     config, out = context.config, []
-    pairs = labelled.direct_split(context, tokenizer)[0][:count]
+    pairs = labelled.labelled_split(context, tokenizer, context.config.dpo)[0][:count]
     batch = answers.pair_arrays(tokenizer, pairs, config.data.style, config.dpo)
     for number, pair in enumerate(map(answers.oriented, pairs)):
         for side, answer in enumerate((pair.response_a, pair.response_b)):
@@ -139,16 +134,15 @@ def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
 def revise_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The first `count` red-team prompts of stage revise, each followed by the judge's requests."""
     prompts = _prompts(context, tokenizer, count, "revise", "red_team")
-    rows = _prompt_rows(context, tokenizer, prompts, "revise", "which the judge critiques and revises, ")
-    return _in_turn(rows, judge_preview.revise_requests(context, prompts))
+    requests = judge_preview.revise_requests(context, prompts)
+    return _prompt_rows(context, tokenizer, prompts, "revise", "which the judge critiques and revises, ", requests)
 
 
 def compare_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The first `count` prompts of stage compare, each followed by the judge's requests."""
     prompts = _prompts(context, tokenizer, count, "compare", "compare")
     use = f"{context.config.compare.samples} times, of which the judge compares two, "
-    rows = _prompt_rows(context, tokenizer, prompts, "compare", use)
-    return _in_turn(rows, judge_preview.compare_requests(context, prompts))
+    return _prompt_rows(context, tokenizer, prompts, "compare", use, judge_preview.compare_requests(context, prompts))
 
 
 def rate_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
@@ -162,16 +156,11 @@ def rate_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[T
         raise UserError(f"--stage={RATE} shows the requests of the reward 'ai_feedback', but config.reward.source is "
                         f"{source!r}; set it to 'ai_feedback', or give another --stage")
     section, seed = context.config.ppo, context.config.seed
-    found = _prompts(context, tokenizer, section.prompts, "ppo", "rl")
-    batch = PromptStream(found, found, section.batch, section.group_size, seed, streams.LOADERS["ppo"]).at(0)
+    every = _prompts(context, tokenizer, section.prompts, "ppo", "rl")
+    batch = PromptStream(every, every, section.batch, section.group_size, seed, streams.LOADERS["ppo"]).at(0)
     prompts, numbers = (list(part[:: section.group_size][:count]) for part in (batch.prompts, batch.rows))
-    rows = _prompt_rows(context, tokenizer, prompts, "ppo", "which the judge rates, ")
-    return _in_turn(rows, judge_preview.rate_requests(context, prompts, numbers))
-
-
-def _in_turn(rows: Sequence[TokenRow], requests: Sequence[Sequence[TokenRow]]) -> list[TokenRow]:
-    """Each prompt, followed by its requests."""
-    return [row for prompt, asked in zip(rows, requests, strict=True) for row in (prompt, *asked)]
+    requests = judge_preview.rate_requests(context, prompts, numbers)
+    return _prompt_rows(context, tokenizer, prompts, "ppo", "which the judge rates, ", requests)
 
 
 def _prompts(context: StageContext, tokenizer: Tokenizer, count: int, stage: str, purpose: str) -> list[Prompt]:
@@ -186,11 +175,19 @@ def _prompts(context: StageContext, tokenizer: Tokenizer, count: int, stage: str
 
 
 def _prompt_rows(
-    context: StageContext, tokenizer: Tokenizer, prompts: Sequence[Prompt], stage: str, use: str
+    context: StageContext, tokenizer: Tokenizer, prompts: Sequence[Prompt], stage: str, use: str,
+    requests: Sequence[Sequence[TokenRow]] = (),
 ) -> list[TokenRow]:
-    """Prompts of a stage, each with a note on the answer that the policy samples. use: the purpose of the answer."""
+    """Prompts of a stage, each with a note on the answer that the policy samples, and followed by its requests.
+
+    use: the purpose of the answer.
+    """
     config, section = context.config, getattr(context.config, stage)
     stops = ", ".join(tokenizer.piece(token) for token in engines.sampling(section, tokenizer, config.data.style).stop_ids)
     note = f"then up to {section.max_new_tokens} sampled tokens, {use}up to the first of {stops}"
-    rows = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
-    return [TokenRow(f"{stage} {number}", ids, GIVEN * len(ids), (note,)) for number, ids in enumerate(rows, start=1)]
+    rows = []
+    for number, prompt in enumerate(prompts):
+        ids = styles.encode_prompt(tokenizer, prompt.messages, config.data.style)
+        rows.append(TokenRow(f"{stage} {number + 1}", ids, GIVEN * len(ids), (note,)))
+        rows += requests[number] if requests else ()
+    return rows

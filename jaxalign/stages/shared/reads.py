@@ -40,6 +40,12 @@ def policy_stages(config: Config, before: str) -> tuple[str, ...]:
     return policies_before(config.stages, before)[-1:] or base_stages(config)
 
 
+def plugin_file(name: str, field: str) -> dict[Path, str]:
+    """The file in a name of the form "FILE.py:name", with the config field that has the name; empty for another name."""
+    place = name.rpartition(":")[0]
+    return {Path(place).expanduser(): field} if place.endswith(".py") else {}
+
+
 def base_files(config: Config) -> dict[Path, str]:
     """The files of a pretrained base model and of the adapters to start from, with the config fields that name them."""
     if config.model.source == "scratch":

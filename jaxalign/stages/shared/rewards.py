@@ -7,6 +7,8 @@ from pathlib import Path
 from jaxalign.config import Config
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.feedback.constitution import load_constitution
+from jaxalign.feedback.rater import Rater
 from jaxalign.models.model import Model
 from jaxalign.registry.core import load_object
 from jaxalign.registry.rewards import REWARDS, reward_records
@@ -21,13 +23,7 @@ from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.ahead import Scores
 from jaxalign.stages.shared import judges, reads, run_models
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.scorers import find_scorer, load_scorer
-
-
-def is_learnt(config: Config) -> bool:
-    """Whether a reward model trained by the run is part of the reward."""
-    return any(record.learnt for record in reward_records(config.reward.source))
 
 
 def scores_of(context: StageContext, policy: Model) -> Scores:
@@ -79,7 +75,8 @@ def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer) -> R
 )
 def make_preference(inputs: RewardInputs) -> Reward:
     """The run's preference model."""
-    return _learnt(inputs, "preference")
+    scorer, params = load_scorer(inputs.context, "preference", inputs.policy, inputs.config.ppo.score_clip)
+    return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), "preference")
 
 
 @REWARDS.declare(
@@ -88,12 +85,8 @@ def make_preference(inputs: RewardInputs) -> Reward:
 )
 def make_distilled(inputs: RewardInputs) -> Reward:
     """The student of the run's preference model."""
-    return _learnt(inputs, "distilled")
-
-
-def _learnt(inputs: RewardInputs, source: str) -> Reward:
-    scorer, params = load_scorer(inputs.context, source, inputs.policy, inputs.config.ppo.score_clip)
-    return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), source)
+    scorer, params = load_scorer(inputs.context, "distilled", inputs.policy, inputs.config.ppo.score_clip)
+    return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), "distilled")
 
 
 @REWARDS.declare(
@@ -105,14 +98,13 @@ def _learnt(inputs: RewardInputs, source: str) -> Reward:
 def make_model(inputs: RewardInputs) -> Reward:
     """The reward model of `config.reward.model`."""
     config = inputs.config
-    model = load_reward_model(config.reward, run_models.sharding(config), config.ppo.score_clip)
+    model = load_reward_model(config.reward, run_models.sharding(config.mesh), config.ppo.score_clip)
     return OutsideReward(model, "frozen" in config.mesh.offload, config.reward.max_dropped_share)
 
 
 def callable_files(config: Config) -> dict[Path, str]:
     """The file in `config.reward.callable`, if it has the form "FILE.py:name"."""
-    place = config.reward.callable.rpartition(":")[0]
-    return {Path(place).expanduser(): "reward.callable"} if place.endswith(".py") else {}
+    return reads.plugin_file(config.reward.callable, "reward.callable")
 
 
 @REWARDS.declare(
@@ -147,5 +139,5 @@ def make_ai_feedback(inputs: RewardInputs) -> Reward:
     """Ratings by the judge of `config.feedback`."""
     config, context = inputs.config, inputs.context
     judge = judges.make_judge(context, "ppo", inputs.policy, config.ppo.batch, trains=True)
-    rater = judges.make_rater(context, judge, config.reward.principles)
-    return RatedReward(rater, stage_key(context, "ppo", "ratings"), config.reward.max_dropped_share, config.data.style)
+    rater = Rater(judge, load_constitution(config.feedback.constitution), config.reward.principles, context.stream_seed)
+    return RatedReward(rater, context.key("ppo", "ratings"), config.reward.max_dropped_share, config.data.style)

@@ -14,20 +14,15 @@ from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints import huggingface, run_folder
 from jaxalign.models.configured import base_config, configured_model
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.sharding import Sharding, make_sharding
+from jaxalign.parallel.sharding import make_sharding
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.steps.checkpoint import copy_params, load_params
 from jaxalign.steps.offload import FrozenRole
 
-_sharding = functools.cache(make_sharding)
-
-
-def sharding(config: Config) -> Sharding:
-    """The sharding for the run's mesh (the same object for equal meshes)."""
-    return _sharding(config.mesh)
+sharding = functools.cache(make_sharding)
+"""The sharding for the run's mesh (the same object for equal meshes)."""
 
 
 def load_tokenizer(context: StageContext) -> Tokenizer:
@@ -37,7 +32,7 @@ def load_tokenizer(context: StageContext) -> Tokenizer:
 
 def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
     """The run's architecture with its adapters. vocab: the tokenizer's size; a pretrained model's vocabulary may be larger."""
-    return configured_model(config, vocab, head, sharding(config))
+    return configured_model(config, vocab, head, sharding(config.mesh))
 
 
 _kept_base: dict[tuple, Params] = {}
@@ -48,28 +43,26 @@ def base_params(context: StageContext, model: Model) -> Params:
     if model.lora is None:
         return _read_base(context, model)
     kind = context.config.lora.base
-    key = (context.workdir, context.config.model, kind, _base_version(context), model.sharding)
+    # The version changes when the base is trained again, or its files are replaced, while this process runs.
+    if context.config.model.source == "scratch":
+        manifest = read_manifest(context.input_directory("pretrain"))
+        version = () if manifest is None else (manifest.output_hash,)
+    else:
+        files = [path.stat() for path in reads.base_files(context.config) if path.exists()]
+        version = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
+    key = (context.workdir, context.config.model, kind, version, model.sharding)
     if key not in _kept_base:
         _kept_base.clear()
         _kept_base[key] = quantise(_read_base(context, model.base), kind)
     return _kept_base[key]
 
 
-def _base_version(context: StageContext) -> tuple:
-    """A value that changes when the base is trained again, or its files are replaced, while this process runs."""
-    if context.config.model.source == "scratch":
-        made = read_manifest(context.input_directory("pretrain"))
-        return () if made is None else (made.output_hash,)
-    found = [path.stat() for path in reads.base_files(context.config) if path.exists()]
-    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
-
-
 def _read_base(context: StageContext, model: Model) -> Params:
     config = context.config
     if config.model.source == "huggingface":
-        found = base_config(config, context.workdir)
-        huggingface.check_length(config.model.path, found, config.model.max_length)
-        huggingface.check_vocabulary(config.model.path, found, load_tokenizer(context))
+        base = base_config(config, context.workdir)
+        huggingface.check_length(config.model.path, base, config.model.max_length)
+        huggingface.check_vocabulary(config.model.path, base, load_tokenizer(context))
     return run_folder.base_params(config, context.workdir, model)
 
 
@@ -120,7 +113,7 @@ def trained_params(context: StageContext, model: Model, params: Params, stage: s
     if model.lora is None:
         return copy_params(params) if shared else params
     own = trained(params)
-    return copy_params(own) if own else model.init_adapters(params, stage_key(context, stage, streams.ADAPTERS))
+    return copy_params(own) if own else model.init_adapters(params, context.key(stage, streams.ADAPTERS))
 
 
 def policy_params(context: StageContext, model: Model, before: str) -> Params:

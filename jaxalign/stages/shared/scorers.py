@@ -42,10 +42,10 @@ def find_scorer(
         directory, model = context.input_directory("preference"), policy.with_head("scalar")
     else:
         directory, model = context.input_directory("reward_distill"), student_model(context.config.reward_distill, policy)
-    found = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     folders = [directory]
-    if source == "preference" and "members" in found:
-        shift, scale = (tuple(member[name] for member in found["members"]) for name in ("shift", "scale"))
-        ensemble = Ensemble(shift, scale, found["combine"], found["std_weight"])
+    if source == "preference" and "members" in summary:
+        shift, scale = (tuple(member[name] for member in summary["members"]) for name in ("shift", "scale"))
+        ensemble = Ensemble(shift, scale, summary["combine"], summary["std_weight"])
         folders = [member_directory(directory, number) for number in range(len(shift))]
-    return Scorer(model, found["shift"], found["scale"], clip, ensemble), folders
+    return Scorer(model, summary["shift"], summary["scale"], clip, ensemble), folders

@@ -20,25 +20,20 @@ from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
 from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import PROMPT_FILES, data_source
+from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
 
 
 def data_files(config: Config) -> dict[Path, str]:
     """The files that the data source reads, with the config field that names each. A user's source file is one of them."""
-    record, found = data_source(config), own_file(config)
+    record, paths = data_source(config), reads.plugin_file(config.data.source, "data.source")
     if record.rows or record.reads is None:
         named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
         for name in ("train", *PROMPT_FILES):
             path = getattr(config.data, name)
             named |= {Path(path).expanduser(): f"data.{name}"} if path else {}
-        found |= named
-    return found
-
-
-def own_file(config: Config) -> dict[Path, str]:
-    """The file of a source given as "FILE.py:name"."""
-    place = config.data.source.rpartition(":")[0]
-    return {Path(place).expanduser(): "data.source"} if place.endswith(".py") else {}
+        paths |= named
+    return paths
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
@@ -46,31 +41,32 @@ def made_in(config: Config, stage: str) -> tuple[str, ...]:
     return (stage,) if stage in config.stages or data_source(config).feedback else ()
 
 
-def human_comparisons(
-    context: StageContext, tokenizer: Tokenizer, margins: bool = False
-) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
-    """(train, held out, report) for the source's comparisons. Dialogues longer than preference.max_length are cut at a turn.
+def source_rows(
+    context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False
+) -> tuple[list[Any], list[Any], SourceReport | None]:
+    """(train, held out, report) for the source's rows of a kind. Dialogues longer than preference.max_length are cut at a turn.
 
-    margins: whether to read the margins of the rows; the selection of pairs does not depend on it.
+    Args:
+      kind: "comparisons", which gives `Comparison`s, or "judgements", which gives `Judgement`s.
+      margins: whether to read the margins of comparisons; the selection of pairs does not depend on it.
 
     Raises:
-      UserError: the source has no comparisons, or a row is not valid.
+      UserError: the source has no such rows, or a row is not valid.
     """
-    split = _answered(context, tokenizer, "comparisons", margins)
-    return split.train, split.held_out, split.report
-
-
-def human_judgements(
-    context: StageContext, tokenizer: Tokenizer
-) -> tuple[list[Judgement], list[Judgement], SourceReport | None]:
-    """(train, held out, report) for the source's judged answers, which are cut as in `human_comparisons`."""
-    split = _answered(context, tokenizer, "judgements")
-    return split.train, split.held_out, split.report
+    config = context.config
+    most = min(config.preference.max_length, config.model.max_length)
+    split = _checked(config, _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
+    print_few(context, split.few)
+    train, held_out = split.train, split.held_out
+    if not split.fitted:
+        train = fitting(context, tokenizer, train, most, _where(config))
+        held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
+    return train, held_out, split.report
 
 
 def text(config: Config) -> Split[Document]:
     """The documents that a base is pretrained on."""
-    return _checked(config, _made(SourceInputs(config), "text"), "text")
+    return _checked(config, _build(SourceInputs(config), "text"), "text")
 
 
 def prompts(
@@ -100,23 +96,24 @@ def prompts(
                         f"'prompts_jsonl' and config.data.{purpose} to a file, or remove the stage from config.stages")
     if sets.fitted:
         if record.exact and count > len(source):
+            field = f"{stage}.{purpose}_prompts" if stage == "revise" else f"{stage}.prompts"
             raise UserError(f"{count} {purpose} prompts are requested; config.data.source {record.name!r} has {len(source)}: "
-                            f"lower {_count_field(stage, purpose)}")
+                            f"lower config.{field}")
         first = 0 if context.round == 1 else first_prompt(context.round, len(source), count)
         return read_rows(source, kind, _where(config), first + count)[first:]
-    found, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
-    fitted = fit_prompts(found, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
+    every, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
+    fitted = fit_prompts(every, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
     place = " and ".join(map(str, data_files(config))) or _where(config)
-    if not found and purpose != "helpful":
+    if not every and purpose != "helpful":
         raise UserError(f"{place} has no {purpose} prompts; give more prompts"
                         + (", set config.data.eval, or raise config.data.held_out_share" if purpose == "evaluate" else ""))
-    if found and not fitted.prompts:
+    if every and not fitted.prompts:
         if fitted.refused:
-            raise UserError(f"{_rejecting(config)} {len(fitted.refused)} of the {len(found)} {purpose} prompts of {place} "
+            raise UserError(f"{_rejecting(config)} {len(fitted.refused)} of the {len(every)} {purpose} prompts of {place} "
                             f"({fitted.reason}), and none of the others fits into {most} tokens; correct their roles, or "
                             "change config.data.style")
         raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
-    _report_fitting(config, stage, purpose, len(found), fitted, most)
+    _report_fitting(config, stage, purpose, len(every), fitted, most)
     first = first_prompt(context.round, len(fitted.prompts), count)
     return in_turn(fitted.prompts, config)[first : first + count]
 
@@ -136,9 +133,10 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     """
     config, record = context.config, data_source(context.config)
     if record.prompts is None:
-        answered = _answered(context, tokenizer, "judgements" if record.comparisons is None else "comparisons")
-        return PromptSets(unique_prompts(answered.train), unique_prompts(answered.held_out))
-    given = _made(SourceInputs(config), "prompts")
+        kind = "judgements" if record.comparisons is None else "comparisons"
+        train, held_out, _ = source_rows(context, tokenizer, kind)
+        return PromptSets(unique_prompts(train), unique_prompts(held_out))
+    given = _build(SourceInputs(config), "prompts")
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
             print(f"[{context.title}] {sentence}", flush=True)
@@ -158,10 +156,6 @@ def print_few(context: StageContext, few: str) -> None:
 def data_summary(sets: PromptSets) -> dict[str, Any]:
     """The part of a stage's summary about the files of prompts; empty if no file was read."""
     return {"data": {"files": [report.to_dict() for report in sets.reports]}} if sets.reports else {}
-
-
-def _count_field(stage: str, purpose: str) -> str:
-    return f"config.{stage}.{purpose}_prompts" if stage == "revise" else f"config.{stage}.prompts"
 
 
 def pair_loader(
@@ -191,20 +185,6 @@ def pair_loader(
 
 def _where(config: Config) -> str:
     return f"config.data.source {config.data.source!r}"
-
-
-def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False) -> Split:
-    """The source's comparisons or judgements, checked and cut to the preference model's maximum length."""
-    config = context.config
-
-    most = min(config.preference.max_length, config.model.max_length)
-    split = _checked(config, _made(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
-    print_few(context, split.few)
-    if split.fitted:
-        return split
-    train, held_out = fitting(context, tokenizer, split.train, most, _where(config)), split.held_out
-    held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
-    return Split(train, held_out, split.report, fitted=True)
 
 
 def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
@@ -237,7 +217,7 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
     return kept
 
 
-def _made(inputs: SourceInputs, kind: str) -> Any:
+def _build(inputs: SourceInputs, kind: str) -> Any:
     """The result of the source's function for a kind of rows. Raises UserError if a custom function raises an error."""
     function = data_source(inputs.config).load(kind)
     if getattr(function, "__module__", "").startswith("jaxalign."):

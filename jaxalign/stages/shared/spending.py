@@ -64,7 +64,9 @@ def _record(context: StageContext, client: Client, store: AnswerStore) -> None:
     counts, settings = client.spending.of_stage(), context.config.endpoint
     if not counts["sent"] and not counts["stored_hits"]:
         return
-    server = {"model": endpoints.known_model(settings, store), "urls": [shown_url(url) for url in settings.url]}
+    _, stored = endpoints.stored_server(settings, store)
+    model = settings.model if stored is None else stored[0]
+    server = {"model": model, "urls": [shown_url(url) for url in settings.url]}
     path = context.directory / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     write_bytes_atomically(path, json_bytes(summary | {requests.FIELD: server | counts}))

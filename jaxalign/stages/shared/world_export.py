@@ -29,7 +29,6 @@ from jaxalign.models.configured import configured_decoder
 from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
-from jaxalign.stages.shared.keys import seeded_key
 from jaxalign.steps.loop import Loop
 from jaxalign.trainers.base import TrainerInputs
 from jaxalign.trainers.sft import SFT, held_out_loss
@@ -106,17 +105,19 @@ def write_data(folder: Path, world: EmbeddedWorld, prompts: int) -> None:
 
     prompts: the maximum number of prompts in a file.
     """
-    (folder / "prompts").mkdir()
+    texts: dict[str, str] = {}
     for name, sources in PROMPTS.items():
-        found = [world.prompts(source)[: prompts // len(sources)] for source in sources]
-        rows = [{"prompt": prompt.messages[-1].content} for group in zip(*found, strict=False) for prompt in group]
-        _write_rows(folder / "prompts" / f"{name}.jsonl", rows)
+        groups = [world.prompts(source)[: prompts // len(sources)] for source in sources]
+        rows = [{"prompt": prompt.messages[-1].content} for group in zip(*groups, strict=False) for prompt in group]
+        texts[f"prompts/{name}.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
     for file, name in CONSTITUTIONS.items():
         principles = [dataclasses.asdict(principle) for principle in load_constitution(name)]
-        content = json.dumps({"name": name, "principles": principles}, indent=2)
-        (folder / file).write_text(content + "\n", encoding="utf-8")
+        texts[file] = json.dumps({"name": name, "principles": principles}, indent=2) + "\n"
     facts = (d.messages[0].content for d in chat_text.generate(world, "train", _TEXT_TOKENS) if not d.messages[0].role)
-    _write_rows(folder / "text.jsonl", [{"text": text} for text in itertools.islice(facts, _TEXT_ROWS)])
+    texts["text.jsonl"] = "".join(json.dumps({"text": fact}) + "\n" for fact in itertools.islice(facts, _TEXT_ROWS))
+    (folder / "prompts").mkdir()
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
 
 
 def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> PackedBatch:
@@ -128,7 +129,8 @@ def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> 
 
 
 def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSettings) -> Params:
-    key = seeded_key(config.seed, "pretrain")
+    root = jax.random.fold_in(jax.random.key(config.seed), streams.STAGES["pretrain"])
+    key = jax.random.fold_in(root, streams.STATE)
     section = PretrainConfig(
         steps=settings.steps, batch_rows=settings.batch_rows, row_length=chat_text.ROW_LENGTH,
         optimizer=Optimizer(learning_rate=settings.learning_rate, schedule="linear", warmup_steps=30, weight_decay=0.01),
@@ -148,7 +150,3 @@ def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSett
     for _ in trainer.fit_packed(rows, settings.steps, streams.LOADERS["pretrain"]):
         pass
     return trainer.params
-
-
-def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxalign.records import Comparison, Message, PairBatch, Prompt
-from jaxalign.trainers.preference_baselines import length_baseline, noise_ceiling
+from jaxalign.trainers.preference_quality import length_baseline, noise_ceiling
 
 
 def batch(lengths, labels):
