@@ -163,7 +163,7 @@ def estimate(
         trained[task.stage] += task.trains
         for role in task.stays:
             if role.startswith(judges.ROLE):
-                check_divides(role_model(config, policy, role), mesh)
+                check_divides(judges.judge_model(config, role, sharding)[0], mesh)
     return RunEstimate(config, cluster, tuple(run.of(task, trained[task.stage]) for task in found))
 
 
@@ -173,20 +173,14 @@ def optimizer_kind(config: Config, stage: str, role: str) -> str:
     return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
 
 
-def role_model(config: Config, policy: Model, role: str) -> Model:
-    """The model of a role: a judge's own, or the policy's architecture, with a scalar head for the critic and the preference
-    model."""
+def role_weights(config: Config, policy: Model, role: str) -> tuple[Model, WeightBytes]:
+    """(the model of a role, the bytes of its weights). The model is a judge's own, or has the policy's architecture, with a
+    scalar head for the critic and the preference model."""
     if role.startswith(judges.ROLE):
-        return judges.judge_model(config, role, policy.sharding)[0]
-    return policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
-
-
-def role_weights(config: Config, policy: Model, role: str) -> WeightBytes:
-    """The bytes of a role's weights."""
-    model = role_model(config, policy, role)
-    if role.startswith(judges.ROLE):
-        return weights.measure(model, config.judge.weights, frozen=True)
-    return weights.measure(model, config.lora.base)
+        model, _ = judges.judge_model(config, role, policy.sharding)
+        return model, weights.measure(model, config.judge.weights, frozen=True)
+    model = policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
+    return model, weights.measure(model, config.lora.base)
 
 
 class _Run:
@@ -199,7 +193,7 @@ class _Run:
         """Bytes by role; the base that adapters share counts once."""
         found = {}
         for role in task.stays:
-            own = role_weights(self.config, self.policy, role)
+            _, own = role_weights(self.config, self.policy, role)
             copies = self.config.preference.members if role == "preference model" and role not in trained else 1
             found[role] = own.parameters * copies
             if role == "labeller" and self.policy.lora is not None:
@@ -209,12 +203,12 @@ class _Run:
                 if task.stage == "preference" and self.config.preference.early_stopping:
                     found[f"best {role}"] = own.parameters
         if self.policy.lora is not None:
-            found["frozen base"] = role_weights(self.config, self.policy, "policy").frozen
+            found["frozen base"] = role_weights(self.config, self.policy, "policy")[1].frozen
         return {role: size for role, size in found.items() if size}
 
     def of(self, task: Task, trained: tuple[str, ...]) -> TaskEstimate:
         config, policy, slices = self.config, self.policy, self.config.mesh.slices
-        models = [(role_model(config, policy, role), role_weights(config, policy, role)) for role in task.runs]
+        models = [role_weights(config, policy, role) for role in task.runs]
         if task.phase == "update":
             kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
             parts, counts = self._update_memory(task, models), [task.steps]

@@ -21,9 +21,6 @@ class DevicePrices:
     hourly: dict[str, float]
     source: str
 
-    def of(self, chip: str) -> float | None:
-        return self.hourly.get(chip)
-
 
 def read_prices(path: str) -> DevicePrices:
     """Reads a JSON object with "date" (as 2026-01-31), "currency", "per_device_hour" (chip to price), optionally "source".

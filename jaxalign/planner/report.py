@@ -148,7 +148,7 @@ def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
     if prices is not None:
         cost = money(run, prices)
         lines.append(
-            f"{cost:,.2f} {prices.currency}, at {prices.of(run.cluster.chip.name):g} per device hour on {prices.date}."
+            f"{cost:,.2f} {prices.currency}, at {prices.hourly[run.cluster.chip.name]:g} per device hour on {prices.date}."
             if cost is not None else f"The prices of {prices.date} do not include {run.cluster.chip.name}."
         )
     return lines
@@ -156,7 +156,7 @@ def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
 
 def money(run: RunEstimate, prices: DevicePrices) -> float | None:
     """The cost of the counted tasks; None if the chip has no price."""
-    price = prices.of(run.cluster.chip.name)
+    price = prices.hourly.get(run.cluster.chip.name)
     return None if price is None else run.seconds / 3600 * run.cluster.devices * price
 
 

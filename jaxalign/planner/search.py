@@ -146,8 +146,9 @@ def _remat(given: Given) -> list[Change]:
 
 
 def _parts(given: Given) -> list[Change]:
-    """2, 4, 8 or 16 times as many micro-batches in every stage that uses them."""
-    found = []
+    """2, 4, 8 or 16 times as many micro-batches in every stage that uses them; packed ones get as small as possible."""
+    changes, mesh = [], given.config.mesh
+    ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
     for times in (2, 4, 8, 16):
         sections, words = {}, []
         for task in _tasks(given):
@@ -155,29 +156,23 @@ def _parts(given: Given) -> list[Change]:
             if task.phase != "update":
                 continue
             if hasattr(section, "micro_batch_tokens"):
-                name, value = "micro_batch_tokens", _smaller_parts(given, task, times)
+                rows, length = task.rows.rows // task.micro, task.rows.length
+                least = length * math.lcm(ways * turns, task.unit) // ways
+                name, value = "micro_batch_tokens", max(least, rows * length // ways // times)
             elif hasattr(section, "micro_batches"):
                 name, value = "micro_batches", (section.micro_batches or 1) * times
             else:
                 continue
             sections[stage] = dataclasses.replace(section, **{name: value})
             words.append(f"config.{stage}.{name}={value}")
-        found.append(Change(", ".join(words), _with(given, **sections)))
-    return found
+        changes.append(Change(", ".join(words), _with(given, **sections)))
+    return changes
 
 
 def _tasks(given: Given) -> list[Task]:
     """The tasks that the estimate counts, even if the plan is not possible."""
     policy = dataclasses.replace(given.policy, sharding=abstract_sharding(given.config.mesh))
     return estimated_tasks(Run(given.config, policy, given.prompt, given.examples))
-
-
-def _smaller_parts(given: Given, task: Task, times: int) -> int:
-    """The micro_batch_tokens that make an update's packed micro-batches `times` times smaller, or as small as possible."""
-    mesh, part = given.config.mesh, task.part
-    ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
-    unit = math.lcm(ways * turns, task.unit)
-    return max(part.length * unit // ways, part.rows * part.length // ways // times)
 
 
 def _larger(given: Given) -> list[Change]:

@@ -125,16 +125,12 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
     try:
         with _tpu_flags():
             devices = topologies.get_topology_desc(topology.name, "tpu", **options).devices
-            _compile_something(devices[0])
+            # The compiler reads XLA_FLAGS once, when it compiles its first program.
+            scalar = jax.ShapeDtypeStruct((), "float32", sharding=jax.sharding.SingleDeviceSharding(devices[0]))
+            jax.jit(lambda x: x).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"the TPU compiler rejects topology {topology.name}: {str(error).splitlines()[0]}") from error
     return list(devices)[:needed]
-
-
-def _compile_something(device: jax.Device) -> None:
-    """Compiles a small program: the compiler reads XLA_FLAGS once, when it compiles its first program."""
-    x = jax.ShapeDtypeStruct((), "float32", sharding=jax.sharding.SingleDeviceSharding(device))
-    jax.jit(lambda x: x).lower(x).compile()
 
 
 @contextlib.contextmanager
