@@ -57,17 +57,14 @@ class Local:
 def local(model: Model, rows: BatchShape, phase: str = "training") -> Local:
     """One device's share of the sizes, in phase "training" or "generation"."""
     config, sharding = model.config, dataclasses.replace(model.sharding, phase=phase)
-
-    def ways(name: str) -> int:
-        return split_ways(sharding.rules[name], sharding.mesh.shape)
-
+    ways = {name: split_ways(axes, sharding.mesh.shape) for name, axes in sharding.rules.items()}
     work = config.mlp if config.experts is None else config.mlp * config.experts.per_token
     return Local(
-        max(1.0, rows.rows / ways("batch")), rows.length / ways("length"), rows.length, config.embed,
-        config.heads / ways("heads"), config.kv_heads / ways("kv_heads"), config.head_dim, work / ways("mlp"),
-        config.table_rows / ways("vocab"), config.layers / ways("layers"), np.dtype(config.compute_dtype).itemsize,
+        max(1.0, rows.rows / ways["batch"]), rows.length / ways["length"], rows.length, config.embed,
+        config.heads / ways["heads"], config.kv_heads / ways["kv_heads"], config.head_dim, work / ways["mlp"],
+        config.table_rows / ways["vocab"], config.layers / ways["layers"], np.dtype(config.compute_dtype).itemsize,
         np.dtype(config.stored_dtype).itemsize,
-        ways("length") / ways("residual"), config.gated, attention_kind(model, rows, phase),
+        ways["length"] / ways["residual"], config.gated, attention_kind(model, rows, phase),
         config.experts is not None,
     )
 

@@ -16,12 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxalign.config import Config, PreferenceConfig, rounds
+from jaxalign.config import Config, rounds
 from jaxalign.errors import UserError
 from jaxalign.feedback.text_generator import next_logprobs
-from jaxalign.models.adapters.lora import join, trained
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.shapes import Shapes
@@ -29,7 +28,6 @@ from jaxalign.planner.judges import LABELLER, PlannedJudge, outside_judges
 from jaxalign.planner.memory import BatchShape
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before, stages_in_order
-from jaxalign.rewards.scorer import Ensemble, Scorer
 from jaxalign.rl.ahead import described_moves
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
@@ -66,9 +64,6 @@ class PlannedProgram:
     @property
     def name(self) -> str:
         return f"{self.stage} {self.phase} ({self.role})"
-
-    def lower(self):
-        return self.step.lower(*self.arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,22 +362,6 @@ def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: 
     if judge.role == LABELLER:
         rows, stays = BatchShape(batch, run.longest_prompt(new), new), tuple(dict.fromkeys((LABELLER, *stays)))
     return Task(stage, "generate", (judge.role,), rows, calls, stays, 1, programs=programs)
-
-
-def stacked_members(section: PreferenceConfig, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
-    """The scorer and its weights; an ensemble if preference.members > 1. Each leaf of an ensemble is [K, ...], except the base
-    that members with adapters share."""
-    K = section.members
-    if K == 1:
-        return scorer, params
-    ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
-
-    def stack(leaf: jax.ShapeDtypeStruct):
-        here = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
-        return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=here)
-
-    own = trained(params) if "adapters" in params else params
-    return dataclasses.replace(scorer, ensemble=ensemble), {**params, **jax.tree.map(stack, own)}
 
 
 @functools.cache

@@ -7,11 +7,13 @@ import dataclasses
 import functools
 import math
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.config import BestOfNConfig, Config, DPOConfig, OnlineDPOConfig, Optimizer, PretrainConfig, SFTConfig, rounds
-from jaxalign.models.adapters.lora import join
-from jaxalign.models.model import Model
+from jaxalign.models.adapters.lora import join, trained
+from jaxalign.models.model import Model, Params
 from jaxalign.planner.judges import PlannedJudge
 from jaxalign.planner.memory import BatchShape
 from jaxalign.planner.programs import (
@@ -25,7 +27,6 @@ from jaxalign.planner.programs import (
     offloaded,
     sampling_programs,
     sampling_task,
-    stacked_members,
     update_task,
     verdict_tasks,
 )
@@ -34,7 +35,7 @@ from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import stages_in_order
-from jaxalign.rewards.scorer import PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
+from jaxalign.rewards.scorer import Ensemble, PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
 from jaxalign.rollout.sampling import section_sampling
 from jaxalign.steps.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step, sorts_the_batch
@@ -216,10 +217,21 @@ def reward_distill(run: Run) -> list[Task]:
     return [Task("reward_distill", programs=programs)]
 
 
-def preference_scorer(run: Run, clip: float | None = None):
-    """(Scorer, weights) of the preference model, or of its ensemble if preference.members > 1."""
-    model = run.policy.with_head("scalar")
-    return stacked_members(run.config.preference, Scorer(model, clip=clip), join(run.frozen, model.abstract()))
+def preference_scorer(run: Run, clip: float | None = None) -> tuple[Scorer, Params]:
+    """(Scorer, weights) of the preference model, or of its ensemble if preference.members > 1. Each leaf of an ensemble is
+    [K, ...], except the base that members with adapters share."""
+    section, model = run.config.preference, run.policy.with_head("scalar")
+    scorer, params, K = Scorer(model, clip=clip), join(run.frozen, model.abstract()), section.members
+    if K == 1:
+        return scorer, params
+
+    def stack(leaf: jax.ShapeDtypeStruct):
+        members = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
+        return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=members)
+
+    ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
+    own = trained(params) if "adapters" in params else params
+    return dataclasses.replace(scorer, ensemble=ensemble), {**params, **jax.tree.map(stack, own)}
 
 
 def best_of_n(run: Run) -> list[Task]:
@@ -234,13 +246,12 @@ def best_of_n(run: Run) -> list[Task]:
         held = run.base | {"policy": run.own(policy), "preference model": run.own(scorer()[1])}
         return run.policy, policy, held
 
-    def scoring():
-        return [scoring_program(run, "best_of_n", section, "preference model", *scorer(), models()[2])]
-
     steps = calls_for(section.prompts * section.epochs, section.batch_rows)
     return [
         sampling_task(run, "best_of_n", section, section.batch, calls, stays[1:], models),
-        Task("best_of_n", "score", ("preference model",), rows, calls, stays, programs=scoring),
+        Task("best_of_n", "score", ("preference model",), rows, calls, stays, programs=lambda: [
+            scoring_program(run, "best_of_n", section, "preference model", *scorer(), models()[2])
+        ]),
         lm_update(run, "best_of_n", section, steps, run.policy),
     ]
 
@@ -350,14 +361,14 @@ def evaluate(run: Run) -> list[Task]:
         held |= {"preference model": run.own(scorer()[1])} if scores else {}
         return run.policy, policy, held
 
-    def scoring():
-        return [scoring_program(run, "evaluate", section, "preference model", *scorer(), answering()[2])]
-
     # The models that answered are freed before the judges of config.judge.path compare the answers.
     roles = tuple(judge.role for judge in judges)
+    scored = Task("evaluate", programs=lambda: [
+        scoring_program(run, "evaluate", section, "preference model", *scorer(), answering()[2])
+    ])
     return [
         sampling_task(run, "evaluate", section, section.batch, calls, (), answering),
-        *([Task("evaluate", programs=scoring)] if scores else []),
+        *([scored] if scores else []),
         *verdict_tasks(run, "evaluate", section.batch, judges, lambda: run.judge_weights(judges), asked, roles),
     ]
 

@@ -71,11 +71,6 @@ def split_ways(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for axis in axes)
 
 
-def whole(sharding: Sharding) -> Sharding:
-    """The sharding of weights at their point of use: gathered over all axes except tensor."""
-    return dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
-
-
 @functools.lru_cache(maxsize=4096)
 def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
     """Measures the weights of a model on its mesh, which may be an AbstractMesh.
@@ -86,6 +81,8 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
       frozen: whether the model has no adapters and is never trained, such as a judge.
     """
     sharding, config = model.sharding, model.config
+    # Weights in use are gathered over all axes except tensor.
+    in_use = dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
     own, base = _Tree.of(model.abstract(), model.axes()), _Tree.of(model.base.abstract(), model.base.axes())
     compute = np.dtype(config.compute_dtype).itemsize
     adapted = model.lora is not None
@@ -95,9 +92,9 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
     held = stored if adapted or frozen else "float32"
     stays = held in ("float32", "bfloat16") and np.dtype(held).itemsize == compute
     cast = held in ("float32", "bfloat16") and not stays  # Quantisation builds an array layer by layer.
-    table = base.only(lambda path: path[0] == "embedding").bytes(whole(sharding), lambda *_: compute)
-    untied = base.only(lambda path: path[0] == "unembedding").bytes(whole(sharding), lambda *_: compute)
-    layer = kernels.bytes(whole(sharding), lambda *_: compute) / config.layers
+    table = base.only(lambda path: path[0] == "embedding").bytes(in_use, lambda *_: compute)
+    untied = base.only(lambda path: path[0] == "unembedding").bytes(in_use, lambda *_: compute)
+    layer = kernels.bytes(in_use, lambda *_: compute) / config.layers
 
     def sampled_size(path: tuple, shape: tuple) -> float:
         """Bytes of a number in sampling, which reads quantised kernels as they are stored."""
@@ -124,9 +121,9 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         layer=layer,
         generation=sampled + (own.bytes(sharding.generation, lambda *_: 4) if adapted else 0.0),
         moved=0.0 if as_stored else sampled,
-        moving=0.0 if as_stored else base.largest(sharding.generation, sampled_size),
+        moving=0.0 if as_stored else max(base.sizes(sharding.generation, sampled_size), default=0.0),
         copies=_copies(model, base, table, compute),
-        learnt=own.bytes(whole(sharding), lambda *_: compute),
+        learnt=own.bytes(in_use, lambda *_: compute),
     )
 
 
@@ -182,13 +179,10 @@ class _Tree:
 
     def bytes(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
         """Bytes of all arrays on one device. size(path, shape) is the bytes of one number."""
-        return sum(self._each(sharding, size))
+        return sum(self.sizes(sharding, size))
 
-    def largest(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
-        """Bytes of the largest array on one device."""
-        return max(self._each(sharding, size), default=0.0)
-
-    def _each(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
+    def sizes(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
+        """Bytes of each array on one device."""
         return [math.prod(sharding.named(axes).shard_shape(shape)) * size(path, shape) for path, shape, axes in self.rows]
 
 
