@@ -191,7 +191,7 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape) -> Parts:
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
     copy = whole * -(-at.h // LANES) * LANES / at.h
     peak = max(whole + prompts + layer_forward(entering), whole + copy + 3 * at.B * at.V * 4, weights.moving)
-    found = {"KV cache": whole, "activations": peak - whole}
+    temporaries = {"KV cache": whole, "activations": peak - whole}
     if model.sharding.generation_rules == "training" and model.sharding.mesh.shape["fsdp"] > 1:
-        found["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)
-    return found
+        temporaries["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)
+    return temporaries

@@ -26,8 +26,8 @@ def text(
     cluster, mesh = run.cluster, run.config.mesh
     used = mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline
     lines = [
-        f"{name} on {cluster.name}: {_many(cluster.devices, 'device')} on {_many(cluster.hosts, 'host')}, "
-        f"{cluster.usable / GB:.1f} GB usable on each device",
+        f"{name} on {cluster.name}: {cluster.devices} device{'s' * (cluster.devices != 1)} on "
+        f"{cluster.hosts} host{'s' * (cluster.hosts != 1)}, {cluster.usable / GB:.1f} GB usable on each device",
         f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
         "", "Weights, GB on each device", *ruled(_weight_rows(run, weights)),
         "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *ruled(_memory_rows(run)),
@@ -74,10 +74,6 @@ def request_lines(planned: Sequence[PlannedRequests], settings: EndpointConfig) 
         lines.append(f"If the server shows no log-probabilities, each verdict takes config.endpoint.votes={settings.votes} "
                      f"requests. A verdict that they do not show takes {settings.votes} requests more.")
     return lines
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count != 1 else "")
 
 
 def _number(value: float) -> str:
