@@ -98,7 +98,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     run = given.estimate()
     sharded = dataclasses.replace(policy, sharding=abstract_sharding(given.config.mesh))
     roles = dict.fromkeys(role for task in run.tasks for role in task.task.stays)
-    weights = {role: role_weights(config, sharded, role) for role in roles}
+    weights = {role: role_weights(config, sharded, role)[1] for role in roles}
     advice = [] if run.fits else search.advice(given)
     # The fastest mesh that fits is worth a line if it saves at least 5% of the time.
     saves = best and best[0].fits and not (run.fits and best[0].seconds > 0.95 * run.seconds)

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from jaxalign.config import Config
 from jaxalign.models.model import Model
 from jaxalign.planner import hlo_text
-from jaxalign.planner.hlo import Collective, argument_name, collectives
+from jaxalign.planner.hlo import Collective, collectives
 from jaxalign.planner.hlo_work import flops
 from jaxalign.planner.programs import PlannedProgram, Run, device_bytes, run_tasks
 from jaxalign.planner.surprises import surprises
@@ -210,7 +210,7 @@ def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.Sha
     for name, argument in zip(inspect.signature(step).parameters, arguments, strict=False):
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
             if isinstance(leaf, jax.ShapeDtypeStruct):
-                paths.append((argument_name(name + jax.tree_util.keystr(path)), leaf))
+                paths.append(((name + jax.tree_util.keystr(path)).removeprefix("arguments."), leaf))
     used = compiled.in_tree.flatten_up_to(compiled.input_shardings)
     return [entry for entry, sharding in zip(paths, used, strict=True) if sharding is not None]
 

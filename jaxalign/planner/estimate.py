@@ -157,14 +157,14 @@ def estimate(
     check_divides(policy, mesh)
     policy = dataclasses.replace(with_attention(policy, cluster), sharding=sharding)
     run = _Run(config, policy, cluster, assumptions)
-    found = estimated_tasks(Run(config, policy, prompt, examples))
-    trained = {task.stage: () for task in found}
-    for task in found:
+    tasks = estimated_tasks(Run(config, policy, prompt, examples))
+    trained = {task.stage: () for task in tasks}
+    for task in tasks:
         trained[task.stage] += task.trains
         for role in task.stays:
             if role.startswith(judges.ROLE):
-                check_divides(role_model(config, policy, role), mesh)
-    return RunEstimate(config, cluster, tuple(run.of(task, trained[task.stage]) for task in found))
+                check_divides(judges.judge_model(config, role, sharding)[0], mesh)
+    return RunEstimate(config, cluster, tuple(run.of(task, trained[task.stage]) for task in tasks))
 
 
 def optimizer_kind(config: Config, stage: str, role: str) -> str:
@@ -173,20 +173,14 @@ def optimizer_kind(config: Config, stage: str, role: str) -> str:
     return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
 
 
-def role_model(config: Config, policy: Model, role: str) -> Model:
-    """The model of a role: a judge's own, or the policy's architecture, with a scalar head for the critic and the preference
-    model."""
+def role_weights(config: Config, policy: Model, role: str) -> tuple[Model, WeightBytes]:
+    """(the model of a role, the bytes of its weights). The model is a judge's own, or has the policy's architecture, with a
+    scalar head for the critic and the preference model."""
     if role.startswith(judges.ROLE):
-        return judges.judge_model(config, role, policy.sharding)[0]
-    return policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
-
-
-def role_weights(config: Config, policy: Model, role: str) -> WeightBytes:
-    """The bytes of a role's weights."""
-    model = role_model(config, policy, role)
-    if role.startswith(judges.ROLE):
-        return weights.measure(model, config.judge.weights, frozen=True)
-    return weights.measure(model, config.lora.base)
+        model, _ = judges.judge_model(config, role, policy.sharding)
+        return model, weights.measure(model, config.judge.weights, frozen=True)
+    model = policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
+    return model, weights.measure(model, config.lora.base)
 
 
 class _Run:
@@ -197,24 +191,24 @@ class _Run:
 
     def resident(self, task: Task, trained: tuple[str, ...]) -> dict[str, float]:
         """Bytes by role; the base that adapters share counts once."""
-        found = {}
+        sizes = {}
         for role in task.stays:
-            own = role_weights(self.config, self.policy, role)
+            _, own = role_weights(self.config, self.policy, role)
             copies = self.config.preference.members if role == "preference model" and role not in trained else 1
-            found[role] = own.parameters * copies
+            sizes[role] = own.parameters * copies
             if role == "labeller" and self.policy.lora is not None:
-                found[role] = 0.0  # The labeller is the frozen base, which is counted once below.
+                sizes[role] = 0.0  # The labeller is the frozen base, which is counted once below.
             if role in trained:
-                found[f"{role}'s optimizer"] = own.optimizer[optimizer_kind(self.config, task.stage, role)]
+                sizes[f"{role}'s optimizer"] = own.optimizer[optimizer_kind(self.config, task.stage, role)]
                 if task.stage == "preference" and self.config.preference.early_stopping:
-                    found[f"best {role}"] = own.parameters
+                    sizes[f"best {role}"] = own.parameters
         if self.policy.lora is not None:
-            found["frozen base"] = role_weights(self.config, self.policy, "policy").frozen
-        return {role: size for role, size in found.items() if size}
+            sizes["frozen base"] = role_weights(self.config, self.policy, "policy")[1].frozen
+        return {role: size for role, size in sizes.items() if size}
 
     def of(self, task: Task, trained: tuple[str, ...]) -> TaskEstimate:
         config, policy, slices = self.config, self.policy, self.config.mesh.slices
-        models = [(role_model(config, policy, role), role_weights(config, policy, role)) for role in task.runs]
+        models = [role_weights(config, policy, role) for role in task.runs]
         if task.phase == "update":
             kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
             parts, counts = self._update_memory(task, models), [task.steps]
@@ -234,14 +228,15 @@ class _Run:
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
         """The largest temporaries among the models that a program updates one after another."""
-        found = []
+        candidates = []
         for place, (model, own) in enumerate(models):
             others = [other for i, (_, other) in enumerate(models) if i != place]
             beside = 0.0  # Models with adapters share the base, its casts and its tables.
             if model.lora is None:
                 beside = sum(other.casts + (other.table if task.micro > 1 else 0.0) for other in others)
-            found.append(memory.update(model, own, task.rows, task.micro, bool(task.counted) and model.head == "lm", beside))
-        return max(found, key=lambda parts: sum(parts.values()))
+            lm_head = bool(task.counted) and model.head == "lm"
+            candidates.append(memory.update(model, own, task.rows, task.micro, lm_head, beside))
+        return max(candidates, key=lambda parts: sum(parts.values()))
 
     def _seconds(self, step: Work, task: Task) -> tuple[float, float, float]:
         chip, assume = self.cluster.chip, self.assume

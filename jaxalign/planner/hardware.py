@@ -150,22 +150,19 @@ def gpu_cluster(text: str) -> Cluster:
           known network.
     """
     known = {name.lower(): chip for name, chip in chips().items() if chip.kind == "gpu"}
+    names = ", ".join(chip.name for chip in known.values())
     match = _GPUS.fullmatch(text.strip())
     if match is None or not int(match["count"]):
-        raise UserError(f"--gpus is {text!r}; expected a name and a count, as in H100-80x8; known GPUs: {_names(known)}")
+        raise UserError(f"--gpus is {text!r}; expected a name and a count, as in H100-80x8; known GPUs: {names}")
     asked = match["name"].lower()
-    found = [name for name in known if name == asked] or [name for name in known if name.partition("-")[0] == asked]
-    if len(found) != 1:
-        near = found or difflib.get_close_matches(asked, known, n=1, cutoff=0.4)
+    matching = [name for name in known if name == asked] or [name for name in known if name.partition("-")[0] == asked]
+    if len(matching) != 1:
+        near = matching or difflib.get_close_matches(asked, known, n=1, cutoff=0.4)
         hint = f"; did you mean {' or '.join(known[name].name for name in near)}?" if near else ""
         raise UserError(f"--gpus is {text!r}, but {match['name']!r} does not name exactly one of the known GPUs: "
-                        f"{_names(known)}{hint}")
-    chip, count = known[found[0]], int(match["count"])
+                        f"{names}{hint}")
+    chip, count = known[matching[0]], int(match["count"])
     if count > chip.chips_per_host and chip.host_network is None:
         raise UserError(f"--gpus asks for {count} of {chip.name}, but no network between hosts is known for it; plan at most "
                         f"{chip.chips_per_host}, on one host")
     return Cluster(chip, (count,), 1, chip.memory)
-
-
-def _names(known: dict[str, Chip]) -> str:
-    return ", ".join(chip.name for chip in known.values())

@@ -74,7 +74,7 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
 
     An asynchronous collective counts once. A loop with a data-dependent number of iterations counts `unknown_trips` times.
     """
-    found: dict[object, Collective] = {}
+    by_channel: dict[object, Collective] = {}
     for computation in module.computations.values():
         if not computation.entry and computation.name not in module.callers:
             continue
@@ -88,9 +88,9 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
             # A collective that the TPU compiler overlaps with other work appears several times in the text, with one channel.
             channel = re.search(r"channel_id=(\d+)", instruction.attributes)
             key = int(channel[1]) if channel else one.name
-            if key not in found or one.total > found[key].total:
-                found[key] = one
-    return tuple(found.values())
+            if key not in by_channel or one.total > by_channel[key].total:
+                by_channel[key] = one
+    return tuple(by_channel.values())
 
 
 def _collective(module, computation: Computation, instruction: Instruction, kind: str, mesh, unknown: int) -> Collective:
@@ -120,33 +120,25 @@ def _started(instruction: Instruction, kind: str, operand: int) -> int:
     """Bytes of the result of a `-start` instruction, which has type (operands, results, context)."""
     if kind == "all-reduce":
         return operand
-    parts = _top_level(instruction.type[1:-1])
-    return operand if len(parts) < 2 else type_bytes(parts[1])
-
-
-def _top_level(text: str) -> list[str]:
+    text = instruction.type[1:-1]
     parts, depth, begin = [], 0, 0
-    for place, letter in enumerate(text):
+    for place, letter in enumerate(text):  # Split at the commas outside brackets.
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and depth == 0:
             parts.append(text[begin:place])
             begin = place + 1
-    return [*parts, text[begin:]]
-
-
-def argument_name(path: str) -> str:
-    """The name of a program's argument in reports, without the name of the record of a step's arguments."""
-    return path.removeprefix("arguments.")
+    parts.append(text[begin:])
+    return operand if len(parts) < 2 else type_bytes(parts[1])
 
 
 def argument(module: Module, computation: Computation, instruction: Instruction) -> str:
     """The name of the program argument that an instruction's operand comes from, possibly cast or moved; "" if the operand is
-    computed."""
+    computed. The name leaves out the name of the record of a step's arguments."""
     name = instruction.operands[0]
     while True:
         here = computation.instructions[name]
         if here.opcode == "parameter" and computation.entry:
-            return argument_name(here.op_name or here.name)
+            return (here.op_name or here.name).removeprefix("arguments.")
         if here.opcode == "parameter":
             called = module.callers.get(computation.name, [])
             if not called or called[0][2] != "calls":
@@ -185,8 +177,8 @@ def _part(module: Module, computation: Computation, element: Instruction) -> tup
         computation, source, _ = called[0]
     if source.opcode != "while" or not module.kept(source, place):
         return None
-    made = computation.instructions[source.operands[0]]
-    return (computation, made.operands[place]) if made.opcode == "tuple" else None
+    carry = computation.instructions[source.operands[0]]
+    return (computation, carry.operands[place]) if carry.opcode == "tuple" else None
 
 
 def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
@@ -211,29 +203,29 @@ def replica_groups(attributes: str, devices: int) -> list[list[int]]:
     text = attributes.partition("replica_groups=")[2]
     if text.startswith("{{"):
         return [[int(x) for x in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", text[: text.index("}}") + 2])]
-    found = _IOTA.match(text)
-    if found:
-        return _iota(*found.groups()).tolist()
-    found = _MESH.match(text)
-    if found:
-        return _along(found)
+    iota, along = _IOTA.match(text), _MESH.match(text)
+    if iota:
+        return _iota(*iota.groups()).tolist()
+    if along:
+        return _along(along)
     return [list(range(devices))]  # {} means one group of all devices.
 
 
-def _integers(text: str) -> list[int]:
-    return [int(x) for x in text.split(",")]
-
-
 def _iota(shape: str, dims: str, order: str | None) -> np.ndarray:
-    ids = np.arange(np.prod(_integers(dims))).reshape(_integers(dims))
-    return (ids.transpose(_integers(order)) if order else ids).reshape(_integers(shape))
+    """The ids that "[shape]<=[dims]T(order)" lists: 0, 1, 2 and so on as an array of `dims`, transposed, then reshaped."""
+    lengths = np.fromstring(dims, int, sep=",")
+    ids = np.arange(lengths.prod()).reshape(lengths)
+    if order:
+        ids = ids.transpose(np.fromstring(order, int, sep=","))
+    return ids.reshape(np.fromstring(shape, int, sep=","))
 
 
-def _along(found: re.Match) -> list[list[int]]:
-    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+def _along(match: re.Match) -> list[list[int]]:
+    """The groups of a match of `_MESH`: the devices along the axes that it selects."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
     count = int(np.prod(list(sizes.values())))
-    ids = np.arange(count) if found[2] is None else _iota(found[2], found[3], found[4]).reshape(-1)
-    chosen = {name: (int(before or 1), int(size) if size else sizes[name]) for name, before, size in _AXIS.findall(found[5])}
+    ids = np.arange(count) if match[2] is None else _iota(match[2], match[3], match[4]).reshape(-1)
+    chosen = {name: (int(before or 1), int(size) if size else sizes[name]) for name, before, size in _AXIS.findall(match[5])}
     # Split a partially used axis into three: the part before, the part used, and the part after.
     shape, along = [], []
     for name, size in sizes.items():

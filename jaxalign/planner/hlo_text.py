@@ -43,17 +43,17 @@ class Instruction:
     @functools.cached_property
     def called(self) -> tuple[tuple[str, str], ...]:
         """(attribute, computation) of every computation that the instruction names."""
-        found = []
+        pairs = []
         for match in _CALLED.finditer(self.attributes):
             kind = match[0].partition("=")[0]
-            found += [(kind, name.strip().lstrip("%")) for name in match[1].strip("{}").split(",") if name.strip()]
-        return tuple(found)
+            pairs += [(kind, name.strip().lstrip("%")) for name in match[1].strip("{}").split(",") if name.strip()]
+        return tuple(pairs)
 
     @property
     def op_name(self) -> str:
         """The JAX operation that the instruction belongs to; for a parameter, its path in the arguments."""
-        found = _OP_NAME.search(self.attributes)
-        return found[1].replace("\\'", "'") if found else ""
+        match = _OP_NAME.search(self.attributes)
+        return match[1].replace("\\'", "'") if match else ""
 
     @property
     def index(self) -> int:
@@ -89,35 +89,31 @@ class Module:
 
     @functools.cached_property
     def entry(self) -> Computation:
-        found = [x for x in self.computations.values() if x.entry]
-        if not found:
+        entries = [x for x in self.computations.values() if x.entry]
+        if not entries:
             raise ValueError("the text has no ENTRY computation")
-        return found[0]
+        return entries[0]
 
     @functools.cached_property
     def callers(self) -> dict[str, list[tuple[Computation, Instruction, str]]]:
         """(computation, instruction, attribute) of each call to a computation, by its name, except calls by reductions."""
-        found: dict[str, list[tuple[Computation, Instruction, str]]] = {}
+        callers: dict[str, list[tuple[Computation, Instruction, str]]] = {}
         for computation in self.computations.values():
             for instruction in computation.instructions.values():
                 for kind, name in instruction.called:
                     # Count an asynchronous call at its start; async-update and async-done only refer to it.
                     if kind != "to_apply" and instruction.opcode not in ("async-update", "async-done"):
-                        found.setdefault(name, []).append((computation, instruction, kind))
-        return found
+                        callers.setdefault(name, []).append((computation, instruction, kind))
+        return callers
 
     def loops(self, computation: Computation) -> tuple[Instruction, ...]:
         """The while instructions around a computation, outermost first, following the first caller of each computation."""
-        found, here = [], computation
+        loops, here = [], computation
         while not here.entry and here.name in self.callers:
             here, instruction, kind = self.callers[here.name][0]
             if instruction.opcode == "while":
-                found.append(instruction)
-        return tuple(reversed(found))
-
-    def home(self, loop: Instruction) -> Computation:
-        """The computation that contains a while instruction."""
-        return self.callers[loop.calls("body")][0][0]
+                loops.append(instruction)
+        return tuple(reversed(loops))
 
     def kept(self, loop: Instruction, place: int) -> bool:
         """Whether element `place` of a loop's carry is the same in every iteration."""
@@ -143,18 +139,18 @@ class Module:
         limit = self._constant(condition, condition.instructions[names[1]], loop)
         if place is None or limit is None:
             return None
-        home = self.home(loop)
-        start = _element(home, home.instructions[loop.operands[0]], place)
-        first, step = None if start is None else self._constant(home, start), self._step(loop, place)
+        first, step = self._initial(loop, place), self._step(loop, place)
         return None if first is None or step is None else max(0, -(-(limit - first) // step))
 
     def _step(self, loop: Instruction, place: int) -> int | None:
         """The positive constant added to element `place` of a loop's carry in each iteration; None if it is not constant."""
         body = self.computations[loop.calls("body")]
-        made = None if body.root.opcode != "tuple" else _uncopied(body, body.instructions[body.root.operands[place]])
-        if made is None or made.opcode != "add" or len(made.operands) != 2:
+        if body.root.opcode != "tuple":
             return None
-        parts = [body.instructions[name] for name in made.operands]
+        total = _uncopied(body, body.instructions[body.root.operands[place]])
+        if total.opcode != "add" or len(total.operands) != 2:
+            return None
+        parts = [body.instructions[name] for name in total.operands]
         if _tuple_place(body, parts[0]) != place:
             parts.reverse()
         step = self._constant(body, parts[1], loop) if _tuple_place(body, parts[0]) == place else None
@@ -167,21 +163,25 @@ class Module:
         if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.inside):
             return int(instruction.inside)
         place = _tuple_place(where, instruction)
-        if place is None or loop is None:
+        return None if place is None or loop is None else self._initial(loop, place)
+
+    def _initial(self, loop: Instruction, place: int) -> int | None:
+        """The constant with which element `place` of a loop's carry enters the loop; None if it is not a constant."""
+        around = self.callers[loop.calls("body")][0][0]
+        carry = around.instructions[loop.operands[0]]
+        if carry.opcode != "tuple":
             return None
-        home = self.home(loop)
-        handed = _element(home, home.instructions[loop.operands[0]], place)
-        return None if handed is None else self._constant(home, handed)
+        return self._constant(around, around.instructions[carry.operands[place]])
 
     def times(self, computation: Computation, unknown: int = 1) -> tuple[int, bool]:
         """(executions of a computation in one run of the program, whether the number is exact). A loop with an unknown number
         of iterations counts `unknown` times; a branch counts as always taken."""
-        found, certain = 1, True
+        times, certain = 1, True
         for loop in self.loops(computation):
             trips = self.trips(loop)
             certain &= trips is not None
-            found *= unknown if trips is None else trips
-        return found, certain
+            times *= unknown if trips is None else trips
+        return times, certain
 
 
 def _uncopied(where: Computation, instruction: Instruction) -> Instruction:
@@ -196,11 +196,6 @@ def _tuple_place(where: Computation, instruction: Instruction) -> int | None:
     if instruction.opcode != "get-tuple-element" or where.instructions[instruction.operands[0]].opcode != "parameter":
         return None
     return instruction.index
-
-
-def _element(where: Computation, made: Instruction, place: int) -> Instruction | None:
-    """Element `place` of a tuple that `made` builds in this computation; None if it is not a tuple instruction."""
-    return where.instructions[made.operands[place]] if made.opcode == "tuple" else None
 
 
 def parse(text: str) -> Module:
@@ -247,10 +242,10 @@ def _closing(text: str, opening: int) -> int:
 def type_bytes(text: str) -> int:
     """Bytes of a type such as `bf16[16,1024]{1,0}` or of a tuple of types, without layout padding."""
     total = 0
-    for found in _ARRAY.finditer(text):
-        if found["type"] == "token":
+    for array in _ARRAY.finditer(text):
+        if array["type"] == "token":
             continue
-        count = math.prod(int(size.strip(" <=")) for size in found["sizes"].split(",") if size.strip(" <="))
-        bits = 8 if found["type"] == "pred" else int(_BITS.match(found["type"])[1])
+        count = math.prod(int(size.strip(" <=")) for size in array["sizes"].split(",") if size.strip(" <="))
+        bits = 8 if array["type"] == "pred" else int(_BITS.match(array["type"])[1])
         total += -(-count * bits // 8)
     return total

@@ -16,7 +16,7 @@ from jaxalign.config import Config
 from jaxalign.config.finished import with_model_folder
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.quantised import quantise_abstract
-from jaxalign.models.checkpoints.huggingface import CheckpointConfig, parse_config
+from jaxalign.models.checkpoints.huggingface import parse_config
 from jaxalign.models.configured import base_config
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import Sharding
@@ -66,10 +66,17 @@ def judge_model(config: Config, role: str, sharding: Sharding) -> tuple[Model, i
       UserError: its folder has no config.json and is not a published shape.
     """
     number = 0 if role == ROLE else int(role.removeprefix(f"{ROLE} ")) - 1
-    found = _config(config, config.judge.path[number])
+    folder = config.judge.path[number]
+    if Path(folder).expanduser().is_dir():
+        checkpoint = base_config(with_model_folder(config, folder), Path(folder))
+    elif folder in published_shapes():
+        checkpoint = parse_config(Path(folder), published_shapes()[folder], config.judge.compute_dtype)
+    else:
+        raise UserError(f"config.judge.path is {folder}, which is neither a folder nor one of the published shapes "
+                        f"{', '.join(published_shapes())}; give the folder of a model with its config.json")
     tensor = sharding.mesh.shape["tensor"]
-    decoder = dataclasses.replace(found.decoder, compute_dtype=config.judge.compute_dtype, vocab_multiple=tensor)
-    return Model(decoder, "lm", sharding), config.judge.request_length(found.max_positions)
+    decoder = dataclasses.replace(checkpoint.decoder, compute_dtype=config.judge.compute_dtype, vocab_multiple=tensor)
+    return Model(decoder, "lm", sharding), config.judge.request_length(checkpoint.max_positions)
 
 
 def outside_judges(config: Config, stage: str, sharding: Sharding) -> list[PlannedJudge]:
@@ -86,12 +93,3 @@ def stored_params(model: Model, kind: str) -> Params:
     dtype = "float32" if kind == "float32" else "bfloat16"
     read = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
     return quantise_abstract(read, kind)
-
-
-def _config(config: Config, folder: str) -> CheckpointConfig:
-    if not Path(folder).expanduser().is_dir():
-        if folder in published_shapes():
-            return parse_config(Path(folder), published_shapes()[folder], config.judge.compute_dtype)
-        raise UserError(f"config.judge.path is {folder}, which is neither a folder nor one of the published shapes "
-                        f"{', '.join(published_shapes())}; give the folder of a model with its config.json")
-    return base_config(with_model_folder(config, folder), Path(folder))

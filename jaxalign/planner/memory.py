@@ -57,17 +57,14 @@ class Local:
 def local(model: Model, rows: BatchShape, phase: str = "training") -> Local:
     """One device's share of the sizes, in phase "training" or "generation"."""
     config, sharding = model.config, dataclasses.replace(model.sharding, phase=phase)
-
-    def ways(name: str) -> int:
-        return split_ways(sharding.rules[name], sharding.mesh.shape)
-
+    ways = {name: split_ways(axes, sharding.mesh.shape) for name, axes in sharding.rules.items()}
     work = config.mlp if config.experts is None else config.mlp * config.experts.per_token
     return Local(
-        max(1.0, rows.rows / ways("batch")), rows.length / ways("length"), rows.length, config.embed,
-        config.heads / ways("heads"), config.kv_heads / ways("kv_heads"), config.head_dim, work / ways("mlp"),
-        config.table_rows / ways("vocab"), config.layers / ways("layers"), np.dtype(config.compute_dtype).itemsize,
+        max(1.0, rows.rows / ways["batch"]), rows.length / ways["length"], rows.length, config.embed,
+        config.heads / ways["heads"], config.kv_heads / ways["kv_heads"], config.head_dim, work / ways["mlp"],
+        config.table_rows / ways["vocab"], config.layers / ways["layers"], np.dtype(config.compute_dtype).itemsize,
         np.dtype(config.stored_dtype).itemsize,
-        ways("length") / ways("residual"), config.gated, attention_kind(model, rows, phase),
+        ways["length"] / ways["residual"], config.gated, attention_kind(model, rows, phase),
         config.experts is not None,
     )
 
@@ -194,7 +191,7 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape) -> Parts:
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
     copy = whole * -(-at.h // LANES) * LANES / at.h
     peak = max(whole + prompts + layer_forward(entering), whole + copy + 3 * at.B * at.V * 4, weights.moving)
-    found = {"KV cache": whole, "activations": peak - whole}
+    temporaries = {"KV cache": whole, "activations": peak - whole}
     if model.sharding.generation_rules == "training" and model.sharding.mesh.shape["fsdp"] > 1:
-        found["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)
-    return found
+        temporaries["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)
+    return temporaries

@@ -38,25 +38,22 @@ def bandwidths(cluster: Cluster, mesh: dict[str, int], slices: int = 1) -> dict[
       mesh: sizes by axis; the size of data includes the slices.
       slices: the number of slices.
     """
-    found, inner, free = {}, 1, _links(cluster)
+    # (size, links) of each axis of the torus larger than 1. Two chips have one link, whether or not the axis wraps around.
+    free = [(size, 2 if closed and size > 2 else 1) for size, closed in zip(cluster.shape, cluster.closed, strict=True)
+            if size > 1]
+    speeds, inner = {}, 1
     for axis in INNER_TO_OUTER:
         size = mesh[axis] // (slices if axis == "data" else 1)
         if size > 1:
             if cluster.chip.kind == "gpu":
-                found[axis] = cluster.chip.link if inner * size <= cluster.chip.chips_per_host else cluster.far
+                speeds[axis] = cluster.chip.link if inner * size <= cluster.chip.chips_per_host else cluster.far
             else:
                 links, free = _take(free, size)
-                found[axis] = links * cluster.chip.link
+                speeds[axis] = links * cluster.chip.link
             inner *= size
     if slices > 1:
-        found["slices"] = cluster.far
-    return found
-
-
-def _links(cluster: Cluster) -> list[tuple[int, int]]:
-    """(size, links) of each axis of the torus larger than 1. Two chips have one link, whether or not the axis wraps around."""
-    return [(size, 2 if closed and size > 2 else 1) for size, closed in zip(cluster.shape, cluster.closed, strict=True)
-            if size > 1]
+        speeds["slices"] = cluster.far
+    return speeds
 
 
 def _take(free: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:

@@ -7,7 +7,7 @@ import functools
 from typing import NamedTuple
 
 from jaxalign.models.adapters.lora import join
-from jaxalign.planner.programs import PlannedProgram, Run, Task, compiled_only, offloaded, sampling_task, update_task
+from jaxalign.planner.programs import PlannedProgram, Run, Task, offloaded, sampling_task, update_task
 from jaxalign.planner.reward_programs import reward_programs
 from jaxalign.planner.stage_programs import reward_roles, trained_roles
 from jaxalign.rewards.sums import fused_source
@@ -33,7 +33,7 @@ def ppo(run: Run) -> list[Task]:
     scored = ("reference", *(("policy",) if recomputes else ()), *(() if values_in_update(section) else critic))
     built = functools.cache(lambda: _programs(run))
 
-    rewarded = compiled_only("ppo", lambda: built().reward)
+    rewarded = Task("ppo", programs=lambda: built().reward)
     if reward:
         rewarded = dataclasses.replace(rewarded, phase="reward", runs=reward, rows=part, calls=queues * parts, stays=stays)
     tasks = [

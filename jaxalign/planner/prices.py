@@ -21,9 +21,6 @@ class DevicePrices:
     hourly: dict[str, float]
     source: str
 
-    def of(self, chip: str) -> float | None:
-        return self.hourly.get(chip)
-
 
 def read_prices(path: str) -> DevicePrices:
     """Reads a JSON object with "date" (as 2026-01-31), "currency", "per_device_hour" (chip to price), optionally "source".
@@ -32,28 +29,28 @@ def read_prices(path: str) -> DevicePrices:
         UserError: the file cannot be read, a field is missing or has the wrong type, or a chip is unknown.
     """
     try:
-        found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        fields = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"--prices={path} cannot be read ({error.strerror or error}); give a JSON file such as "
                         "configs/prices_example.json") from None
     except ValueError as error:
         raise UserError(f"--prices={path} is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise UserError(f"--prices={path} contains a {type(found).__name__}; expected an object with date, currency and "
+    if not isinstance(fields, dict):
+        raise UserError(f"--prices={path} contains a {type(fields).__name__}; expected an object with date, currency and "
                         "per_device_hour")
     for name, kind in (("date", str), ("currency", str), ("per_device_hour", dict)):
-        if not isinstance(found.get(name), kind):
-            raise UserError(f"--prices={path}: {name} is {found.get(name)!r}; expected {_EXPECTED[name]}")
+        if not isinstance(fields.get(name), kind):
+            raise UserError(f"--prices={path}: {name} is {fields.get(name)!r}; expected {_EXPECTED[name]}")
     try:
-        datetime.date.fromisoformat(found["date"])
+        datetime.date.fromisoformat(fields["date"])
     except ValueError:
-        raise UserError(f"--prices={path}: date is {found['date']!r}; expected {_EXPECTED['date']}") from None
-    for chip, price in found["per_device_hour"].items():
+        raise UserError(f"--prices={path}: date is {fields['date']!r}; expected {_EXPECTED['date']}") from None
+    for chip, price in fields["per_device_hour"].items():
         if chip not in chips():
             raise UserError(f"--prices={path} has a price for {chip!r}; known chips: {', '.join(chips())}")
         if type(price) not in (int, float) or not 0 <= price < float("inf"):
             raise UserError(f"--prices={path}: the price of {chip} is {price!r}; expected a number of at least 0")
-    return DevicePrices(found["date"], found["currency"], found["per_device_hour"], str(found.get("source", "")))
+    return DevicePrices(fields["date"], fields["currency"], fields["per_device_hour"], str(fields.get("source", "")))
 
 
 _EXPECTED = {

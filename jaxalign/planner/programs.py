@@ -16,12 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxalign.config import Config, PreferenceConfig, rounds
+from jaxalign.config import Config, rounds
 from jaxalign.errors import UserError
 from jaxalign.feedback.text_generator import next_logprobs
-from jaxalign.models.adapters.lora import join, trained
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.shapes import Shapes
@@ -29,7 +28,7 @@ from jaxalign.planner.judges import LABELLER, PlannedJudge, outside_judges
 from jaxalign.planner.memory import BatchShape
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before, stages_in_order
-from jaxalign.rewards.scorer import Ensemble, Scorer
+from jaxalign.rl.ahead import described_moves
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
 from jaxalign.rollout.ring import insert, prefill, reroll
@@ -66,9 +65,6 @@ class PlannedProgram:
     def name(self) -> str:
         return f"{self.stage} {self.phase} ({self.role})"
 
-    def lower(self):
-        return self.step.lower(*self.arguments)
-
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -90,10 +86,10 @@ class Task:
     """
 
     stage: str
-    phase: str
-    runs: tuple[str, ...]
-    rows: BatchShape | None
-    calls: int | None
+    phase: str = ""
+    runs: tuple[str, ...] = ()
+    rows: BatchShape | None = None
+    calls: int | None = None
     stays: tuple[str, ...] = ()
     counted: int = 0
     trains: tuple[str, ...] = ()
@@ -110,16 +106,6 @@ class Task:
     def tokens(self) -> int:
         """Tokens of one call: the sampled tokens if the task generates, else the tokens that it reads."""
         return self.rows.rows * (self.rows.new or self.rows.length) * self.steps
-
-    @property
-    def part(self) -> BatchShape:
-        """The rows of one micro-batch of an update."""
-        return BatchShape(self.rows.rows // self.micro, self.rows.length)
-
-
-def compiled_only(stage: str, programs: Callable[[], Sequence[PlannedProgram]]) -> Task:
-    """A task that the arithmetic estimate leaves out."""
-    return Task(stage, "", (), None, None, programs=programs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +159,7 @@ class Run:
 
         trained: whether they are those of an earlier stage, whichever stages `config.stages` has before this one.
         """
-        made = trained or self.config.lora.path or policies_before(self.config.stages, stage)
-        if self.frozen is None or made:
+        if self.frozen is None or trained or self.config.lora.path or policies_before(self.config.stages, stage):
             return join(self.frozen, self.policy.abstract())
         return self.frozen
 
@@ -290,7 +275,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     parts = own.sharding.batch_size
     count = prefill_sizes(P, parts, batch // parts)[1] * parts
     slots = slot_counts(P + N)[-1]
-    cache, half, made = (own.abstract_cache(*size) for size in ((batch, slots), (batch, -(-slots // 2)), (count, P)))
+    cache, half, prefilled = (own.abstract_cache(*size) for size in ((batch, slots), (batch, -(-slots // 2)), (count, P)))
     row, prompts, slot = rows(jnp.int32, batch), rows(jnp.int32, count, P), run.scalar(jnp.int32)
     step = (params, row, row, (cache,), slot)
     plan, index = rows(jnp.int32, parts, 1, batch // parts, 3), rows(jnp.int32, parts, batch // parts)
@@ -299,7 +284,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
         *moving,
         chunk,
         PlannedProgram(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
-        PlannedProgram(stage, "entering", role, insert, (own, (cache,), made, plan, slot), held),
+        PlannedProgram(stage, "entering", role, insert, (own, (cache,), prefilled, plan, slot), held),
         PlannedProgram(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, slots)), held),
         PlannedProgram(stage, "decode", role, decode_step(own), step, held),
     ]
@@ -322,16 +307,14 @@ def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[
 
     Large weights move one after another; the weights moved earlier are already on the devices."""
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    leaves, structure = jax.tree.flatten(params)
-    targets, programs, moved = jax.tree.leaves(model.generation_abstract(params)), [], []
-    for group, step in model.generation_moves(params):
-        what = f"{role}, {names[group[0]]}" if len(group) == 1 and len(leaves) > 1 else role
-        given = ([leaves[i] for i in group],)
-        programs.append(PlannedProgram(stage, "resharding", what, step, given, {**held, "weights moved before": tuple(moved)}))
+    moves, resharded = described_moves(model, params)
+    targets, programs, moved = jax.tree.leaves(resharded), [], []
+    for group, step, arguments in moves:
+        weight = f"{role}, {names[group[0]]}" if len(group) == 1 and len(names) > 1 else role
+        beside = {**held, "weights moved before": tuple(moved)}
+        programs.append(PlannedProgram(stage, "resharding", weight, step, arguments, beside))
         moved += [targets[i] for i in group]
-        for i in group:
-            leaves[i] = targets[i]
-    return programs, jax.tree.unflatten(structure, leaves), {f"{role} for sampling": moved} if moved else {}
+    return programs, resharded, {f"{role} for sampling": moved} if moved else {}
 
 
 def verdict_tasks(run: Run, stage: str, batch: int, judges: Sequence[PlannedJudge], held: Callable[[], Mapping[str, Any]],
@@ -379,22 +362,6 @@ def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: 
     if judge.role == LABELLER:
         rows, stays = BatchShape(batch, run.longest_prompt(new), new), tuple(dict.fromkeys((LABELLER, *stays)))
     return Task(stage, "generate", (judge.role,), rows, calls, stays, 1, programs=programs)
-
-
-def stacked_members(section: PreferenceConfig, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
-    """The scorer and its weights; an ensemble if preference.members > 1. Each leaf of an ensemble is [K, ...], except the base
-    that members with adapters share."""
-    K = section.members
-    if K == 1:
-        return scorer, params
-    ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
-
-    def stack(leaf: jax.ShapeDtypeStruct):
-        here = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
-        return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=here)
-
-    own = trained(params) if "adapters" in params else params
-    return dataclasses.replace(scorer, ensemble=ensemble), {**params, **jax.tree.map(stack, own)}
 
 
 @functools.cache

@@ -26,8 +26,8 @@ def text(
     cluster, mesh = run.cluster, run.config.mesh
     used = mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline
     lines = [
-        f"{name} on {cluster.name}: {_many(cluster.devices, 'device')} on {_many(cluster.hosts, 'host')}, "
-        f"{cluster.usable / GB:.1f} GB usable on each device",
+        f"{name} on {cluster.name}: {cluster.devices} device{'s' * (cluster.devices != 1)} on "
+        f"{cluster.hosts} host{'s' * (cluster.hosts != 1)}, {cluster.usable / GB:.1f} GB usable on each device",
         f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
         "", "Weights, GB on each device", *ruled(_weight_rows(run, weights)),
         "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *ruled(_memory_rows(run)),
@@ -74,10 +74,6 @@ def request_lines(planned: Sequence[PlannedRequests], settings: EndpointConfig) 
         lines.append(f"If the server shows no log-probabilities, each verdict takes config.endpoint.votes={settings.votes} "
                      f"requests. A verdict that they do not show takes {settings.votes} requests more.")
     return lines
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count != 1 else "")
 
 
 def _number(value: float) -> str:
@@ -148,7 +144,7 @@ def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
     if prices is not None:
         cost = money(run, prices)
         lines.append(
-            f"{cost:,.2f} {prices.currency}, at {prices.of(run.cluster.chip.name):g} per device hour on {prices.date}."
+            f"{cost:,.2f} {prices.currency}, at {prices.hourly[run.cluster.chip.name]:g} per device hour on {prices.date}."
             if cost is not None else f"The prices of {prices.date} do not include {run.cluster.chip.name}."
         )
     return lines
@@ -156,7 +152,7 @@ def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
 
 def money(run: RunEstimate, prices: DevicePrices) -> float | None:
     """The cost of the counted tasks; None if the chip has no price."""
-    price = prices.of(run.cluster.chip.name)
+    price = prices.hourly.get(run.cluster.chip.name)
     return None if price is None else run.seconds / 3600 * run.cluster.devices * price
 
 

@@ -13,7 +13,7 @@ from jaxalign.endpoint.records import Usage
 from jaxalign.endpoint.spending import TokenPrices
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.feedback.endpoint_judge import verdict_tokens
-from jaxalign.planner.stage_programs import contests
+from jaxalign.planner.stage_programs import evaluated_models
 from jaxalign.records import Message
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.judges import judge_name
@@ -113,7 +113,8 @@ def _asked(config: Config, stage: str) -> list[RequestCount]:
     if stage == "online_dpo":
         return [_comparisons(config, config.online_dpo.iterations * config.online_dpo.batch)]
     if stage == "evaluate":
-        return [_comparisons(config, contests(config) * min(config.evaluate.win_rate_prompts, config.evaluate.prompts))]
+        pairs = math.comb(evaluated_models(config), 2)
+        return [_comparisons(config, pairs * min(config.evaluate.win_rate_prompts, config.evaluate.prompts))]
     if stage != "ppo":
         return []
     section, methods, asked = config.ppo, ppo_methods(config), []

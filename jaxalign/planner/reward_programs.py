@@ -49,14 +49,15 @@ def ai_feedback(run: Run) -> list[PlannedProgram]:
 def outside(run: Run) -> list[PlannedProgram]:
     """The scores of `config.reward.model`. A text is assumed to have as many tokens in its tokenizer as in the policy's."""
     settings, sharding = run.config.reward, run.policy.sharding
-    found = read_config(pathlib.Path(settings.model), settings.model_dtype, sharding.mesh.shape["tensor"])
-    if found.head != "scalar":
-        raise UserError(f"config.reward.model is {settings.model}, a {found.family.architecture}; expected a "
-                        f"{found.family.classifier} with one label")
-    model = Model(found.decoder, "scalar", sharding)
+    checkpoint = read_config(pathlib.Path(settings.model), settings.model_dtype, sharding.mesh.shape["tensor"])
+    if checkpoint.head != "scalar":
+        raise UserError(f"config.reward.model is {settings.model}, a {checkpoint.family.architecture}; expected a "
+                        f"{checkpoint.family.classifier} with one label")
+    model = Model(checkpoint.decoder, "scalar", sharding)
     weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, settings.model_dtype, sharding=x.sharding), model.abstract())
     scorer = Scorer(model, settings.model_shift, settings.model_scale, run.config.ppo.score_clip)
-    length = min(run.config.model.max_length, settings.model_max_length or found.max_positions or run.config.model.max_length)
+    longest = run.config.model.max_length
+    length = min(longest, settings.model_max_length or checkpoint.max_positions or longest)
     rows = -(-settings.model_batch // sharding.batch_size) * sharding.batch_size
     arguments = (scorer, weights, run.rows(jnp.int32, rows, length), run.rows(jnp.int32, rows))
     return [PlannedProgram("ppo", "reward", "reward model", raw_sequence_scores, arguments, {"reward model": weights})]

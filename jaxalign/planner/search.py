@@ -89,24 +89,24 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
 
     Tries each change on its own. If none suffices, combines changes until the run fits.
     """
-    found = []
+    fitting = []
     for change in _CHANGES:
         run = _try(change(given))
         if run is not None and run[1].fits:
-            found.append(run)
-            if len(found) == keep:
+            fitting.append(run)
+            if len(fitting) == keep:
                 break
-    if found:
-        return found
+    if fitting:
+        return fitting
     combined, words = given, []
     for change in _CHANGES:
         before = words
-        for made in change(combined):  # Variants of one change: each replaces the previous one.
+        for variant in change(combined):  # Variants of one change: each replaces the previous one.
             try:
-                run = made.given.estimate()
+                run = variant.given.estimate()
             except UserError:
                 continue
-            combined, words = made.given, [*before, made.words]
+            combined, words = variant.given, [*before, variant.words]
             if run.fits:
                 return [(", and ".join(words), run)]
     return []
@@ -140,14 +140,15 @@ def _other_mesh(given: Given) -> list[Change]:
 def _remat(given: Given) -> list[Change]:
     if given.policy.config.remat:
         return []
-    made = _with(given, model=dataclasses.replace(given.config.model, remat=True))
+    changed = _with(given, model=dataclasses.replace(given.config.model, remat=True))
     policy = dataclasses.replace(given.policy, config=dataclasses.replace(given.policy.config, remat=True))
-    return [Change("config.model.remat=True", dataclasses.replace(made, policy=policy))]
+    return [Change("config.model.remat=True", dataclasses.replace(changed, policy=policy))]
 
 
 def _parts(given: Given) -> list[Change]:
-    """2, 4, 8 or 16 times as many micro-batches in every stage that uses them."""
-    found = []
+    """2, 4, 8 or 16 times as many micro-batches in every stage that uses them; packed ones get as small as possible."""
+    changes, mesh = [], given.config.mesh
+    ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
     for times in (2, 4, 8, 16):
         sections, words = {}, []
         for task in _tasks(given):
@@ -155,15 +156,17 @@ def _parts(given: Given) -> list[Change]:
             if task.phase != "update":
                 continue
             if hasattr(section, "micro_batch_tokens"):
-                name, value = "micro_batch_tokens", _smaller_parts(given, task, times)
+                rows, length = task.rows.rows // task.micro, task.rows.length
+                least = length * math.lcm(ways * turns, task.unit) // ways
+                name, value = "micro_batch_tokens", max(least, rows * length // ways // times)
             elif hasattr(section, "micro_batches"):
                 name, value = "micro_batches", (section.micro_batches or 1) * times
             else:
                 continue
             sections[stage] = dataclasses.replace(section, **{name: value})
             words.append(f"config.{stage}.{name}={value}")
-        found.append(Change(", ".join(words), _with(given, **sections)))
-    return found
+        changes.append(Change(", ".join(words), _with(given, **sections)))
+    return changes
 
 
 def _tasks(given: Given) -> list[Task]:
@@ -172,17 +175,9 @@ def _tasks(given: Given) -> list[Task]:
     return estimated_tasks(Run(given.config, policy, given.prompt, given.examples))
 
 
-def _smaller_parts(given: Given, task: Task, times: int) -> int:
-    """The micro_batch_tokens that make an update's packed micro-batches `times` times smaller, or as small as possible."""
-    mesh, part = given.config.mesh, task.part
-    ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
-    unit = math.lcm(ways * turns, task.unit)
-    return max(part.length * unit // ways, part.rows * part.length // ways // times)
-
-
 def _larger(given: Given) -> list[Change]:
     """2, 4 or 8 times as many of the same chips, with the best mesh for them."""
-    found, shape, chip = [], list(given.cluster.shape), given.cluster.chip
+    changes, shape, chip = [], list(given.cluster.shape), given.cluster.chip
     for _ in range(3):
         shape[shape.index(min(shape))] *= 2
         devices = math.prod(shape)
@@ -190,11 +185,11 @@ def _larger(given: Given) -> list[Change]:
             break
         larger = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, shape=tuple(sorted(shape))))
         best = possible(larger)[:1]
-        found += [
+        changes += [
             Change(f"a larger cluster, {larger.cluster.name}, with config.mesh: {mesh_words(run.config.mesh)}",
                    dataclasses.replace(larger, config=run.config)) for run in best
         ]
-    return found
+    return changes
 
 
 def _adapters(base: str, words: str, given: Given) -> list[Change]:
@@ -213,7 +208,7 @@ def _adapters(base: str, words: str, given: Given) -> list[Change]:
 
 def _smaller_batch(given: Given) -> list[Change]:
     """Half, then a quarter of the batch, in the stages that alternate between sampling and training."""
-    found = []
+    changes = []
     for times in (2, 4):
         sections, words = {}, []
         for record in stages_in_order(given.config.stages):
@@ -223,8 +218,8 @@ def _smaller_batch(given: Given) -> list[Change]:
                 sections[stage] = dataclasses.replace(section, batch=section.batch // times)
                 words.append(f"config.{stage}.batch={section.batch // times}")
         if sections:
-            found.append(Change(", ".join(words), _with(given, **sections)))
-    return found
+            changes.append(Change(", ".join(words), _with(given, **sections)))
+    return changes
 
 
 def _shorter(given: Given) -> list[Change]:
@@ -237,10 +232,10 @@ def _shorter(given: Given) -> list[Change]:
             half = max(1, getattr(section, name) // 2)
             sections[owner] = dataclasses.replace(section, **{name: half})
             words.append(f"config.{owner}.{name}={half}")
-    made = _with(given, **sections)
+    changed = _with(given, **sections)
     if given.prompt is not None:
-        made = dataclasses.replace(made, prompt=max(1, given.prompt // 2))
-    return [Change("shorter rows: " + ", ".join(words), made)]
+        changed = dataclasses.replace(changed, prompt=max(1, given.prompt // 2))
+    return [Change("shorter rows: " + ", ".join(words), changed)]
 
 
 _CHANGES: tuple[Callable[[Given], list[Change]], ...] = (

@@ -37,19 +37,15 @@ def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfi
       UserError: the shape is unknown, or model.path has no config.json.
     """
     if shape is None:
-        return configured_decoder(config, scratch_vocabulary(config))
+        # Without a folder, the vocabulary is that of the tokenizer that stage pretrain trains.
+        alphabet = data_source(config).alphabet
+        return configured_decoder(config, least_vocabulary(alphabet) if alphabet else config.world.vocab_size)
     if shape not in published_shapes():
         raise UserError(f"shape is {shape!r}; it must be one of {', '.join(published_shapes())}. For another model, leave it "
                         "out and set config.model.path to a folder with the model's config.json")
     chosen = config.model
-    found = parse_config(pathlib.Path(shape), published_shapes()[shape], chosen.compute_dtype, chosen.vocab_multiple)
-    return with_choices(chosen, found.decoder), found.family
-
-
-def scratch_vocabulary(config: Config) -> int:
-    """The vocabulary size of the tokenizer that stage pretrain trains."""
-    alphabet = data_source(config).alphabet
-    return least_vocabulary(alphabet) if alphabet else config.world.vocab_size
+    checkpoint = parse_config(pathlib.Path(shape), published_shapes()[shape], chosen.compute_dtype, chosen.vocab_multiple)
+    return with_choices(chosen, checkpoint.decoder), checkpoint.family
 
 
 def policy_model(config: Config, sharding: Sharding, shape: str | None = None) -> Model:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.config import BestOfNConfig, Config, DPOConfig, OnlineDPOConfig, Optimizer, PretrainConfig, SFTConfig, rounds
-from jaxalign.models.adapters.lora import join
-from jaxalign.models.model import Model
+from jaxalign.models.adapters.lora import join, trained
+from jaxalign.models.model import Model, Params
 from jaxalign.planner.judges import PlannedJudge
 from jaxalign.planner.memory import BatchShape
 from jaxalign.planner.programs import (
@@ -20,12 +23,10 @@ from jaxalign.planner.programs import (
     Run,
     Task,
     calls_for,
-    compiled_only,
     judge_task,
     offloaded,
     sampling_programs,
     sampling_task,
-    stacked_members,
     update_task,
     verdict_tasks,
 )
@@ -34,7 +35,7 @@ from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import stages_in_order
-from jaxalign.rewards.scorer import PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
+from jaxalign.rewards.scorer import Ensemble, PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
 from jaxalign.rollout.sampling import section_sampling
 from jaxalign.steps.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step, sorts_the_batch
@@ -100,10 +101,7 @@ def revise(run: Run) -> list[Task]:
     asked = 2 * section.rounds * section.red_team_prompts  # Critiques and revisions.
     own = section.red_team_prompts + section.helpful_prompts + (asked if stage_judge(run.config, "revise").runs_base else 0)
     roles = tuple(judge.role for judge in judges)
-
-    def held():
-        return {"base": run.base_params} | run.judge_weights(judges)
-
+    held = functools.cache(lambda: {"base": run.base_params} | run.judge_weights(judges))
     tasks = [sampling_task(run, "revise", section, section.batch, calls_for(own, section.batch), roles,
                            lambda: (run.policy, run.base_params, held()), "base")]
     if judges:  # The first member of a jury writes.
@@ -151,11 +149,12 @@ def preference(run: Run) -> list[Task]:
     def update():
         optimizer = make_optimizer(section.optimizer, STEPS)
         state = abstract_state(model, optimizer)
+        pairs_batch = pair_batch(run, section.batch, section.max_length, section.margin_weight > 0)
         arguments = PreferenceArguments(
             model=model,
             optimizer=optimizer,
             centering_coef=section.centering_coef,
-            batch=_packed(pair_batch(run, section.batch, section.max_length, section.margin_weight > 0)),
+            batch=dataclasses.replace(pairs_batch, tokens=None),  # The packed rows have the tokens.
             frozen=run.frozen,
             packed=_pair_parts(run, section.batch, packed),
         )
@@ -163,13 +162,10 @@ def preference(run: Run) -> list[Task]:
         held |= {f"best {role}": state.params} if section.early_stopping else {}
         return [PlannedProgram("preference", "update", role, preference_step, (state, arguments), held, packed[1])]
 
-    def scoring():
-        return [_pair_scoring(run, "preference", pair_batch(run, section.batch, section.max_length))]
-
-    calls = calls_for(learnt, section.batch)
+    pairs_to_score = functools.partial(pair_batch, run, section.batch, section.max_length)
     return [
-        update_task("preference", (role,), packed, calls, update, unit=2),
-        compiled_only("preference", scoring),
+        update_task("preference", (role,), packed, calls_for(learnt, section.batch), update, unit=2),
+        Task("preference", programs=lambda: [_pair_scoring(run, "preference", pairs_to_score())]),
     ]
 
 
@@ -178,14 +174,10 @@ def _pair_scoring(run: Run, stage: str, pairs: PairBatch) -> PlannedProgram:
     scorer, params = preference_scorer(run)
     packed = run.pair_part(*pairs.tokens.shape[::2])
     parts = _pair_parts(run, len(pairs.tokens), packed)
-    arguments = PairScoreArguments(scorer=scorer, params=params, pairs=_packed(pairs), packed=parts)
+    packed_pairs = dataclasses.replace(pairs, tokens=None)  # The packed rows have the tokens.
+    arguments = PairScoreArguments(scorer=scorer, params=params, pairs=packed_pairs, packed=parts)
     held = run.base | {"preference model": run.own(params)}
     return PlannedProgram(stage, "scoring", "preference model", raw_pair_scores, (arguments,), held, packed[1])
-
-
-def _packed(pairs: AnswerPairs | PairBatch):
-    """The pairs without their tokens, which are in the packed rows instead."""
-    return dataclasses.replace(pairs, tokens=None)
 
 
 def _pair_parts(run: Run, pairs: int, packed: tuple[BatchShape, int]):
@@ -222,13 +214,24 @@ def reward_distill(run: Run) -> list[Task]:
         update = PlannedProgram("reward_distill", "update", "student", distill_step, (state, arguments), held)
         return [*sampled, scoring, update]
 
-    return [compiled_only("reward_distill", programs)]
+    return [Task("reward_distill", programs=programs)]
 
 
-def preference_scorer(run: Run, clip: float | None = None):
-    """(Scorer, weights) of the preference model, or of its ensemble if preference.members > 1."""
-    model = run.policy.with_head("scalar")
-    return stacked_members(run.config.preference, Scorer(model, clip=clip), join(run.frozen, model.abstract()))
+def preference_scorer(run: Run, clip: float | None = None) -> tuple[Scorer, Params]:
+    """(Scorer, weights) of the preference model, or of its ensemble if preference.members > 1. Each leaf of an ensemble is
+    [K, ...], except the base that members with adapters share."""
+    section, model = run.config.preference, run.policy.with_head("scalar")
+    scorer, params, K = Scorer(model, clip=clip), join(run.frozen, model.abstract()), section.members
+    if K == 1:
+        return scorer, params
+
+    def stack(leaf: jax.ShapeDtypeStruct):
+        members = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
+        return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=members)
+
+    ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
+    own = trained(params) if "adapters" in params else params
+    return dataclasses.replace(scorer, ensemble=ensemble), {**params, **jax.tree.map(stack, own)}
 
 
 def best_of_n(run: Run) -> list[Task]:
@@ -243,13 +246,12 @@ def best_of_n(run: Run) -> list[Task]:
         held = run.base | {"policy": run.own(policy), "preference model": run.own(scorer()[1])}
         return run.policy, policy, held
 
-    def scoring():
-        return [scoring_program(run, "best_of_n", section, "preference model", *scorer(), models()[2])]
-
     steps = calls_for(section.prompts * section.epochs, section.batch_rows)
     return [
         sampling_task(run, "best_of_n", section, section.batch, calls, stays[1:], models),
-        Task("best_of_n", "score", ("preference model",), rows, calls, stays, programs=scoring),
+        Task("best_of_n", "score", ("preference model",), rows, calls, stays, programs=lambda: [
+            scoring_program(run, "best_of_n", section, "preference model", *scorer(), models()[2])
+        ]),
         lm_update(run, "best_of_n", section, steps, run.policy),
     ]
 
@@ -274,12 +276,11 @@ def dpo(run: Run) -> list[Task]:
         lambda: _direct(run, "dpo", section.optimizer, section.batch, packed, {"reference": run.own(start())})
     )
 
-    def scoring():
-        return [_logprobs(run, update(), "reference", start(), run.base | {"reference": run.own(start())})]
-
     calls = None if pairs is None else parts * calls_for(pairs, section.batch)
     steps = calls_for(None if pairs is None else pairs * section.epochs, section.batch)
-    scored = Task("dpo", "score", ("reference",), rows, calls, stays, section.max_length, programs=scoring)
+    scored = Task("dpo", "score", ("reference",), rows, calls, stays, section.max_length, programs=lambda: [
+        _logprobs(run, update(), "reference", start(), run.base | {"reference": run.own(start())})
+    ])
     learnt = update_task("dpo", ("policy",), packed, steps, lambda: [update()], stays, counted=section.max_length, unit=2)
     return [scored, learnt] if section.reference == "start" else [learnt]
 
@@ -319,24 +320,20 @@ def online_dpo(run: Run) -> list[Task]:
         run.prompt_length(section.max_new_tokens)
         held = {"reference": run.own(run.start("online_dpo"))} | run.judge_weights(judges())
         update = _direct(run, "online_dpo", section.optimizer, size, packed, held)
-        return update, join(run.frozen, update.arguments[0].params)
-
-    def sampling():
-        update, policy = models()
-        return run.policy, policy, update.held
+        return update, (run.policy, join(run.frozen, update.arguments[0].params), update.held)
 
     def judging():
-        tasks = verdict_tasks(run, "online_dpo", section.batch, judges(), lambda: models()[0].held)
+        tasks = verdict_tasks(run, "online_dpo", section.batch, judges(), lambda: models()[1][2])
         return [program for task in tasks for program in task.programs()]
 
     def scoring():
-        update, policy = models()
-        return [_logprobs(run, update, "policy", policy, update.held)]
+        update, (_, policy, held) = models()
+        return [_logprobs(run, update, "policy", policy, held)]
 
     everything = ("policy", *stays)
     tasks = [
-        sampling_task(run, "online_dpo", section, 2 * size, calls, stays, sampling),
-        compiled_only("online_dpo", judging),
+        sampling_task(run, "online_dpo", section, 2 * size, calls, stays, lambda: models()[1]),
+        Task("online_dpo", programs=judging),
         Task("online_dpo", "score", ("reference",), rows, calls * parts, everything, length, programs=scoring),
         update_task("online_dpo", ("policy",), packed, calls * section.epochs, lambda: [models()[0]], everything,
                     counted=length, unit=2),
@@ -350,9 +347,9 @@ def reward_roles(config: Config) -> tuple[str, ...]:
 
 
 def evaluate(run: Run) -> list[Task]:
-    section, models = run.config.evaluate, _models(run.config)
+    section, models = run.config.evaluate, evaluated_models(run.config)
     calls = models * calls_for(section.prompts, section.batch)
-    asked = 2 * contests(run.config) * min(section.win_rate_prompts, section.prompts)
+    asked = 2 * math.comb(models, 2) * min(section.win_rate_prompts, section.prompts)
     judges = _outside(run, "evaluate") if asked else []
     scores = "preference" in run.config.stages
     scorer = functools.cache(lambda: preference_scorer(run))
@@ -364,24 +361,19 @@ def evaluate(run: Run) -> list[Task]:
         held |= {"preference model": run.own(scorer()[1])} if scores else {}
         return run.policy, policy, held
 
-    def scoring():
-        return [scoring_program(run, "evaluate", section, "preference model", *scorer(), answering()[2])]
-
     # The models that answered are freed before the judges of config.judge.path compare the answers.
     roles = tuple(judge.role for judge in judges)
+    scored = Task("evaluate", programs=lambda: [
+        scoring_program(run, "evaluate", section, "preference model", *scorer(), answering()[2])
+    ])
     return [
         sampling_task(run, "evaluate", section, section.batch, calls, (), answering),
-        *([compiled_only("evaluate", scoring)] if scores else []),
+        *([scored] if scores else []),
         *verdict_tasks(run, "evaluate", section.batch, judges, lambda: run.judge_weights(judges), asked, roles),
     ]
 
 
-def contests(config: Config) -> int:
-    """The number of pairs of models that stage evaluate compares."""
-    return _models(config) * (_models(config) - 1) // 2
-
-
-def _models(config: Config) -> int:
-    """The number of models that stage evaluate measures."""
+def evaluated_models(config: Config) -> int:
+    """The number of models that stage evaluate measures; it compares each pair of them."""
     policies = sum(record.makes_policy for record in stages_in_order(config.stages))
     return 1 + policies + len(rounds.later_policies(config))

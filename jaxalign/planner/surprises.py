@@ -17,25 +17,26 @@ _SHOWN = 3
 
 
 def surprises(
-    phase: str, found: Sequence[Collective], arrays: Iterable[tuple[str, tuple[int, ...], np.dtype, object]], large: int = LARGE
+    phase: str, collectives: Sequence[Collective], arrays: Iterable[tuple[str, tuple[int, ...], np.dtype, object]],
+    large: int = LARGE,
 ) -> tuple[str, ...]:
     """The warnings about one program, as sentences.
 
     Args:
       phase: the program's phase; the phases in `DECODING` sample token by token.
-      found: its collectives.
+      collectives: the program's collectives.
       arrays: (name, shape, dtype, sharding) of its arguments and results.
       large: the minimum size in bytes of a replicated array that is reported.
     """
     warnings = []
     if phase in DECODING:
         # The loop over tokens is the only loop with a data-dependent number of iterations.
-        each = [one for one in found if one.weight and (phase == "decode" or not one.certain)]
+        each = [one for one in collectives if one.weight and (phase == "decode" or not one.certain)]
         if each:
             turns = max(one.times for one in each) if phase == "decode" else 1
             warnings.append(f"every token gathers weights from other devices: {_sizes(each, turns)}; while sampling, replicate "
                             "them or split them only over tensor")
-    again = [one for one in found if one.rematerialised and one.kind == "all-gather"]
+    again = [one for one in collectives if one.rematerialised and one.kind == "all-gather"]
     if again:
         warnings.append(f"the compiler gathers weights a second time to save memory: {_sizes(again)}; use smaller "
                             "micro-batches to leave memory for them")
@@ -58,9 +59,9 @@ def _listed(sizes: dict[str, float]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _sizes(found: Sequence[Collective], turns: int = 1) -> str:
+def _sizes(gathers: Sequence[Collective], turns: int = 1) -> str:
     totals: dict[str, float] = {}
-    for one in found:
+    for one in gathers:
         name = one.weight or one.op_name or one.name
         totals[name] = totals.get(name, 0.0) + one.result * (one.times if turns > 1 else 1)
-    return f"{len(found)} all-gathers, {sum(totals.values()) / 1e6:.1f} MB ({_listed(totals)})"
+    return f"{len(gathers)} all-gathers, {sum(totals.values()) / 1e6:.1f} MB ({_listed(totals)})"

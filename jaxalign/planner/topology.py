@@ -79,11 +79,11 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     Raises:
       UserError: the text is malformed, or its generation or shape does not exist.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         raise UserError(f"topology is {text!r}; expected a generation and the chips along each axis, as in v5e:4x4 or "
                         "v5p:4x4x8")
-    generation, sizes = found["generation"], tuple(map(int, found["sizes"].split("x")))
+    generation, sizes = match["generation"], tuple(map(int, match["sizes"].split("x")))
     if generation not in GENERATIONS:
         near = difflib.get_close_matches(generation, GENERATIONS, n=1, cutoff=0.5)
         raise UserError(f"topology is {text!r}, but {generation!r} is not one of the known TPU generations: "
@@ -125,16 +125,12 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
     try:
         with _tpu_flags():
             devices = topologies.get_topology_desc(topology.name, "tpu", **options).devices
-            _compile_something(devices[0])
+            # The compiler reads XLA_FLAGS once, when it compiles its first program.
+            scalar = jax.ShapeDtypeStruct((), "float32", sharding=jax.sharding.SingleDeviceSharding(devices[0]))
+            jax.jit(lambda x: x).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"the TPU compiler rejects topology {topology.name}: {str(error).splitlines()[0]}") from error
     return list(devices)[:needed]
-
-
-def _compile_something(device: jax.Device) -> None:
-    """Compiles a small program: the compiler reads XLA_FLAGS once, when it compiles its first program."""
-    x = jax.ShapeDtypeStruct((), "float32", sharding=jax.sharding.SingleDeviceSharding(device))
-    jax.jit(lambda x: x).lower(x).compile()
 
 
 @contextlib.contextmanager

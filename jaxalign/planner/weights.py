@@ -71,11 +71,6 @@ def split_ways(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for axis in axes)
 
 
-def whole(sharding: Sharding) -> Sharding:
-    """The sharding of weights at their point of use: gathered over all axes except tensor."""
-    return dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
-
-
 @functools.lru_cache(maxsize=4096)
 def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
     """Measures the weights of a model on its mesh, which may be an AbstractMesh.
@@ -86,7 +81,9 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
       frozen: whether the model has no adapters and is never trained, such as a judge.
     """
     sharding, config = model.sharding, model.config
-    own, base = _Tree(model.abstract(), model.axes()), _Tree(model.base.abstract(), model.base.axes())
+    # Weights in use are gathered over all axes except tensor.
+    in_use = dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
+    own, base = _Tree.of(model.abstract(), model.axes()), _Tree.of(model.base.abstract(), model.base.axes())
     compute = np.dtype(config.compute_dtype).itemsize
     adapted = model.lora is not None
     if not adapted:  # A scalar head takes the LM head's place.
@@ -95,9 +92,9 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
     held = stored if adapted or frozen else "float32"
     stays = held in ("float32", "bfloat16") and np.dtype(held).itemsize == compute
     cast = held in ("float32", "bfloat16") and not stays  # Quantisation builds an array layer by layer.
-    table = base.only(lambda path: path[0] == "embedding").bytes(whole(sharding), lambda *_: compute)
-    untied = base.only(lambda path: path[0] == "unembedding").bytes(whole(sharding), lambda *_: compute)
-    layer = kernels.bytes(whole(sharding), lambda *_: compute) / config.layers
+    table = base.only(lambda path: path[0] == "embedding").bytes(in_use, lambda *_: compute)
+    untied = base.only(lambda path: path[0] == "unembedding").bytes(in_use, lambda *_: compute)
+    layer = kernels.bytes(in_use, lambda *_: compute) / config.layers
 
     def sampled_size(path: tuple, shape: tuple) -> float:
         """Bytes of a number in sampling, which reads quantised kernels as they are stored."""
@@ -110,23 +107,23 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         for _, shape, axes in base.rows
     )
     return WeightBytes(
-        count=base.count() + (own.count() if adapted else 0),
-        trained=own.count(),
+        count=base.count + (own.count if adapted else 0),
+        trained=own.count,
         matmul=multiplied(model),
         parameters=own.bytes(sharding, lambda path, shape: _stored(held, path, shape) if frozen else 4),
         frozen=base.bytes(sharding, lambda path, shape: _stored(held, path, shape)) if adapted else 0.0,
         gradients=own.bytes(sharding.gradients, lambda *_: 4),
         table_gradient=own.only(lambda path: path[0] == "embedding").bytes(sharding.gradients, lambda *_: 4),
-        optimizer={kind: own.bytes(sharding.optimizer, of) for kind, of in MOMENTS.items()},
+        optimizer={kind: own.bytes(sharding.optimizer, functools.partial(_moments, kind)) for kind in OPTIMIZERS},
         casts=0.0 if not cast else kernels.bytes(sharding, lambda *_: compute),
         table=table,
         head=untied or table,
         layer=layer,
         generation=sampled + (own.bytes(sharding.generation, lambda *_: 4) if adapted else 0.0),
         moved=0.0 if as_stored else sampled,
-        moving=0.0 if as_stored else base.largest(sharding.generation, sampled_size),
+        moving=0.0 if as_stored else max(base.sizes(sharding.generation, sampled_size), default=0.0),
         copies=_copies(model, base, table, compute),
-        learnt=own.bytes(whole(sharding), lambda *_: compute),
+        learnt=own.bytes(in_use, lambda *_: compute),
     )
 
 
@@ -139,54 +136,53 @@ def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[floa
     ), table
 
 
-def _muon(path: tuple, shape: tuple) -> float:
-    """Bytes of Muon's state per parameter: one momentum for kernels, Adam's two moments for other parameters."""
-    return 4 if (path[0] == "blocks" and path[1:] in LINEAR) or (path[0] == "adapters" and path[-1] in ("a", "b")) else 8
-
-
-def _adafactor(path: tuple, shape: tuple) -> float:
-    """Bytes of Adafactor's state per parameter: sums of squares along the two largest axes of each layer's matrix; for smaller
-    arrays, the unfactored squares."""
-    large = sorted(shape[1:] if path[0] in ("blocks", "adapters") else shape)[-2:]
-    if len(large) < 2 or large[0] < FACTORED:
-        return 4
-    return 4 * (large[0] + large[1]) / (large[0] * large[1])
-
-
+OPTIMIZERS = ("adamw", "lion", "adafactor", "muon", "sophia")
+"""The values of an optimizer's `kind` in the config."""
 FACTORED = 128
 """optax factors an array if its two largest axes have at least this size."""
-MOMENTS = {
-    "adamw": lambda *_: 8, "lion": lambda *_: 4, "adafactor": _adafactor, "muon": _muon, "sophia": lambda *_: 8,
-}
-"""Bytes of float32 optimizer state per parameter, by the optimizer's `kind` in the config."""
 
 
+def _moments(kind: str, path: tuple, shape: tuple) -> float:
+    """Bytes of float32 optimizer state per parameter."""
+    if kind == "lion":
+        return 4
+    if kind == "muon":  # One momentum for kernels, Adam's two moments for other parameters.
+        kernel = (path[0] == "blocks" and path[1:] in LINEAR) or (path[0] == "adapters" and path[-1] in ("a", "b"))
+        return 4 if kernel else 8
+    if kind == "adafactor":  # Sums of squares along the two largest axes of each layer's matrix.
+        large = sorted(shape[1:] if path[0] in ("blocks", "adapters") else shape)[-2:]
+        if len(large) < 2 or large[0] < FACTORED:  # Smaller arrays have the unfactored squares.
+            return 4
+        return 4 * (large[0] + large[1]) / (large[0] * large[1])
+    return 8
+
+
+@dataclasses.dataclass(frozen=True)
 class _Tree:
-    """The paths, shapes and logical axes of a pytree's arrays."""
+    """(path, shape, logical axes) of each of a pytree's arrays."""
 
-    def __init__(self, shapes: Any, axes: Any):
+    rows: list[tuple[tuple, tuple, tuple]]
+
+    @classmethod
+    def of(cls, shapes: Any, axes: Any) -> _Tree:
         leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
         names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
         paths = (tuple(key.key for key in path) for path, _ in leaves)
-        self.rows = [(path, leaf.shape, name) for path, (_, leaf), name in zip(paths, leaves, names, strict=True)]
+        return cls([(path, leaf.shape, name) for path, (_, leaf), name in zip(paths, leaves, names, strict=True)])
 
     def only(self, wanted: Callable[[tuple], bool]) -> _Tree:
-        found = object.__new__(_Tree)
-        found.rows = [row for row in self.rows if wanted(row[0])]
-        return found
+        return _Tree([row for row in self.rows if wanted(row[0])])
 
+    @property
     def count(self) -> int:
         return sum(math.prod(shape) for _, shape, _ in self.rows)
 
     def bytes(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
         """Bytes of all arrays on one device. size(path, shape) is the bytes of one number."""
-        return sum(self._each(sharding, size))
+        return sum(self.sizes(sharding, size))
 
-    def largest(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
-        """Bytes of the largest array on one device."""
-        return max(self._each(sharding, size), default=0.0)
-
-    def _each(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
+    def sizes(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
+        """Bytes of each array on one device."""
         return [math.prod(sharding.named(axes).shard_shape(shape)) * size(path, shape) for path, shape, axes in self.rows]
 
 

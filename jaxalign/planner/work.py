@@ -103,7 +103,7 @@ def generate(model: Model, weights: WeightBytes, task: Task) -> tuple[Work, Work
         placing = Work(0.0, 2 * weights.moved, sent)
     prefill = forward_flops(model, weights, rows, 1) / ways
     read = weights.generation * (1 if "fsdp" not in rules["embed"] else mesh["fsdp"])
-    filled = Work(prefill, read + _activations(at, 1), _generation_sent(model, weights, at, at.tokens, split, rules))
+    filled = Work(prefill, read + _activations(at), _generation_sent(model, weights, at, at.tokens, split, rules))
     slots = slot_counts(rows.length + rows.new)[-1]
     step_flops = rows.rows * (2 * weights.matmul + 4 * slots * config.heads * config.head_dim * config.layers
                               + 2 * config.embed * config.vocab) / ways
@@ -121,10 +121,10 @@ def _generation_sent(model: Model, weights: WeightBytes, at: Local, tokens: floa
     return sent
 
 
-def _activations(at: Local, passes: float) -> float:
+def _activations(at: Local) -> float:
     """Bytes of activations that the layers read and write: about 12 arrays of the model's width, 6 of the MLP's width, and
     twice the attention scores (in both dtypes)."""
-    return passes * at.L * (12 * at.tokens * at.D * at.size + 6 * at.tokens * at.F * at.size + 2 * memory.scores(at))
+    return at.L * (12 * at.tokens * at.D * at.size + 6 * at.tokens * at.F * at.size + 2 * memory.scores(at))
 
 
 def _pass(model: Model, weights: WeightBytes, at: Local, passes: int) -> Work:
@@ -142,7 +142,7 @@ def _pass(model: Model, weights: WeightBytes, at: Local, passes: int) -> Work:
         sent["context"] = blocks * (passes + (1 if passes > 1 else 0))  # Backward also sends gradients.
     if mesh["pipeline"] > 1:
         sent["pipeline"] = min(passes, 2) * model.sharding.pipeline_repeats * at.tokens * at.D * at.size
-    return Work(0.0, passes * (layers + _activations(at, 1)), sent)
+    return Work(0.0, passes * (layers + _activations(at)), sent)
 
 
 def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, reads: int) -> Work:

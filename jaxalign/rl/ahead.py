@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -23,7 +23,7 @@ from jaxalign.rl.step_zero import checked_rows, step_zero_values
 from jaxalign.rl.update import packed_update
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.forecast import Described, forecast, know
+from jaxalign.rollout.forecast import forecast, know
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.packed import part_rows, rows_split
 
@@ -121,9 +121,9 @@ def compile_ahead(
     """
     with log_errors("ppo"):
         state, needs_greedy = abstract_ppo_state(setup), estimator_of(setup.config).needs_greedy
-        moves, policy = _moves(setup.policy, join(frozen, state.policy.params))
+        moves, policy = described_moves(setup.policy, join(frozen, state.policy.params))
         session = engine.start(policy, prompts, jax.random.key(0), sampling, range(len(prompts)))
-        sampled = [*moves, *forecast(session)]
+        sampled = [*((step, arguments) for _, step, arguments in moves), *forecast(session)]
         scorer = scores if isinstance(scores, Scorer) and not needs_greedy else None
         weights = None if scorer is None else join(frozen, scorer.model.abstract())
         reference = join(frozen, setup.reference.abstract()) if reference is None else reference
@@ -143,12 +143,15 @@ def compile_ahead(
             ahead.add(step, arguments)
 
 
-def _moves(model: Model, params: Params) -> tuple[list[Described], Params]:
-    """(the programs that convert weights to the sampler's layout, a few leaves each; the resulting abstract weights)."""
+def described_moves(model: Model, params: Params) -> tuple[list[tuple[list[int], Callable, tuple]], Params]:
+    """(the programs that convert weights to the sampler's layout, the resulting abstract weights).
+
+    A program is (indices of leaves, step, arguments); it converts a few leaves. params: ShapeDtypeStructs.
+    """
     leaves, structure = jax.tree.flatten(params)
     targets, moves = jax.tree.leaves(model.generation_abstract(params)), []
     for group, step in model.generation_moves(params):
-        moves.append((step, ([leaves[i] for i in group],)))
+        moves.append((group, step, ([leaves[i] for i in group],)))
         for i in group:
             leaves[i] = targets[i]
     return moves, jax.tree.unflatten(structure, leaves)

@@ -45,7 +45,7 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
                    "ppo update (policy, critic)"):
         assert names(found).count(wanted) == 1, wanted
     for program in found:
-        assert "module @jit" in program.lower().as_text()[:200], program.name
+        assert "module @jit" in program.step.lower(*program.arguments).as_text()[:200], program.name
 
 
 @pytest.mark.parametrize(("changes", "wanted"), [
@@ -66,7 +66,7 @@ def test_programs_of_ppo_for_every_way_to_train_and_every_reward(changes, wanted
     found = [program for program in programs(**changes) if program.stage == "ppo"]
     assert wanted in names(found)
     for program in found:
-        program.lower()
+        program.step.lower(*program.arguments)
 
 
 def test_a_judge_of_the_users_runs_no_program_and_holds_no_weights():
@@ -90,7 +90,7 @@ def test_only_the_config_of_an_outside_reward_model_is_read(tmp_path):
     # Three texts are padded to four, the number of batch shards; a text has at most the model's 24 positions.
     assert tokens.shape == (4, 24) and scorer.model.config.embed == 16
     assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {np.dtype("bfloat16")}
-    found.lower()
+    found.step.lower(*found.arguments)
 
 
 def called(monkeypatch, module, name) -> list:
