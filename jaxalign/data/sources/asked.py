@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxalign.data.chat.dialogues import Dialogue
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
-from jaxalign.data.sources.prompt_files import file_rows
-from jaxalign.data.sources.prompt_rows import parse_prompt
+from jaxalign.data.sources.prompts import file_rows, parse_prompt
 from jaxalign.errors import UserError
 
 
@@ -25,7 +24,7 @@ class Asked(NamedTuple):
 def read_asked(path: str | Path) -> list[Asked]:
     """The prompts of a file, in order, including duplicates.
 
-    `prompt_files` lists the formats, and `prompt_rows` the layouts of a row.
+    `prompts` lists the formats and the layouts of a row.
 
     Raises:
         UserError: the file cannot be read, a row has no prompt, or the file has no prompts.
