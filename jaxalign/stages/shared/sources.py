@@ -11,9 +11,20 @@ from typing import Any
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, MixtureLoader
-from jaxalign.data.sources.base import CountTokens, DataSource, PromptSets, SourceInputs, SourceReport, Split, read_rows
+from jaxalign.data.sources.base import (
+    CountTokens,
+    DataSource,
+    FittedPrompts,
+    PromptSets,
+    SourceInputs,
+    SourceReport,
+    Split,
+    fit_answered,
+    fit_prompts,
+    read_rows,
+    unique_prompts,
+)
 from jaxalign.data.sources.files import in_turn, interleaved, named_files, split_rows
-from jaxalign.data.sources.splits import FittedPrompts, fit_answered, fit_prompts, unique_prompts
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
