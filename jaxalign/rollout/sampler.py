@@ -267,7 +267,7 @@ def sample_rollout(
     Raises:
       UserError: a prompt cannot be answered, or the sampler does not return exactly one response to each row.
     """
-    padding.prompts(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
+    padding.check(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
     rollout = padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, on_finished), rows, sampling)
     return rollout if versions else dataclasses.replace(rollout, versions=None)
 
