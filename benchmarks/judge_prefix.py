@@ -20,7 +20,7 @@ from common import at_least, decoder, make_parser, median, progress, random_para
 
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.models.model import Model
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 
 PRINCIPLES = (1, 2, 4, 8)

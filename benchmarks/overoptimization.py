@@ -44,12 +44,10 @@ from jaxalign.records import PairBatch, Rollout
 from jaxalign.rewards.base import Reward, RewardBatch
 from jaxalign.rewards.base import Scored as Scores
 from jaxalign.rewards.scorer import Scorer, raw_rollout_scores
-from jaxalign.rl.iteration import Iteration
-from jaxalign.rl.prompts import PromptStream
+from jaxalign.rl.iteration import Iteration, PromptStream
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rl.state import init_ppo_state
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler
+from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.stages.shared import engines
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import read_manifest

@@ -21,8 +21,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Prompt
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
 from jaxalign.rl.state import PPOSetup
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler, sample_rollout
+from jaxalign.rollout.sampler import Engine, LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext

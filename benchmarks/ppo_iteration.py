@@ -48,11 +48,9 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl import iteration as rl_iteration
 from jaxalign.rl.ahead import compile_ahead
-from jaxalign.rl.iteration import Iteration
-from jaxalign.rl.prompts import PromptStream
+from jaxalign.rl.iteration import Iteration, PromptStream
 from jaxalign.rl.state import init_ppo_state, make_ppo_setup
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler
+from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.stages.shared import engines
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.tracking.metrics import by_name

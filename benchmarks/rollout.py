@@ -31,8 +31,7 @@ from versus import add_flags, compare, table
 from warm_up import warm_up
 
 from jaxalign.models.model import Model
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler, respond
+from jaxalign.rollout.sampler import Engine, LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps", "queue")

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jaxalign.rollout import forecast
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.layouts import LONG, Layout, in_tiers, neighbours, prefill_sizes, row_counts, single, slot_counts
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 

@@ -115,8 +115,7 @@ def _sampler(policy: LanguageModel, values: flags.FlagValues, rows: int) -> tupl
     Raises:
       UserError: a prompt of one token leaves no space for --max_new_tokens.
     """
-    from jaxalign.rollout.engine import Engine
-    from jaxalign.rollout.sampler import LocalSampler
+    from jaxalign.rollout.sampler import Engine, LocalSampler
     from jaxalign.rollout.sampling import section_sampling
 
     sampling = section_sampling(values, policy.stop_ids)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from jaxalign.config import Config
 from jaxalign.rewards.learnt import LearntReward
-from jaxalign.rl.iteration import Iteration
-from jaxalign.rl.prompts import PromptStream
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler
+from jaxalign.rl.iteration import Iteration, PromptStream
+from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.stages.shared import engines
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.streams import LOADERS

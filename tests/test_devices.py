@@ -22,7 +22,7 @@ from jaxalign.parallel.sharding import one_device
 from jaxalign.records import PackedBatch
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.rl.update import ppo_update
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.arguments import LmArguments
 from jaxalign.steps.lm_step import lm_step

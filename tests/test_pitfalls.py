@@ -21,7 +21,7 @@ from jaxalign.algorithms.rewards import shape_rewards
 from jaxalign.algorithms.value_losses import clipped_value_loss
 from jaxalign.models.heads import token_stats
 from jaxalign.parallel.sharding import one_device
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.preference_step import sequence_scores
 from tests import tiny

@@ -25,7 +25,7 @@ from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model
 from jaxalign.records import Message
 from jaxalign.registry.stages import STAGES
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.sample import main
 from jaxalign.stages.shared import run_models

@@ -18,9 +18,8 @@ from jaxalign.rewards.scorer import Scorer, rollout_scores
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.state import PPOSetup, init_ppo_state
 from jaxalign.rollout import sampler
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.responses import Response
-from jaxalign.rollout.sampler import LocalSampler, sample_rollout
+from jaxalign.rollout.sampler import Engine, LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.optimizer import make_optimizer
 

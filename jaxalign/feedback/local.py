@@ -22,7 +22,7 @@ from jaxalign.feedback.text_generator import Completion, Counted, TextGenerator
 from jaxalign.feedback.writer import RequestWriter, Written, choose_set
 from jaxalign.models.model import Model, Params
 from jaxalign.records import Exemplar
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.offload import FrozenRole
 

@@ -16,10 +16,9 @@ from jaxalign.errors import UserError
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.prefixes import SharedBatch, plan_batches
 from jaxalign.rollout.responses import BROKEN, Response
-from jaxalign.rollout.sampler import LocalSampler, respond
+from jaxalign.rollout.sampler import Engine, LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
 
 

@@ -29,9 +29,8 @@ from jaxalign.planner.memory import BatchShape
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before, stages_in_order
 from jaxalign.rl.ahead import described_moves
-from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
-from jaxalign.rollout.ring import insert, prefill, reroll
+from jaxalign.rollout.ring import decode_chunk, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
 from jaxalign.steps.packed import pair_rows, part_rows, rows_split

@@ -19,7 +19,7 @@ class SamplerRecord(Record):
     Attributes:
       name: its name in the config.
       make: `make(engine) -> TokenSampler`, or "module:attribute" of such a function, imported on first use. The engine
-        (`jaxalign.rollout.engine.Engine`) has the model, the number of rows decoded together, and the maximum sequence
+        (`jaxalign.rollout.sampler.Engine`) has the model, the number of rows decoded together, and the maximum sequence
         length. The result has the methods of `jaxalign.rollout.sampler.TokenSampler`.
     """
 

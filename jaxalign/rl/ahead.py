@@ -21,9 +21,9 @@ from jaxalign.rl.experience import packed_experience
 from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state
 from jaxalign.rl.step_zero import checked_rows, step_zero_values
 from jaxalign.rl.update import packed_update
-from jaxalign.rollout.decode import decode_chunk
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import forecast, know
+from jaxalign.rollout.ring import decode_chunk
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.packed import part_rows, rows_split
 

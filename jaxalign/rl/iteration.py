@@ -1,4 +1,4 @@
-"""One iteration of RL: sample responses, score them, compute experience, check it, and update the models.
+"""One iteration of RL: select prompts, sample responses, score them, compute experience, check it, and update the models.
 
 This module uses neither a work directory nor a whole config: `Iteration` takes the setup, a sampler, a reward, prompts, the
 reference and hooks, and is called as `iteration(state, step) -> (state, metrics)`.
@@ -8,35 +8,88 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.algorithms.masked import masked_mean
+from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models import flops
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import place_rows
-from jaxalign.records import Experience, Rollout
+from jaxalign.records import Experience, Prompt, Rollout
 from jaxalign.rewards.base import Reward, RewardBatch
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.estimators import check_estimates, estimator_of
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
 from jaxalign.rl.monitor import Monitor, OnChecks
-from jaxalign.rl.prompts import PromptBatch, PromptStream
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.update import ppo_update
-from jaxalign.rollout.padding import Padding
+from jaxalign.rollout.responses import Padding
 from jaxalign.rollout.sampler import TokenSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps import work
 from jaxalign.steps.offload import FrozenRole, move_optimizer_state, to_device, to_host
 from jaxalign.steps.packed import part_rows, rows_split
 from jaxalign.tracking.timing import Timeline
+
+BUCKET = 8
+"""Prompts are padded to a multiple of this many tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptBatch:
+    """The rows of one iteration. Rows with the same prompt are neighbours.
+
+    Attributes:
+      prompts: the prompt of each row, for rewards.
+      ids: the token ids of each row's prompt.
+      rows: the global row numbers, which determine each row's random numbers.
+    """
+
+    prompts: list[Prompt]
+    ids: list[Sequence[int]]
+    rows: range
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptStream:
+    """All prompts of a run, in a new order each epoch. Iteration `step` is a pure function of (seed, step).
+
+    If there are fewer prompts than an iteration needs, they repeat within it.
+
+    Attributes:
+      prompts: the distinct prompts.
+      ids: their token ids.
+      batch: the number of responses per iteration.
+      group_size: the number of responses to each prompt.
+      seed, stream: select the order.
+    """
+
+    prompts: Sequence[Prompt]
+    ids: Sequence[Sequence[int]]
+    batch: int
+    group_size: int
+    seed: int
+    stream: int
+
+    def at(self, step: int) -> PromptBatch:
+        """The rows of iteration `step`."""
+        loader = EpochLoader(len(self.ids), self.batch // self.group_size, self.seed, self.stream)
+        index = [int(i) for i in loader.indices(step) for _ in range(self.group_size)]
+        rows = range(step * self.batch, (step + 1) * self.batch)
+        return PromptBatch([self.prompts[i] for i in index], [self.ids[i] for i in index], rows)
+
+    @property
+    def width(self) -> int:
+        """The length to which prompts are padded. It is the same for all iterations, so that programs are compiled once."""
+        return -(-max(map(len, self.ids)) // BUCKET) * BUCKET
 
 
 class Iteration:

@@ -13,10 +13,9 @@ import numpy as np
 
 from jaxalign.models.cache import Tiers
 from jaxalign.parallel.ahead import Ahead, log_errors
-from jaxalign.rollout.decode import NOTHING, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, single
 from jaxalign.rollout.responses import SampledRow
-from jaxalign.rollout.ring import prefill, prefill_after, reroll
+from jaxalign.rollout.ring import NOTHING, Drawn, decode_chunk, prefill, prefill_after, reroll
 from jaxalign.rollout.session import LEFT, STEPS, Session
 
 Described = tuple[Callable, tuple]

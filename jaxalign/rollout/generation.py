@@ -11,8 +11,7 @@ import numpy as np
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import Asked, LanguageModel
 from jaxalign.records import Rollout
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler, TokenSampler, make_sampler, respond, sample_rollout
+from jaxalign.rollout.sampler import Engine, LocalSampler, TokenSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 
 

@@ -1,4 +1,5 @@
-"""Generates token ids: the `TokenSampler` protocol, its local implementation, and functions that wait for the responses."""
+"""Generates token ids: the `TokenSampler` protocol, its local implementation by continuous batching (docs/rollout.md), and
+functions that wait for the responses."""
 
 from __future__ import annotations
 
@@ -9,19 +10,72 @@ from typing import Any, Protocol
 import jax
 
 from jaxalign.errors import UserError
+from jaxalign.models.model import Model
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
 from jaxalign.registry.core import has_methods
 from jaxalign.registry.samplers import METHODS, sampler_record
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import compile_ahead
-from jaxalign.rollout.padding import Padding
-from jaxalign.rollout.responses import Response
+from jaxalign.rollout.responses import Padding, Response
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 
 OnFinished = Callable[[Sequence[tuple[int, Response]]], None]
 """Receives each response once, when it ends, as (index among the prompts, response)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """A model and the sizes of its batches.
+
+    Attributes:
+      model: the architecture.
+      batch: the maximum number of rows that decode together; a multiple of the number of parts into which the mesh splits them.
+      max_length: the maximum length of prompt plus response, in tokens.
+      bucket: prompts are padded to this length times a power of two, so that few shapes are compiled.
+      share_prefix: whether different prompts with a common beginning compute it once, if the model can continue it.
+
+    Raises:
+      UserError: the mesh does not divide the batch, or the bucket is below 1.
+    """
+
+    model: Model
+    batch: int
+    max_length: int
+    bucket: int = 32
+    share_prefix: bool = False
+
+    def __post_init__(self):
+        parts = self.model.sharding.generation.batch_size
+        if self.batch < 1 or self.batch % parts:
+            raise UserError(f"the number of rows that are sampled together is {self.batch}; the mesh splits them into {parts} "
+                            f"parts, so a multiple of {parts} is expected: change the batch size or the mesh")
+        if self.bucket < 1:
+            raise UserError(f"prompts cannot be padded to {self.bucket} tokens; at least 1 is expected")
+
+    def start(
+        self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
+        version: int = 0,
+    ) -> Session:
+        """Returns a `Session` that answers the prompts step by step.
+
+        Args:
+          params: the weights.
+          prompts: token ids.
+          key: a PRNG key, for example a run's key folded with its step.
+          sampling: the sampling settings.
+          rows: the global row number of each prompt.
+          version: the version of the weights.
+        """
+        sizes = self.batch, self.max_length, self.bucket
+        session = Session(self.model, params, *sizes, version, self.share_prefix)
+        session.submit(prompts, rows, key, sampling)
+        return session
+
+    @property
+    def padding(self) -> Padding:
+        """The shape of the arrays for this engine's prompts and responses."""
+        return Padding(self.batch, self.max_length, self.bucket, self.model.config.vocab)
 
 
 class TokenSampler(Protocol):
@@ -213,7 +267,7 @@ def sample_rollout(
     Raises:
       UserError: a prompt cannot be answered, or the sampler does not return exactly one response to each row.
     """
-    padding.prompts(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
+    padding.check(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
     rollout = padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, on_finished), rows, sampling)
     return rollout if versions else dataclasses.replace(rollout, versions=None)
 

@@ -16,12 +16,11 @@ import numpy as np
 from jaxalign.errors import UserError
 from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
-from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
 from jaxalign.rollout.prefills import Fresh, Plan, Prefills
 from jaxalign.rollout.prefixes import shared_prefills
 from jaxalign.rollout.responses import BROKEN, Response, SampledRow, refuse
-from jaxalign.rollout.ring import exchange, insert, prefill, prefill_after, reroll
+from jaxalign.rollout.ring import NOT_FINITE, Drawn, decode_chunk, exchange, insert, prefill, prefill_after, reroll
 from jaxalign.rollout.sampling import Sampling, Variant
 
 STEPS = 32

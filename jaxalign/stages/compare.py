@@ -22,7 +22,7 @@ from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sent
 from jaxalign.records import Comparison, Prompt
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, loops, mixes, overlap, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, loops, overlap, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.label_summary import summarise
@@ -52,8 +52,8 @@ class CompareStage(BuiltinStage):
         config = context.config
         tokenizer = run_models.load_tokenizer(context)
         sets = sources.prompt_sets(context, tokenizer)
-        prompts = mixes.stage_prompts(context, tokenizer, self.name, "compare", sets)
-        shares = mixes.prompt_shares(context, [prompt.source for prompt in prompts])
+        prompts = sources.stage_prompts(context, tokenizer, self.name, "compare", sets)
+        shares = sources.prompt_shares(context, [prompt.source for prompt in prompts])
         shards = Shards(context.directory)
         every = queues(len(prompts), config.compare.batch)
         left = shards.unfinished(every)

@@ -34,8 +34,7 @@ from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import TokenSampler, make_sampler, sample_rollout
+from jaxalign.rollout.sampler import Engine, TokenSampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json

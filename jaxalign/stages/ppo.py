@@ -14,7 +14,7 @@ from jaxalign.data.chat import styles
 from jaxalign.planner.programs import Run
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, Batch
-from jaxalign.stages.shared import alarms, engines, judges, mixes, reads, rewards, run_models, sources
+from jaxalign.stages.shared import alarms, engines, judges, reads, rewards, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.training import policy_inputs
@@ -54,9 +54,9 @@ class PPOStage(BuiltinStage):
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
         sets = sources.prompt_sets(context, tokenizer)
-        measured = mixes.held_out_helpful(context, tokenizer, sets) if section.alarms.every else []
-        prompts = mixes.stage_prompts(context, tokenizer, self.name, "rl", sets, without=measured)
-        shares = mixes.prompt_shares(context, [prompt.source for prompt in prompts])
+        measured = sources.held_out_helpful(context, tokenizer, sets) if section.alarms.every else []
+        prompts = sources.stage_prompts(context, tokenizer, self.name, "rl", sets, without=measured)
+        shares = sources.prompt_shares(context, [prompt.source for prompt in prompts])
         ids = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
 
         learnt = any(record.learnt for record in reward_records(config.reward.source))

@@ -21,7 +21,7 @@ from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
-from jaxalign.data.sources.splits import split_by_prompt
+from jaxalign.data.sources.base import split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows

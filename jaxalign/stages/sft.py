@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.registry.stages import STAGES, Batch
-from jaxalign.stages.shared import mixes, reads, run_models, sources
+from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, revision_rows, warn_about_few
@@ -38,7 +38,7 @@ class SftStage(BuiltinStage):
         extra = print_report(self.name, report)
         if isinstance(report, RevisionReport):
             revised, _ = revision_rows(config, Shards(context.input_directory("revise")).read())
-            extra |= mixes.prompt_shares(context, [row["source"] for row in revised], "answers")
+            extra |= sources.prompt_shares(context, [row["source"] for row in revised], "answers")
         total, usable = (report.total, report.usable) if isinstance(report, RevisionReport) else (len(train), len(train))
         warn_about_few(self.name, section, total, usable)
         rows, cut = packed(tokenizer, train, config.data.style, section.row_length)

@@ -21,8 +21,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import make_sampler, sample_rollout
+from jaxalign.rollout.sampler import Engine, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps import work
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments

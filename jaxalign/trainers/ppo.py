@@ -25,8 +25,7 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.ahead import Scores, compile_ahead
 from jaxalign.rl.alarms import AlarmRun
 from jaxalign.rl.checks import Check
-from jaxalign.rl.iteration import Iteration
-from jaxalign.rl.prompts import PromptStream
+from jaxalign.rl.iteration import Iteration, PromptStream
 from jaxalign.rl.state import (
     PPOState,
     abstract_ppo_state,
@@ -36,8 +35,7 @@ from jaxalign.rl.state import (
     with_value_head,
     without_value_head,
 )
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import make_sampler
+from jaxalign.rollout.sampler import Engine, make_sampler
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.offload import FrozenRole

@@ -14,7 +14,7 @@ from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.config import PreferenceConfig
 from jaxalign.data.loader import EpochLoader
-from jaxalign.data.sources.splits import split_by_prompt
+from jaxalign.data.sources.base import split_by_prompt
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel

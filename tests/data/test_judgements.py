@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from jaxalign.data.sources.base import split_by_prompt, unique_prompts
 from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.data.sources.judgements import read_judgements
-from jaxalign.data.sources.splits import split_by_prompt, unique_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 

@@ -10,8 +10,8 @@ import json
 import pytest
 
 from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.sources.base import fit_prompts, split_by_prompt, unique_prompts
 from jaxalign.data.sources.preferences import read_preferences
-from jaxalign.data.sources.splits import fit_prompts, split_by_prompt, unique_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 

@@ -6,8 +6,7 @@ import pytest
 
 from jaxalign.data.chat.dialogues import cut_front
 from jaxalign.data.chat.formats import render_prompt
-from jaxalign.data.sources.prompt_rows import parse_prompt
-from jaxalign.data.sources.prompts import read_prompts
+from jaxalign.data.sources.prompts import parse_prompt, read_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 

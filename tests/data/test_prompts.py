@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from jaxalign.data.sources.base import split_by_prompt
 from jaxalign.data.sources.prompts import read_prompts
-from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 

@@ -12,8 +12,7 @@ import jaxalign as ja
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.registry.samplers import SAMPLERS, SamplerRecord
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import make_sampler, respond
+from jaxalign.rollout.sampler import Engine, make_sampler, respond
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.folders import write_model

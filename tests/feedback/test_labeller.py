@@ -15,7 +15,7 @@ from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import Verdict
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.feedback.text_generator import TextGenerator, next_logprobs
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedGenerator, WordTokenizer, local_judge, prompt, prompt_ids

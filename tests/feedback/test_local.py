@@ -31,7 +31,7 @@ from jaxalign.feedback.text_generator import Completion, TextGenerator
 from jaxalign.feedback.writer import RequestWriter
 from jaxalign.models.model import Model
 from jaxalign.records import Message, Principle, Prompt
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 

@@ -14,7 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.feedback.options import make_options, option_logprobs, outside_mass
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.feedback.writer import RequestWriter
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 

@@ -12,7 +12,7 @@ from jaxalign.feedback.judge import Draw, Rating, RatingRequest
 from jaxalign.feedback.options import Options, option_logprobs
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.text_generator import TextGenerator
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedGenerator, WordTokenizer, local_judge, prompt, prompt_ids, segments_of

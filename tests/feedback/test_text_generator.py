@@ -14,7 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.models import flops
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer, prompt_ids

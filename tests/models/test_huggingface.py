@@ -18,8 +18,7 @@ from jaxalign.models.checkpoints.layout import places, stored_shapes
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler, respond
+from jaxalign.rollout.sampler import Engine, LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
 
 _CONFIG = {

@@ -20,7 +20,7 @@ from jaxalign.planner.hlo import collectives
 from jaxalign.planner.hlo_text import parse
 from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.records import PackedBatch
-from jaxalign.rollout.decode import decode_chunk
+from jaxalign.rollout.ring import decode_chunk
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.arguments import LmArguments
 from jaxalign.steps.lm_step import lm_step

@@ -14,10 +14,10 @@ from jaxalign.models.adapters.lora import LoraAdapters, join
 from jaxalign.models.architecture import Experts
 from jaxalign.rl.responses import response_stats
 from jaxalign.rollout import session
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import _Played
 from jaxalign.rollout.prefills import KEPT
 from jaxalign.rollout.responses import Response
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.rollout import simple

@@ -12,7 +12,7 @@ import pytest
 
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.rollout import forecast as module
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 from tests import tiny

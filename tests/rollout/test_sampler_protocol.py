@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.responses import Response
-from jaxalign.rollout.sampler import LocalSampler, make_sampler, respond, sample_rollout
+from jaxalign.rollout.sampler import Engine, LocalSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.rollout import simple

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.warm_up import _lengths, warm_up
 from jaxalign.errors import UserError
 from jaxalign.rollout import session as module
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.compilations import SEEN

@@ -11,8 +11,8 @@ import pytest
 from jaxalign.config import Mesh
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rollout import forecast
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.ring import prefill, prefill_after
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 from tests import tiny

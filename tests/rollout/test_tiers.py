@@ -12,8 +12,8 @@ import pytest
 from benchmarks.warm_up import warm_up
 from jaxalign.models import model as model_module
 from jaxalign.rollout import layouts
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.layouts import Layout, in_tiers, neighbours, row_counts, single, slot_counts, step_towards
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 from tests import tiny

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jaxalign.config import Config, DataConfig, from_config_dict
-from jaxalign.data.sources.splits import split_by_prompt
+from jaxalign.data.sources.base import split_by_prompt
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages.shared import labelled, sources
 from jaxalign.stages.shared.base import StageContext

@@ -11,8 +11,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.mixes import held_out_helpful, mixed, prompt_shares, stage_prompts
-from jaxalign.stages.shared.sources import prompt_sets
+from jaxalign.stages.shared.sources import held_out_helpful, mixed, prompt_sets, prompt_shares, stage_prompts
 from tests.feedback.fakes import WordTokenizer
 
 

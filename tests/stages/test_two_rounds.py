@@ -15,7 +15,7 @@ import jaxalign as ja
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.config.finished import finished_stage
-from jaxalign.rl.prompts import PromptStream
+from jaxalign.rl.iteration import PromptStream
 from jaxalign.stages.shared import run_models
 from tests.folders import write_model
 

@@ -19,7 +19,7 @@ from jaxalign.config import Mesh
 from jaxalign.data.packing import pack
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.arguments import LmArguments
 from jaxalign.steps.lm_step import lm_step

@@ -114,8 +114,8 @@ def split_thoughts(text: str, delimiters: tuple[str, str], ended: bool) -> tuple
     The opening delimiter may be missing, because some chat templates write it. A text whose thoughts do not end has no answer.
     """
     opening, closing = delimiters
-    before, found, rest = text.partition(closing)
-    if found:
+    before, delimiter, rest = text.partition(closing)
+    if delimiter:
         return before.split(opening, 1)[-1].strip(), rest.strip(), ended
     if text.lstrip().startswith(opening):
         return text.lstrip().removeprefix(opening).strip(), "", False

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.data.chat.dialogues import Dialogue
-from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
-from jaxalign.data.sources.prompt_files import file_rows
-from jaxalign.data.sources.prompt_rows import parse_prompt
+from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
+from jaxalign.data.sources.prompts import file_rows, parse_prompt
 from jaxalign.errors import UserError
 
 
@@ -25,7 +24,7 @@ class Asked(NamedTuple):
 def read_asked(path: str | Path) -> list[Asked]:
     """The prompts of a file, in order, including duplicates.
 
-    `prompt_files` lists the formats, and `prompt_rows` the layouts of a row.
+    `prompts` lists the formats and the layouts of a row.
 
     Raises:
         UserError: the file cannot be read, a row has no prompt, or the file has no prompts.
@@ -34,25 +33,26 @@ def read_asked(path: str | Path) -> list[Asked]:
     rows, unit = file_rows(path)
     prompts, broken = [], []
     for row in rows:
-        prompt = _asked(row, f"{path}, {unit} {row.line},")
-        (broken if isinstance(prompt, BrokenLine) else prompts).append(prompt)
+        if isinstance(row, BrokenLine):
+            broken.append(row)
+            continue
+        try:
+            prompts.append(_asked(row.value, f"{path}, {unit} {row.line},"))
+        except ValueError as error:
+            broken.append(BrokenLine(row.line, str(error)))
     check_bad_share(path, broken, len(prompts) + len(broken), 0.0, unit)
     if not prompts:
         raise UserError(f"{path} has no prompts; at least one is expected")
     return prompts
 
 
-def _asked(row: JsonRow | BrokenLine, place: str) -> Asked | BrokenLine:
-    if isinstance(row, BrokenLine):
-        return row
-    try:
-        messages, used = parse_prompt(row.value)
-    except ValueError as error:
-        return BrokenLine(row.line, str(error))
-    if not isinstance(row.value, Mapping):
-        return Asked(messages, place, {}, row.value)
-    columns = {name: value for name, value in row.value.items() if name not in used}
+def _asked(value: Any, place: str) -> Asked:
+    """The prompt of a row. Raises ValueError as `parse_prompt` does."""
+    messages, used = parse_prompt(value)
+    if not isinstance(value, Mapping):
+        return Asked(messages, place, {}, value)
+    columns = {name: cell for name, cell in value.items() if name not in used}
     if used == ("prompt",):
-        return Asked(messages, place, columns, row.value["prompt"])
+        return Asked(messages, place, columns, value["prompt"])
     turns = [{"role": message.role, "content": message.content} for message in messages]
     return Asked(messages, place, columns, turns if len(turns) > 1 else turns[0]["content"])

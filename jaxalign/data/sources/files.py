@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxalign.config import Config
-from jaxalign.data.sources.base import PromptSets, SourceInputs, SourceReport, Split
+from jaxalign.data.sources.base import Prompted, PromptSets, SourceInputs, SourceReport, Split, few_dialogues, split_by_prompt
 from jaxalign.data.sources.jsonl import file_stem
 from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.prompts import PromptFile, read_prompts, without
 from jaxalign.data.sources.reports import MixtureReport
-from jaxalign.data.sources.splits import Prompted, few_dialogues, split_by_prompt
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
 from jaxalign.registry.data_sources import PROMPT_FILES

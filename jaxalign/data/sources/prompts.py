@@ -1,25 +1,52 @@
 """Reads prompts from files of several formats. Each row becomes a Prompt or is counted with the reason why it did not.
 
-`prompt_rows` lists the layouts of a row. The fields that are not part of the prompt, such as "answer", are its columns.
+The ending of a file's name determines its format: .txt, .csv, .json, or JSON Lines for any other ending. Each file may be
+gzipped; then ".gz" follows the ending.
+
+A row is one of:
+
+- a string: the user's only turn;
+- an object with the configured prompt field, or with "prompt": a string, a transcript, or a list of {"role", "content"};
+- an object with "messages": a list of {"role", "content"};
+- an object with "chosen": a transcript or list of messages, as in HH-RLHF and UltraFeedback; with "rejected", the turns that
+  both share;
+- an object with "question", or with "instruction" and optionally "input", as in Alpaca.
+
+The first field in this order decides, but "chosen" with only the text of an answer comes after "question" and "instruction".
+Final assistant turns are removed, so the dialogue ends with a user's turn. A system turn may come first.
+
+The fields that are not part of the prompt, such as "answer", are its columns.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxalign.data.chat.dialogues import Dialogue
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem
-from jaxalign.data.sources.prompt_files import file_rows
-from jaxalign.data.sources.prompt_rows import parse_prompt
+from jaxalign.data.chat.dialogues import Dialogue, parse_dialogue, parse_messages, parse_pair, parse_transcript, split_answers
+from jaxalign.data.sources.csv_rows import iterate_csv
+from jaxalign.data.sources.jsonl import (
+    BrokenLine,
+    JsonRow,
+    check_bad_share,
+    checked_value,
+    file_stem,
+    iterate_jsonl,
+    read_bytes,
+)
 from jaxalign.data.sources.reports import PromptReport
 from jaxalign.errors import UserError
-from jaxalign.records import Prompt
+from jaxalign.records import Message, Prompt
 
 RESERVED = ("prompt_id", "source", "prompts", "responses")
 """Names that columns must not have, because they are arguments of every reward."""
+
+
+_COMMON = ("prompt", "messages", "chosen", "question", "instruction")
+"""Fields of common data sets, by priority."""
 
 
 class PromptFile(NamedTuple):
@@ -40,7 +67,7 @@ def read_prompts(
     """Reads the prompts of a .jsonl, .json, .csv or .txt file, optionally .gz, each distinct dialogue once.
 
     Args:
-      path: the file; see `prompt_files`. In a .txt file, each non-blank line is a prompt.
+      path: the file. In a .txt file, each non-blank line is a prompt.
       max_bad_share: the largest accepted share of broken rows, in [0, 1].
       limit: stop after this number of prompts; 0 reads all.
       field: the name of the field that contains the prompt.
@@ -103,3 +130,161 @@ def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:
     if names is not None and set(columns) != names:
         different = sorted(set(columns) ^ names)
         raise ValueError(f"the columns differ from those of the first prompt ({', '.join(different)} in only one of the two)")
+
+
+class FileRows(NamedTuple):
+    """The rows of a file, each with a string or an object, and what their numbers count: "line" or "item"."""
+
+    rows: Iterable[JsonRow | BrokenLine]
+    unit: str = "line"
+
+
+def file_rows(path: str | pathlib.Path, field: str = "prompt") -> FileRows:
+    """The rows of a file of prompts, in order.
+
+    Args:
+      path: the file.
+      field: the name of the field that contains the prompt.
+
+    Raises:
+      UserError: when the rows are read or before: the file is missing, unreadable or damaged.
+    """
+    ending = pathlib.Path(pathlib.Path(path).name.lower().removesuffix(".gz")).suffix
+    if ending == ".txt":
+        return FileRows(_text_lines(path))
+    if ending == ".csv":
+        return FileRows(iterate_csv(path))
+    items = read_items(path, field) if ending == ".json" else None
+    return FileRows(iterate_jsonl(path, strings=True)) if items is None else FileRows(items, "item")
+
+
+def _text_lines(path: str | pathlib.Path) -> Iterator[JsonRow | BrokenLine]:
+    """The non-blank lines of a text file."""
+    for number, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
+        try:
+            line = raw.decode("utf-8").rstrip("\r")
+        except UnicodeDecodeError as error:
+            yield BrokenLine(number, f"not UTF-8 at byte {error.start}")
+            continue
+        if line.strip():
+            yield JsonRow(number, line)
+
+
+def read_items(path: str | pathlib.Path, field: str) -> list[JsonRow | BrokenLine] | None:
+    """The strings and objects of a JSON file, in file order.
+
+    Args:
+      path: a file with one JSON array, or an object whose values are arrays or such objects; optionally gzipped.
+      field: the name of the field that contains the prompt.
+
+    Returns:
+      A JsonRow or a BrokenLine for each item, numbered from 1; None if the file has one JSON value per line.
+
+    Raises:
+      UserError: the file is missing, unreadable, not UTF-8 or not JSON, or has another JSON value.
+    """
+    raw = read_bytes(path)
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} is not UTF-8 on line {line}; save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        if raw.lstrip()[:1] in (b"{", b'"'):
+            return None
+        raise UserError(f"{path} is not JSON: {error.msg} on line {error.lineno}, column {error.colno}; correct it, or give "
+                        "one array of prompts") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not usable JSON: {error}; give one array of prompts") from None
+    if isinstance(value, str):
+        return None
+    if isinstance(value, dict) and prompt_field(value, field) is not None:
+        # An object whose fields are columns of values has many rows; any other one is a single line of JSON Lines.
+        lists = all(isinstance(cells, list) for cells in value.values())
+        if not lists or any(isinstance(cell, dict) for cells in value.values() for cell in cells):
+            return None
+    escaped = b"\\ud" in raw.lower()
+    return [checked_value(number, item, strings=True, escaped=escaped)
+            for number, item in enumerate(_items(path, value, field), start=1)]
+
+
+def _items(path: str | pathlib.Path, value: Any, field: str) -> Iterator[Any]:
+    """The items of an array, or of all arrays of an object, at any depth."""
+    if isinstance(value, list):
+        yield from value
+    elif isinstance(value, dict) and prompt_field(value, field) is None:
+        for group in value.values():
+            yield from _items(path, group, field)
+    elif isinstance(value, dict):
+        raise UserError(f"{path} has an object with the fields {', '.join(value)} outside an array; give an array with one "
+                        "object for each prompt")
+    else:
+        raise UserError(f"{path} has a JSON {type(value).__name__} outside an array; give one array of strings or objects, or "
+                        "an object of such arrays")
+
+
+class PromptRow(NamedTuple):
+    """The dialogue of a row, and the names of the fields that it was read from."""
+
+    messages: Dialogue
+    fields: tuple[str, ...]
+
+
+def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
+    """The prompt of a row.
+
+    Args:
+        value: a string or an object.
+        field: the name of the field that has the prompt, if the row has such a field.
+
+    Raises:
+        ValueError: the row has none of these layouts, or its dialogue does not end with a non-empty user turn.
+    """
+    name = None if isinstance(value, str) else prompt_field(value, field)
+    if isinstance(value, str):
+        messages, fields = (Message("user", value),), ()
+    elif name is None:
+        names = ", ".join(f'"{name}"' for name in dict.fromkeys((field, *_COMMON[:-1])))
+        raise ValueError(f'no {names} or "instruction"')
+    elif name == "chosen" and name != field:
+        fields = tuple(each for each in ("chosen", "rejected", "prompt") if each in value)
+        messages = _shared(value)
+    elif name == "instruction" and name != field:
+        text, more = value[name], value.get("input") or ""
+        if not isinstance(text, str) or not isinstance(more, str):
+            raise ValueError('"instruction" and "input" must be strings')
+        fields = ("instruction", "input") if "input" in value else ("instruction",)
+        messages = (Message("user", "\n\n".join(part for part in (text, more) if part.strip())),)
+    elif isinstance(value[name], list):
+        messages, fields = parse_messages(value[name], system=True), (name,)
+    elif not isinstance(value[name], str):
+        raise ValueError(f'"{name}" is of type {type(value[name]).__name__}; a string or a list of messages is expected')
+    elif value[name].startswith("\n\nHuman:"):
+        messages, fields = parse_transcript(value[name]), (name,)
+    else:
+        messages, fields = (Message("user", value[name]),), (name,)
+    while messages and messages[-1].role == "assistant":
+        messages = messages[:-1]
+    if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
+        raise ValueError("the prompt does not end with a non-empty user turn")
+    return PromptRow(messages, fields)
+
+
+def prompt_field(value: Mapping[str, Any], field: str = "prompt") -> str | None:
+    """The field of an object that `parse_prompt` reads the prompt from; None if there is none."""
+    present = [name for name in dict.fromkeys((field, *_COMMON)) if value.get(name) is not None]
+    if len(present) > 1 and present[0] == "chosen" != field:
+        chosen = value["chosen"]
+        if isinstance(chosen, str) and not chosen.lstrip().startswith(("Human:", "Assistant:")):
+            return present[1]  # It is the text of an answer instead of a dialogue.
+    return present[0] if present else None
+
+
+def _shared(row: Mapping[str, Any]) -> Dialogue:
+    """The dialogue before the answer "chosen"; with "rejected", the turns before the two answers differ."""
+    if "rejected" not in row:
+        return parse_dialogue(row["chosen"], system=True)
+    answers = split_answers(*parse_pair(dict(row), system=True))
+    if answers is None:
+        raise ValueError('"chosen" and "rejected" have no common user turn that both answer')
+    return answers.context

@@ -10,8 +10,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Model
 from jaxalign.records import Prompt, Rollout
-from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import make_sampler, sample_rollout
+from jaxalign.rollout.sampler import Engine, make_sampler, sample_rollout
 from jaxalign.stages.shared import engines, loops, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Queue, Shards, queues

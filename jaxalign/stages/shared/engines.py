@@ -6,7 +6,7 @@ from jaxalign.data.chat.styles import stop_ids
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.feedback.text_generator import Counted, TextGenerator
 from jaxalign.models.model import Model, Params
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxalign.config import Config, DPOConfig, PreferenceConfig, SFTConfig
-from jaxalign.data.sources.base import SourceReport
-from jaxalign.data.sources.splits import few_dialogues, few_held_out, held_out_count, split_by_prompt
+from jaxalign.data.sources.base import SourceReport, few_dialogues, few_held_out, held_out_count, split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of

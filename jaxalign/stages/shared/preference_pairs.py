@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxalign.data.sources.base import SourceReport
+from jaxalign.data.sources.base import SourceReport, split_by_prompt, unique_prompts
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.reports import PreferenceReport
-from jaxalign.data.sources.splits import split_by_prompt, unique_prompts
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison

@@ -16,8 +16,8 @@ from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, stages_in_order
-from jaxalign.rl.prompts import PromptStream
-from jaxalign.stages.shared import engines, judge_preview, labelled, mixes, reads, run_models, sources
+from jaxalign.rl.iteration import PromptStream
+from jaxalign.stages.shared import engines, judge_preview, labelled, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
@@ -170,8 +170,8 @@ def _prompts(context: StageContext, tokenizer: Tokenizer, count: int, stage: str
     if stage == "revise" or (section.helpful_share is None and not alarms):
         return sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens)
     sets = sources.prompt_sets(context, tokenizer)
-    measured = mixes.held_out_helpful(context, tokenizer, sets) if alarms else []
-    return mixes.stage_prompts(context, tokenizer, stage, purpose, sets, measured)[:count]
+    measured = sources.held_out_helpful(context, tokenizer, sets) if alarms else []
+    return sources.stage_prompts(context, tokenizer, stage, purpose, sets, measured)[:count]
 
 
 def _prompt_rows(
