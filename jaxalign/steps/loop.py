@@ -55,6 +55,7 @@ class Loop:
       progress: whether to show progress on stderr.
       trackers: receive the same metrics as the metric file (`jaxalign.tracking.tracker`).
       settings: the settings of the run as plain values, for the trackers.
+      run_id: identifies the run in its checkpoints, such as a hash of its config: checkpoints of another run are refused.
       stop: `stop(state, completed)`: whether training ends early after so many completed steps; None for never. It must give
         the same answer again when the run resumes from that state.
     """
@@ -74,6 +75,7 @@ class Loop:
     progress: bool = True
     trackers: Mapping[str, Tracker] | Sequence[Tracker] = ()
     settings: Mapping[str, Any] | None = None
+    run_id: str = ""
     stop: Callable[[Any, int], bool] | None = None
 
     def begin(self, init: Init, abstract: Any, step_fn: StepFunction) -> Training:
@@ -112,7 +114,7 @@ class Training:
 
     def __iter__(self) -> Iterator[Step]:
         loop = self._loop
-        recording = Recording(loop.directory, loop.timing, loop.peak)
+        recording = Recording(loop.directory, loop.timing, loop.peak, loop.run_id)
         self.running = True
         try:
             with contextlib.closing(recording):

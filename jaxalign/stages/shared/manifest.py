@@ -20,6 +20,8 @@ from jaxalign.storage import LocalStorage, Storage, read_json, write_json
 
 RUNNING, DONE = "running", "done"
 FILE = "manifest.json"
+NO_RESULT = ("preference.on_failure",)
+"""Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Manifest:
     @property
     def output_hash(self) -> str:
         return fingerprint([self.stage, self.config, self.inputs, self.files])
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the values of the config fields by dotted name, without sections."""
+        return {leaf: value for name, section in self.config.items() for leaf, value in leaves_of(section, name).items()}
 
     def write(self, storage: Storage, folder: str = "") -> None:
         """Writes the manifest into the folder of a stage in a work directory; "": that of its first round."""
@@ -88,6 +94,13 @@ def find_manifest(storage: Storage, folder: str) -> Manifest | None:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); restore the file, or move the "
                         f"folder {storage.path(folder)} aside to run the stage again") from None
+
+
+def leaves_of(value: Any, name: str) -> dict[str, Any]:
+    """Returns the values inside nested dicts by dotted name, or {name: value}."""
+    if isinstance(value, dict):
+        return {leaf: item for key, inner in value.items() for leaf, item in leaves_of(inner, f"{name}.{key}").items()}
+    return {name: value}
 
 
 def fingerprint(value: Any) -> str:
