@@ -1,4 +1,4 @@
-"""Finds the stages of a work directory that were run with a different config, files or inputs."""
+"""Finds the stages of a work directory that had a different config, files or inputs, or whose outputs have changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, read_graph
 from jaxalign.registry.judges import judge_field, judge_file
-from jaxalign.stages.shared.manifest import DONE, NO_RESULT, Manifest, file_fingerprint, find_manifest, leaves_of, new_manifest
+from jaxalign.stages.shared.manifest import (
+    DONE,
+    NO_RESULT,
+    Manifest,
+    file_fingerprint,
+    find_manifest,
+    leaves_of,
+    new_manifest,
+    output_changes,
+)
 from jaxalign.storage import LocalStorage, Storage, read_json
 
 CONFIG = "config.json"
@@ -75,6 +84,8 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
                             f"{rounds.parse(name)[0]} to config.stages")
         manifest = with_current_judge(manifest, config)
         differences = _differences(manifest, config)
+        if manifest.status == DONE:
+            differences += output_changes(storage, name, manifest)
         redone = [s for s in sources if s in changed or output[s] != manifest.inputs.get(s, output[s])]
         before, now = set(manifest.inputs), set(sources)
         adds_rounds = before < now and all(rounds.parse(source)[1] > 1 for source in now - before)
@@ -118,8 +129,9 @@ def with_style(config: Config, storage: Storage) -> Config:
 
 def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
     """The error text for stages that are out of date."""
-    lines = [f"{workdir} has stages that were run with a different config (nothing was changed; choose another --workdir, or "
-             "give --overwrite to redo them, which keeps the old folders as STAGE.old-N):"]
+    lines = [f"{workdir} has stages that were run with a different config or whose files have changed (nothing "
+             "was written; choose another --workdir, or give --overwrite to redo them, which keeps the old folders as "
+             "STAGE.old-N):"]
     for name, differences in changed.items():
         rest = len(differences) - _SHOWN
         shown = differences[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
