@@ -117,3 +117,11 @@ def test_invalid_settings_are_refused_with_a_sentence(fields, message):
 def test_an_object_that_is_not_a_language_model_is_refused():
     with pytest.raises(UserError, match=r"SFT\(model\) is of type str; a LanguageModel, as load_model returns it, is expected"):
         SFT("FOLDER")
+
+
+def test_a_diverged_run_does_not_end_as_if_all_were_well():
+    """With this learning rate the parameters overflow in the first steps."""
+    optimizer = Optimizer(learning_rate=1e30, schedule="constant", warmup_steps=0)
+    trainer = SFT(language_model(), **FIELDS | {"optimizer": optimizer, "epochs": 30})
+    with pytest.raises(UserError, match=r"the gradients of 10 steps in a row, up to step \d+, are not finite"):
+        list(trainer.fit(EXAMPLES))
