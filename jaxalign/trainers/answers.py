@@ -131,8 +131,8 @@ def _padded(
     ]
     if equal:
         numbers = ", ".join(map(str, equal[:5])) + (", ..." if len(equal) > 5 else "")
-        raise UserError(f"the answers of {len(equal)} of {len(rows)} pairs differ only after their first {width - 1} tokens, but "
-                        f"max_length keeps no more; raise max_length, or remove these pairs (numbers from 0: {numbers})")
+        raise UserError(f"the answers of {len(equal)} of {len(rows)} pairs differ only after their first {width - 1} tokens, "
+                        f"but max_length keeps no more; raise max_length, or remove these pairs (numbers from 0: {numbers})")
     cut = sum(len(prompt) + len(answer) > width for row in rows for prompt, answer in row)
     warn_of_cut("pairs", cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)
     for i, row in enumerate(rows):
