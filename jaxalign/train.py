@@ -94,6 +94,8 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     if unused:
         raise UserError(f"{unused[0]!r} is not expected on the command line; a field is set as --config.FIELD=VALUE")
     name = "-".join(part for part in (file.stem, variant) if part)
+    if workdir.value == "":
+        raise UserError(f"--workdir is empty; set it to a folder, or leave it out for runs/{name}")
     return config, Path(workdir.value or f"runs/{name}"), overwrite.value
 
 

@@ -94,6 +94,8 @@ def test_the_error_of_a_wrong_type_names_field_value_and_type(values, sentence):
     ({"ppo": {"epochs": 0}}, "config.ppo.epochs is 0; it must be at least 1"),
     ({"ppo": {"kl_coef": float("nan")}}, "config.ppo.kl_coef is nan; a finite number is expected"),
     ({"ppo": {"kl_coef": float("inf")}}, "config.ppo.kl_coef is inf; a finite number is expected"),
+    ({"ppo": {"optimizer": {"eps": 1e-300}}},
+     "config.ppo.optimizer.eps is 1e-300, which float32 rounds to 0; 0 or a number of at least 1.2e-38 is expected"),
     ({"ppo": {"kl_coef": 1e39}}, "config.ppo.kl_coef is 1e+39; a number that float32 can represent is expected"),
     ({"mesh": {"zero": 4}}, "config.mesh.zero is 4; it must be one of 1, 2, 3"),
     ({"model": {"source": "hugging_face"}},

@@ -170,6 +170,7 @@ def test_the_command_line_takes_precedence_over_the_file_in_any_order(folder):
     (["--noconfig.seed"], "--noconfig.seed is only valid for a bool, but config.seed is int; set it with --config.seed=VALUE"),
     (["--overwrite=maybe"], "flag --overwrite=maybe, on the command line; --help lists the flags"),
     (["--workdir"], None),
+    (["--workdir="], "--workdir is empty; set it to a folder, or leave it out for runs/small"),
 ])
 def test_a_mistake_on_the_command_line_is_reported_in_one_sentence(folder, capsys, arguments, sentence):
     said = refusal(capsys, "--config=small.py", *arguments)

@@ -76,11 +76,13 @@ def grpo(
     centred, count = _centre(scores, selected)
     if scale == "none":
         return centred.reshape(-1)
-    squares = masked_sum(centred**2, selected, axis=1)[:, None]
+    # Divided by a power of two, which changes no digit, the squares of large differences stay finite.
+    unit = jnp.ldexp(1.0, jnp.frexp(jax.lax.stop_gradient(jnp.max(jnp.abs(centred), axis=1, keepdims=True)))[1])
+    squares = masked_sum((centred / unit) ** 2, selected, axis=1)[:, None]
     divisor = jnp.maximum(count - 1 if unbiased else count, 1)
     # The inner `where` keeps the gradient of the square root finite where the scores do not differ.
     differ = squares != 0
-    deviation = jnp.sqrt(jnp.where(differ, squares, 1) / divisor)
+    deviation = unit * jnp.sqrt(jnp.where(differ, squares, 1) / divisor)
     return jnp.where(differ, centred / (deviation + eps), 0).reshape(-1)
 
 
@@ -174,10 +176,10 @@ def grouped(scores: Any, size: int, mask: Any, least: int, name: str = "group_si
 def _centre(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
     """-> (scores minus their group's mean, 0 where not selected; number of selected scores [groups, 1])."""
     count = jnp.sum(selected, axis=1, keepdims=True).astype(scores.dtype)
-    centred = scores - masked_mean(scores, selected, axis=1)[:, None]
-    # Equal scores must give exactly 0: a float32 mean can be off by an ulp, and dividing by a tiny deviation amplifies that.
-    highest, lowest = _extremes(scores, selected)
-    return jnp.where(selected & (highest != lowest), centred, 0), count
+    # Differences to the lowest score keep the digits of large scores that differ little. Equal scores give exactly 0.
+    lowest = jax.lax.stop_gradient(_extremes(scores, selected)[1])
+    above = jnp.where(selected, scores - jnp.where(count > 0, lowest, 0), 0)
+    return jnp.where(selected, above - masked_mean(above, selected, axis=1)[:, None], 0), count
 
 
 def _extremes(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -22,6 +22,7 @@ from jaxalign.config.suggestions import unknown_name
 from jaxalign.errors import UserError
 
 FLOAT32_MAX = 3.4028234663852886e38
+FLOAT32_TINY = 1.1754943508222875e-38  # The smallest normal number.
 
 
 def field(default: Any, doc: str, check: Constraint | None = None, *read_by: ReadBy | tuple[ReadBy, ...]) -> Any:
@@ -170,6 +171,8 @@ def convert(value: Any, kind: Any, path: str) -> Any:
                 raise UserError(f"{path} is {value}; a finite number is expected")
             if abs(value) > FLOAT32_MAX:
                 raise UserError(f"{path} is {value}; a number that float32 can represent is expected")
+            if 0 < abs(value) < FLOAT32_TINY:
+                raise UserError(f"{path} is {value}, which float32 rounds to 0; 0 or a number of at least 1.2e-38 is expected")
             return float(value)
         if typing.get_origin(option) is tuple and isinstance(value, (tuple, list)):
             item_kind = typing.get_args(option)[0]

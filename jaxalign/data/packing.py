@@ -20,21 +20,30 @@ def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length:
 
     Args:
       documents: (token ids, loss weights) pairs.
-      row_length: tokens per row; longer documents are truncated.
+      row_length: tokens per row; longer documents lose their ends.
 
     Returns:
       The packed rows as numpy arrays [R, row_length], and the number of truncated documents.
 
     Raises:
-      UserError: no document has any tokens.
+      UserError: no document has any tokens, or a document that is cut keeps no token with a loss.
     """
     kept: list[tuple[Sequence[int], Sequence[float]]] = []
-    cut = 0
-    for ids, weights in documents:
+    cut, useless = 0, []
+    for number, (ids, weights) in enumerate(documents):
         if len(ids) > row_length:
+            if any(weights[1:]) and not any(weights[1:row_length]):
+                useless.append((number, len(ids) - sum(weight > 0 for weight in weights)))
             ids, weights, cut = ids[:row_length], weights[:row_length], cut + 1
         if len(ids):
             kept.append((ids, weights))
+    if useless:
+        numbers = ", ".join(str(number) for number, _ in useless[:5]) + (", ..." if len(useless) > 5 else "")
+        raise UserError(
+            f"{len(useless)} of {len(kept)} rows would lose their whole response, because row_length is {row_length} and "
+            f"their prompts have {min(length for _, length in useless)} tokens or more; raise row_length, or remove these rows "
+            f"(numbers from 0: {numbers})"
+        )
     if not kept:
         raise UserError("there is no text to train on; the data source has no documents")
     rows = _Part(row_length, len(kept))

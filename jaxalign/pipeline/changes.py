@@ -1,4 +1,4 @@
-"""Finds the stages of a work directory that were run with a different config, files or inputs."""
+"""Finds the stages of a work directory that had a different config, files or inputs, or whose outputs have changed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, read_graph
 from jaxalign.registry.judges import judge_field, judge_file
-from jaxalign.stages.shared.manifest import DONE, Manifest, file_fingerprint, find_manifest, new_manifest
+from jaxalign.stages.shared.manifest import (
+    DONE,
+    NO_RESULT,
+    Manifest,
+    file_fingerprint,
+    find_manifest,
+    leaves_of,
+    new_manifest,
+    output_changes,
+)
 from jaxalign.storage import LocalStorage, Storage, read_json
 
 CONFIG = "config.json"
 _SHOWN = 12  # An error lists this many differences per stage and counts the others.
-_NO_RESULT = ("preference.on_failure",)
-"""Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +84,8 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
                             f"{rounds.parse(name)[0]} to config.stages")
         manifest = with_current_judge(manifest, config)
         differences = _differences(manifest, config)
+        if manifest.status == DONE:
+            differences += output_changes(storage, name, manifest)
         redone = [s for s in sources if s in changed or output[s] != manifest.inputs.get(s, output[s])]
         before, now = set(manifest.inputs), set(sources)
         adds_rounds = before < now and all(rounds.parse(source)[1] > 1 for source in now - before)
@@ -101,7 +110,7 @@ def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
     path, field = judge_file(config, manifest.stage), judge_field(config, manifest.stage)
     if manifest.status == DONE or path is None or str(path) not in manifest.files or not path.exists():
         return manifest
-    values = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
+    values = manifest.fields()
     others = [value for leaf, value in values.items() if isinstance(value, str) and leaf not in ("feedback.judge", field)]
     if any(Path(value.rpartition(":")[0]).expanduser() == path for value in others):
         return manifest
@@ -120,8 +129,9 @@ def with_style(config: Config, storage: Storage) -> Config:
 
 def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
     """The error text for stages that are out of date."""
-    lines = [f"{workdir} has stages that were run with a different config (nothing was changed; choose another --workdir, or "
-             "give --overwrite to redo them, which keeps the old folders as STAGE.old-N):"]
+    lines = [f"{workdir} has stages that were run with a different config or whose files have changed (nothing "
+             "was written; choose another --workdir, or give --overwrite to redo them, which keeps the old folders as "
+             "STAGE.old-N):"]
     for name, differences in changed.items():
         rest = len(differences) - _SHOWN
         shown = differences[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
@@ -142,16 +152,16 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
 
     A field that did not exist then and has its default now does not count: defaults keep the earlier behaviour.
     """
-    before = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
+    before = manifest.fields()
     usual: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for leaves, of_config in ((usual, resolve_auto(type(config)())), (after, config)):
         for name in manifest.config:
             with contextlib.suppress(KeyError):  # A name that the config does not have is left out.
-                leaves |= _leaves(schema.to_plain(schema.get(of_config, name)), name)
+                leaves |= leaves_of(schema.to_plain(schema.get(of_config, name)), name)
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
     differences = []
-    for leaf in sorted((before.keys() | after.keys()).difference(_NO_RESULT)):
+    for leaf in sorted((before.keys() | after.keys()).difference(NO_RESULT)):
         was, now = (repr(side[leaf]) if leaf in side else "absent" for side in (before, after))
         if was != now:
             differences.append(f"config.{leaf} was {was} and is {now}")
@@ -161,8 +171,3 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
             differences.append(f"the content of {path} has changed")
     return differences
 
-
-def _leaves(value: Any, name: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {leaf: item for key, inner in value.items() for leaf, item in _leaves(inner, f"{name}.{key}").items()}
-    return {name: value}

@@ -125,9 +125,15 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
             _forget(stage, name, storage)
         raise
     hosts.wait()
-    hosts.once(lambda: dataclasses.replace(find_manifest(storage, name), status=DONE).write(storage, name))
+    hosts.once(lambda: _finish(name, storage))
     if hosts.is_first():
         print(f"[{rounds.label(name)}] finished", flush=True)
+
+
+def _finish(name: str, storage: Storage) -> None:
+    """Records the stage's outputs and marks it as done."""
+    outputs = manifests.stage_outputs(storage, name)
+    dataclasses.replace(find_manifest(storage, name), status=DONE, outputs=outputs).write(storage, name)
 
 
 def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.steps.recording import Recording
 from jaxalign.tracking.metrics import by_name, to_metrics
@@ -24,6 +26,8 @@ from jaxalign.tracking.tracker import Tracker, Trackers
 Init = Callable[[], Any]
 StepFunction = Callable[[Any, int], tuple[Any, Any]]
 """`(state, number) -> (state, metrics)`; metrics are a record or a dict of scalars by name."""
+MOST_SKIPPED = 10
+"""The number of steps in a row with a gradient that is not finite after which training stops."""
 
 
 class Step(NamedTuple):
@@ -55,6 +59,7 @@ class Loop:
       progress: whether to show progress on stderr.
       trackers: receive the same metrics as the metric file (`jaxalign.tracking.tracker`).
       settings: the settings of the run as plain values, for the trackers.
+      run_id: identifies the run in its checkpoints, such as a hash of its config: checkpoints of another run are refused.
       stop: `stop(state, completed)`: whether training ends early after so many completed steps; None for never. It must give
         the same answer again when the run resumes from that state.
     """
@@ -74,6 +79,7 @@ class Loop:
     progress: bool = True
     trackers: Mapping[str, Tracker] | Sequence[Tracker] = ()
     settings: Mapping[str, Any] | None = None
+    run_id: str = ""
     stop: Callable[[Any, int], bool] | None = None
 
     def begin(self, init: Init, abstract: Any, step_fn: StepFunction) -> Training:
@@ -108,11 +114,12 @@ class Training:
         self._loop, self._init, self._abstract, self._step_fn = loop, init, abstract, step_fn
         self.state: Any = None
         self.completed = 0
+        self._skipped = 0  # Steps in a row that skipped an update.
         self.running = False
 
     def __iter__(self) -> Iterator[Step]:
         loop = self._loop
-        recording = Recording(loop.directory, loop.timing, loop.peak)
+        recording = Recording(loop.directory, loop.timing, loop.peak, loop.run_id)
         self.running = True
         try:
             with contextlib.closing(recording):
@@ -177,10 +184,32 @@ class Training:
         count = int(numbers.get(loop.tokens_metric, 0))
         kept = {name: value for name, value in numbers.items() if not name.startswith("_")}
         trackers.log(step, kept)
+        self._check_gradients(step, numbers)
         if progress is not None:
             progress.update(tokens=count, **{name: numbers[name] for name in loop.shown if name in numbers})
         clock.tokens += count
         return Step(step, kept)
+
+    def _check_gradients(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warns of a skipped update, except one that the loss scale explains.
+
+        Raises:
+          UserError: each of the last `MOST_SKIPPED` steps, or every step of a shorter run, skipped an update.
+        """
+        if float(metrics.get("skipped", 0)) - float(metrics.get("overflowed", 0)) <= 0:
+            self._skipped = 0
+            return
+        self._skipped += 1
+        stage, most = self._loop.stage, min(MOST_SKIPPED, self._loop.total_steps)
+        if self._skipped >= most:
+            steps = "the only step" if most == 1 else f"{most} steps in a row, up to step {step + 1},"
+            raise UserError(f"[{stage}] the gradients of {steps} are not finite, so their updates were skipped; lower "
+                            "optimizer.learning_rate, or check the data for the cause")
+        if self._skipped == 1 and hosts.is_first():
+            logging.getLogger("jaxalign").warning(
+                f"[{stage}] the gradient of step {step + 1} is not finite; its update is skipped, and training stops after "
+                f"{most} such steps in a row"
+            )
 
 
 class _Clock:

@@ -19,23 +19,23 @@ class Recording:
       directory: the parent of checkpoints/; None for a run in memory.
       timing: the directory of timing.jsonl; None for `directory`.
       peak: peak FLOP/s of all devices together; 0 if unknown.
+      run: identifies the run in its checkpoints.
     """
 
-    def __init__(self, directory: Path | None, timing: Path | None, peak: float):
+    def __init__(self, directory: Path | None, timing: Path | None, peak: float, run: str = ""):
         self.saves = directory is not None
         if self.saves:
             self.timing = Timing((timing or directory) / "timing.jsonl", peak)
-            self._checkpointer = Checkpointer(directory / "checkpoints")
+            self._checkpointer = Checkpointer(directory / "checkpoints", run)
         else:
             self.timing = types.SimpleNamespace(add=lambda *_, **__: None)
 
     def restore(self, init: Callable[[], Any], abstract: Any) -> tuple[int, Any]:
-        """(number of completed steps, state) from the newest checkpoint, or from `init()` if there is none."""
+        """(number of completed steps, state) from the newest intact checkpoint, or from `init()` if there is none."""
         if not self.saves:
             return 0, init()
         began = time.perf_counter()
-        start = self._checkpointer.latest() or 0
-        state = self._checkpointer.restore(abstract) if start else init()
+        start, state = (0, init()) if self._checkpointer.latest() is None else self._checkpointer.restore(abstract)
         self.timing.add("start", time.perf_counter() - began)
         return start, state
 

@@ -18,6 +18,7 @@ from jaxalign.parallel.rows import place_rows
 from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Rollout
 from jaxalign.steps.direct_step import sorts_the_batch
 from jaxalign.steps.packed import pack_pairs
+from jaxalign.trainers.lengths import warn_of_cut
 
 BUCKET = 32
 """Sequences are padded to a multiple of this many tokens."""
@@ -124,6 +125,16 @@ def _padded(
     shape = (len(rows), 2)
     tokens = np.zeros((*shape, width), np.int32)
     prompt_length, length = np.ones(shape, np.int32), np.ones(shape, np.int32)
+    equal = [
+        i for i, ((_, a), (_, b)) in enumerate(rows)
+        if a != b and max(len(a), len(b)) >= width and a[: width - 1] == b[: width - 1]
+    ]
+    if equal:
+        numbers = ", ".join(map(str, equal[:5])) + (", ..." if len(equal) > 5 else "")
+        raise UserError(f"the answers of {len(equal)} of {len(rows)} pairs differ only after their first {width - 1} tokens, "
+                        f"but max_length keeps no more; raise max_length, or remove these pairs (numbers from 0: {numbers})")
+    cut = sum(len(prompt) + len(answer) > width for row in rows for prompt, answer in row)
+    warn_of_cut("pairs", cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)
     for i, row in enumerate(rows):
         for side, (prompt, answer) in enumerate(row):
             answer = answer[: width - 1]

@@ -33,6 +33,7 @@ from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
 from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
+from jaxalign.trainers.lengths import check_length
 from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
 
 
@@ -101,6 +102,7 @@ class DPO(PolicyTrainer):
             arrays = judged_arrays(model.tokenizer, as_judgements(pairs, "DPO.fit(pairs)"), model.style, section, single)
         else:
             arrays = pair_arrays(model.tokenizer, as_pairs(pairs, "DPO.fit(pairs)"), model.style, section, single)
+        check_length("DPO.fit(pairs)", int(arrays.length.max()), "max_length", model)
         self._claim(arrays)
         loader = EpochLoader(len(arrays.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
         return self.fit_arrays(arrays, loader)

@@ -16,6 +16,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Comparison, PackedParts, PairBatch
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, raw_pair_scores
 from jaxalign.steps.packed import pack_pairs
+from jaxalign.trainers.lengths import warn_of_cut
 
 BUCKET = 32
 """Sequences are padded to a multiple of this many tokens."""
@@ -30,10 +31,13 @@ def pair_arrays(
       max_length: the maximum length of a sequence, in tokens; a longer sequence loses its oldest tokens.
       margin_weight: multiplies the pairs' margins; 0 leaves margins out.
     """
-    rows = []
+    rows, cut = [], 0
     for pair in pairs:
         sides = (pair.response_a, pair.response_b)
-        rows.append([styles.encode_completion(tokenizer, pair.prompt.messages, s, style)[0][-max_length:] for s in sides])
+        whole = [styles.encode_completion(tokenizer, pair.prompt.messages, side, style)[0] for side in sides]
+        rows.append([ids[-max_length:] for ids in whole])
+        cut += sum(len(ids) > max_length for ids in whole)
+    warn_of_cut("pairs", cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)
     longest = max((len(ids) for row in rows for ids in row), default=1)
     width = min(max_length, -(-longest // BUCKET) * BUCKET)
     tokens, length = np.zeros((len(rows), 2, width), np.int32), np.ones((len(rows), 2), np.int32)

@@ -16,6 +16,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
@@ -26,6 +27,7 @@ from jaxalign.steps.loop import Step
 from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
+from jaxalign.trainers.lengths import check_length, warn_of_cut
 from jaxalign.trainers.rows import as_examples
 
 Answered = tuple[Sequence[Message], str]
@@ -75,7 +77,8 @@ class SFT(PolicyTrainer):
             token), or a mapping of columns. Prompts are texts or messages.
 
         Raises:
-          UserError: there are no rows, or a row is malformed.
+          UserError: there are no rows, a row is malformed or longer than the model's limit, or a row's prompt leaves no space
+            for its response.
         """
         examples = as_examples(rows, "SFT.fit(rows)")
         tokenizer, style, encoded = self.tokenizer, self.inputs.language_model.style, []
@@ -85,7 +88,13 @@ class SFT(PolicyTrainer):
             else:
                 ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
                 encoded.append((ids, [1.0] * len(ids)))
-        packed, _ = pack(encoded, self.section.row_length)
+        longest = min(max(len(ids) for ids, _ in encoded), self.section.row_length)
+        check_length("SFT.fit(rows)", longest, "row_length", self.inputs.language_model)
+        try:
+            packed, cut = pack(encoded, self.section.row_length)
+        except UserError as error:
+            raise UserError(f"SFT.fit(rows): {error}") from None
+        warn_of_cut("SFT.fit(rows)", cut, len(encoded), "rows", "row_length", self.section.row_length)
         self._claim(packed)
         batches = EpochLoader(len(packed.tokens), self.section.batch_rows, self.inputs.seed)
         return self.fit_packed(packed, batches.steps(self.section.epochs), streams.LOADERS["sft"])

@@ -184,3 +184,19 @@ def test_the_greedy_baseline_and_the_tokens_equal_a_loop(seed):
     found = remax(np.where(counted, scores, np.nan), np.where(counted, greedy, np.inf), counted)
     np.testing.assert_allclose(found, rows, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(broadcast_to_tokens(found, mask), tokens, rtol=1e-5, atol=1e-6)
+
+
+def test_large_scores_that_differ_little_keep_their_digits():
+    """Expected values in exact arithmetic."""
+    scores = 1e8 + np.array([0.0, 8.0, 16.0, 24.0])
+    np.testing.assert_allclose(rloo(scores.astype(np.float32), 4), [-16, -16 / 3, 16 / 3, 16], rtol=1e-6)
+    np.testing.assert_allclose(grpo(scores.astype(np.float32), 4, scale="none"), [-12, -4, 4, 12], rtol=1e-6)
+    small = np.float32(1e4) + np.array([0.01, 0.02, 0.05], np.float32)
+    exact = np.asarray(small, np.float64)
+    np.testing.assert_allclose(rloo(small, 3), 1.5 * (exact - exact.mean()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("level", [1e-18, 1e-10, 1e20, 1e37])
+def test_normalised_scores_do_not_depend_on_their_unit(level):
+    found = grpo(np.array([-level, level], np.float32), 2, eps=0.0)
+    np.testing.assert_allclose(found, [-np.sqrt(0.5), np.sqrt(0.5)], rtol=1e-6)

@@ -13,6 +13,7 @@ import pytest
 from jaxalign.config import Optimizer
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
+from jaxalign.errors import UserError
 from jaxalign.steps import lm_step as lm_module
 from jaxalign.steps.arguments import LmArguments
 from jaxalign.steps.lm_step import lm_step
@@ -142,3 +143,33 @@ def test_metrics_with_an_underscore_are_shown_and_not_written(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 1.0}]
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert sum(row["tokens"] for row in timing) == 6
+
+
+def skipping(pattern: str, directory=None, stage="sft"):
+    """Train one step per character: "x" skips its update, "o" is a skipped update that the loss scale explains."""
+    values = {"x": (1.0, 0.0), "o": (1.0, 1.0), ".": (0.0, 0.0)}
+
+    def step_fn(state, step):
+        skipped, overflowed = values[pattern[step]]
+        return state + 1, {"loss": np.float32("nan"), "skipped": skipped, "overflowed": overflowed}
+
+    loop = Loop(stage, directory, len(pattern), 1000, progress=False)
+    return loop.run(lambda: np.zeros(()), None, step_fn)
+
+
+def test_training_stops_when_many_updates_in_a_row_are_skipped(caplog):
+    with pytest.raises(UserError, match=r"\[sft\] the gradients of 10 steps in a row, up to step 13, are not finite"):
+        skipping("...xxxxxxxxxxxxxxx")
+    assert [record.getMessage() for record in caplog.records] == [
+        "[sft] the gradient of step 4 is not finite; its update is skipped, and training stops after 10 such steps in a row"
+    ]
+    with pytest.raises(UserError, match="the gradients of 3 steps in a row, up to step 3, are not finite"):
+        skipping("xxx")
+    with pytest.raises(UserError, match="the gradients of the only step are not finite"):
+        skipping("x")
+
+
+@pytest.mark.parametrize(("pattern", "warnings"), [("xxxxxxxxx.xxxxxxxxx.", 2), ("o" * 15 + ".", 0), ("x.x.x.", 3), ("...", 0)])
+def test_training_goes_on_after_fewer_skipped_updates(pattern, warnings, caplog):
+    assert skipping(pattern) == len(pattern)
+    assert len(caplog.records) == warnings

@@ -156,7 +156,7 @@ def test_a_resumed_run_keeps_its_scale(tmp_path):
     checkpointer.close()
     for mesh in (None, (2, 2, 2)):
         checkpointer = Checkpointer(tmp_path)
-        found = checkpointer.restore(abstract_state(tiny.model(mesh, compute_dtype=HALF), SGD))
+        _, found = checkpointer.restore(abstract_state(tiny.model(mesh, compute_dtype=HALF), SGD))
         checkpointer.close()
         assert (float(found.loss_scale.scale), int(found.loss_scale.finite_steps)) == (64.0, 1234)
         chex.assert_trees_all_equal(tiny.to_host(found), tiny.to_host(state))
@@ -171,7 +171,7 @@ def test_other_dtypes_have_no_scale_and_their_old_checkpoints_are_read(tmp_path,
     checkpointer.save(1, old)
     checkpointer.close()
     checkpointer = Checkpointer(tmp_path)
-    found = checkpointer.restore(abstract_state(model, SGD))
+    _, found = checkpointer.restore(abstract_state(model, SGD))
     checkpointer.close()
     assert found.loss_scale is None
     chex.assert_trees_all_equal(tiny.to_host(found), tiny.to_host(state))

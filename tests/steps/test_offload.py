@@ -58,7 +58,7 @@ def test_checkpoints_are_independent_of_the_memory_of_the_optimizer_state(tmp_pa
         checkpointer.close()
         for change, kind in ((lambda x: move_optimizer_state(x, to_host), "pinned_host"), (lambda x: x, "device")):
             checkpointer = Checkpointer(tmp_path / str(number))
-            found = checkpointer.restore(change(abstract_state(model, OPTIMIZER)))
+            _, found = checkpointer.restore(change(abstract_state(model, OPTIMIZER)))
             checkpointer.close()
             assert kinds(found.opt_state) == {kind} and kinds(found.params) == {"device"}
             chex.assert_trees_all_equal(tiny.to_host(found), before)

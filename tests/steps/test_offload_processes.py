@@ -43,7 +43,7 @@ def move(folder: pathlib.Path) -> None:
     chex.assert_trees_all_equal(fetch(state), before)
     checkpointer.close()
     checkpointer = Checkpointer(folder)
-    state = checkpointer.restore(move_optimizer_state(abstract_state(model, OPTIMIZER), to_host))
+    _, state = checkpointer.restore(move_optimizer_state(abstract_state(model, OPTIMIZER), to_host))
     checkpointer.close()
     assert kinds(state.opt_state) == {"pinned_host"}
     role = FrozenRole(state.params, offload=True)

@@ -85,3 +85,26 @@ def test_judged_answers_need_an_objective_for_single_answers():
 def test_invalid_options_are_refused(objective, fields, message):
     with pytest.raises(UserError, match=message):
         DPO(language_model(), objective, **fields)
+
+
+LONG = "It is red. " * 60
+
+
+def test_pairs_that_differ_only_beyond_the_cut_are_refused_by_number():
+    rows = [PAIRS[0], {"prompt": "Why?", "chosen": LONG + "Yes.", "rejected": LONG + "No."}]
+    with pytest.raises(UserError, match=r"the answers of 1 of 2 pairs differ only after their first 47 .*numbers from 0: 1\)"):
+        DPO(language_model(), **FIELDS | {"max_length": 48}).fit(rows)
+
+
+def test_cut_answers_are_counted_in_a_warning(caplog):
+    rows = [*PAIRS, {"prompt": "Why?", "chosen": LONG, "rejected": "No."}]
+    next(DPO(language_model(), **FIELDS | {"max_length": 48}).fit(rows))
+    assert [record.getMessage() for record in caplog.records] == [
+        "pairs: 1 of 14 prompts with an answer are longer than max_length (48 tokens) and are cut; raise max_length"
+    ]
+
+
+def test_pairs_longer_than_the_model_are_refused():
+    rows = [{"prompt": "Why?", "chosen": LONG, "rejected": "No."}] * 2
+    with pytest.raises(UserError, match=r"DPO.fit\(pairs\): a row has 96 tokens, but the model supports at most 64"):
+        DPO(language_model(), **FIELDS | {"max_length": 96}).fit(rows)

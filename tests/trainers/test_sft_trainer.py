@@ -117,3 +117,36 @@ def test_invalid_settings_are_refused_with_a_sentence(fields, message):
 def test_an_object_that_is_not_a_language_model_is_refused():
     with pytest.raises(UserError, match=r"SFT\(model\) is of type str; a LanguageModel, as load_model returns it, is expected"):
         SFT("FOLDER")
+
+
+def test_a_diverged_run_does_not_end_as_if_all_were_well():
+    """With this learning rate the parameters overflow in the first steps."""
+    optimizer = Optimizer(learning_rate=1e30, schedule="constant", warmup_steps=0)
+    trainer = SFT(language_model(), **FIELDS | {"optimizer": optimizer, "epochs": 30})
+    with pytest.raises(UserError, match=r"the gradients of 10 steps in a row, up to step \d+, are not finite"):
+        list(trainer.fit(EXAMPLES))
+
+
+LONG = "Name the colour red. " * 40
+
+
+def test_a_row_whose_response_would_be_cut_entirely_is_refused_by_number():
+    rows = [EXAMPLES[0], {"prompt": LONG, "response": "yes"}, EXAMPLES[1], {"prompt": LONG, "response": "yes"}]
+    with pytest.raises(UserError, match=r"SFT.fit\(rows\): 2 of 4 rows would lose their whole response, because row_length is "
+                                        r"48 and their prompts have \d+ tokens or more; .*\(numbers from 0: 1, 3\)"):
+        SFT(language_model(), **FIELDS).fit(rows)
+
+
+def test_rows_that_are_cut_are_counted_in_a_warning(caplog):
+    trainer = SFT(language_model(), **FIELDS)
+    next(trainer.fit([*EXAMPLES, {"prompt": "the cat", "response": LONG}]))
+    total = len(EXAMPLES) + 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"SFT.fit(rows): 1 of {total} rows are longer than row_length (48 tokens) and are cut; raise row_length"
+    ]
+
+
+def test_rows_longer_than_the_model_are_refused_even_if_row_length_allows_them():
+    rows = [{"prompt": "the cat", "response": LONG}]
+    with pytest.raises(UserError, match=r"SFT.fit\(rows\): a row has 100 tokens, but the model supports at most 64"):
+        SFT(language_model(), **FIELDS | {"row_length": 100}).fit(rows)

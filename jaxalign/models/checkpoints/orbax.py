@@ -1,4 +1,4 @@
-"""Parameters in the Orbax layout: written atomically, and restored onto any mesh."""
+"""Parameters in the Orbax layout: written atomically, verified by checksums, and restored onto any mesh."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxalign.errors import UserError
+from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 
@@ -54,30 +55,68 @@ def save_params(directory: str | Path, params: Params) -> None:
     if hosts.once(directory.exists):
         return
     with full_disk(directory), ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(directory, params)
+        checkpointer.save(directory, params, custom_metadata={"checksums": checksums(params)})
     hosts.wait()
 
 
 def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> Params:
     """Loads the parameters of `model` in `dtype`, placed by its sharding rules.
 
+    Reads them in their stored dtype, verifies their checksums, and then converts one array after another.
+
     Raises:
-      UserError: the parameters are missing, or do not fit the model.
+      UserError: the parameters are missing or damaged, or do not fit the model.
     """
     directory = Path(directory).absolute()
     if not directory.exists():
         raise UserError(f"there are no parameters at {directory}; the stage that writes them has not finished")
-    with ocp.StandardCheckpointer() as checkpointer:
-        found, wanted = _shapes(checkpointer.metadata(directory).item_metadata.tree), _shapes(model.abstract())
-        for name in sorted(found.keys() | wanted.keys()):
-            there, expected = found.get(name, "missing"), wanted.get(name, "missing")
+    with _damage(directory), ocp.StandardCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(directory)
+        stored, wanted = _by_path(metadata.item_metadata.tree), _by_path(model.abstract())
+        for name in sorted(stored.keys() | wanted.keys()):
+            there, expected = (str(tuple(x[name].shape)) if name in x else "missing" for x in (stored, wanted))
             if there != expected:
                 raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
                                 f"and {expected} in the config")
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
-        return checkpointer.restore(directory, abstract)
+        abstract = jax.tree_util.tree_map_with_path(
+            lambda path, x: jax.ShapeDtypeStruct(x.shape, stored[_name(path)].dtype, sharding=x.sharding), model.abstract()
+        )
+        params = checkpointer.restore(directory, abstract)
+        wrong = damaged_arrays(params, (metadata.custom_metadata or {}).get("checksums"))
+    if wrong:
+        raise UserError(_DAMAGED.format(directory=directory, why=f"the checksum of {wrong[0]} does not match"))
+    leaves, structure = jax.tree.flatten(params)
+    del params
+    for i, leaf in enumerate(leaves):
+        leaves[i] = leaf.astype(dtype)
+    return jax.tree.unflatten(structure, leaves)
 
 
-def _shapes(tree) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
+_DAMAGED = ("the parameters at {directory} are damaged ({why}); restore that folder from a copy, or move the folder of its "
+            "stage aside to run the stage again")
+
+
+@contextlib.contextmanager
+def _damage(directory: Path) -> Iterator[None]:
+    """Raises the errors that Orbax and TensorStore raise for damaged files as one UserError."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        raise UserError(_DAMAGED.format(directory=directory, why=first_line(error))) from None
+
+
+def first_line(error: Exception) -> str:
+    """Returns the type and the first line of an error's text, at most 200 characters of it."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+def _by_path(tree) -> dict:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -20,6 +20,10 @@ from jaxalign.storage import LocalStorage, Storage, read_json, write_json
 
 RUNNING, DONE = "running", "done"
 FILE = "manifest.json"
+_ARRAYS = "_CHECKPOINT_METADATA"  # Orbax's file in a folder of parameters, which contains their checksums.
+_NO_OUTPUT = (FILE, "timing.jsonl", "speed.json", "trackers.json")
+NO_RESULT = ("preference.on_failure",)
+"""Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Manifest:
       inputs: the output hash of each stage that it reads, by folder.
       files: the hash of each external file that it reads, by path.
       mesh: the mesh of the last run; results do not depend on it.
+      outputs: [size in bytes, hash] of each file that the stage wrote, by its path in the folder, and [number of arrays, hash
+        of their checksums] of each folder of parameters; empty until the stage is done.
     """
 
     stage: str
@@ -41,10 +47,15 @@ class Manifest:
     inputs: dict[str, str]
     files: dict[str, str]
     mesh: dict[str, int]
+    outputs: dict[str, list] = dataclasses.field(default_factory=dict)
 
     @property
     def output_hash(self) -> str:
         return fingerprint([self.stage, self.config, self.inputs, self.files])
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the values of the config fields by dotted name, without sections."""
+        return {leaf: value for name, section in self.config.items() for leaf, value in leaves_of(section, name).items()}
 
     def write(self, storage: Storage, folder: str = "") -> None:
         """Writes the manifest into the folder of a stage in a work directory; "": that of its first round."""
@@ -88,6 +99,51 @@ def find_manifest(storage: Storage, folder: str) -> Manifest | None:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); restore the file, or move the "
                         f"folder {storage.path(folder)} aside to run the stage again") from None
+
+
+def stage_outputs(storage: Storage, folder: str) -> dict[str, list]:
+    """Returns the size and the hash of each output in a stage's folder, as in `Manifest.outputs`.
+
+    Leaves out checkpoints and profiles, which no later stage reads, and files with clock times.
+    """
+    files = storage.list(folder)
+    arrays = {file.removesuffix(f"/{_ARRAYS}") for file in files if file.endswith(f"/{_ARRAYS}")}
+    arrays = {place for place in arrays if "checkpoints" not in place.split("/")}
+    outputs = {place: _arrays_fingerprint(storage, f"{folder}/{place}/{_ARRAYS}") for place in arrays}
+    for file in files:
+        *folders, name = file.split("/")
+        skipped = name in _NO_OUTPUT or name.startswith(".") or not {"checkpoints", "profile"}.isdisjoint(folders)
+        if not skipped and not any(file.startswith(f"{place}/") for place in arrays):
+            path = storage.path(f"{folder}/{file}")
+            outputs[file] = [storage.size(f"{folder}/{file}"), file_fingerprint(path, "workdir")]
+    return dict(sorted(outputs.items()))
+
+
+def _arrays_fingerprint(storage: Storage, file: str) -> list:
+    """The number of the arrays in a folder of parameters and a hash of their checksums."""
+    try:
+        checksums = read_json(storage, file)["custom_metadata"]["checksums"]
+        return [len(checksums), fingerprint(checksums)]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return [0, "damaged"]
+
+
+def output_changes(storage: Storage, folder: str, manifest: Manifest) -> list[str]:
+    """Returns the differences between the recorded outputs of a finished stage and the files in its folder."""
+    now, differences = stage_outputs(storage, folder), []
+    for file, recorded in manifest.outputs.items():
+        if file not in now:
+            differences.append(f"its output {file} is missing")
+        elif now[file] != recorded:
+            differences.append(f"its output {file} has changed since the stage ended")
+    return differences
+
+
+def leaves_of(value: Any, name: str) -> dict[str, Any]:
+    """Returns the values inside nested dicts by dotted name, or {name: value}."""
+    if isinstance(value, dict):
+        return {leaf: item for key, inner in value.items() for leaf, item in leaves_of(inner, f"{name}.{key}").items()}
+    return {name: value}
 
 
 def fingerprint(value: Any) -> str:
