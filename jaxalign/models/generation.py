@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from jaxalign.models.adapters.lora import TRAINED, is_quantised
 from jaxalign.models.adapters.quantised import fitting
@@ -41,7 +40,9 @@ def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding | No
         }
     where = None if sharding is None else sharding.named(axes)
     if is_quantised(params):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_fitting(where, x.shape)), params)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where and fitting(where, x.shape)), params
+        )
     matrix = len(axes) - (axes[0] == "layers") >= 2
     dtype = compute_dtype if matrix and not trained else params.dtype
     return jax.ShapeDtypeStruct(params.shape, dtype, sharding=where)
@@ -73,10 +74,6 @@ def gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
 gathered.defvjp(
     lambda constrain, weight: (constrain(weight, (None, "vocab")), None), lambda constrain, _, gradient: (gradient,)
 )
-
-
-def _fitting(where: NamedSharding | None, shape: tuple[int, ...]) -> NamedSharding | None:
-    return None if where is None else NamedSharding(where.mesh, fitting(where, shape))
 
 
 def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:
