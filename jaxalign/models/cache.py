@@ -72,11 +72,7 @@ def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def stored(config: DecoderConfig, k_BxTxKxh: jax.Array, v_BxTxKxh: jax.Array) -> Cache:
     """Keys and values of one layer in the format of a cache without its first axis, one slot for each of the T tokens."""
-    k, v = k_BxTxKxh.transpose(0, 2, 1, 3), v_BxTxKxh.transpose(0, 2, 1, 3)
-    if config.stored_dtype != "int8":
-        return Cache(k.astype(config.stored_dtype).swapaxes(2, 3), v.astype(config.stored_dtype))
-    (k, key_scales), (v, value_scales) = quantise(k), quantise(v)
-    return Cache(k.swapaxes(2, 3), v, key_scales, value_scales)
+    return restored(config, Cache(k_BxTxKxh.transpose(0, 2, 3, 1), v_BxTxKxh.transpose(0, 2, 1, 3)))
 
 
 def restored(config: DecoderConfig, cache: Cache) -> Cache:

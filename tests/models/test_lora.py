@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import Lora, apart, frozen, join, merge, trained
+from jaxalign.models.adapters.lora import Lora, apart, join, merge, trained
 from jaxalign.models.model import Model
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 from tests import tiny
-from tests.adapters import TOKENS, adapted
+from tests.adapters import TOKENS, adapted, frozen
 from tests.rings import ring_of
 
 ALL = ("*",)

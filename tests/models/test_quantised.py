@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.models.adapters.lora import LINEAR, Lora, dense, frozen, is_quantised, join, merge, trained
+from jaxalign.models.adapters.lora import LINEAR, Lora, dense, is_quantised, join, merge, trained
 from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.architecture import Experts
 from tests import tiny
-from tests.adapters import TOKENS, adapted
+from tests.adapters import TOKENS, adapted, frozen
 
 LORA = Lora(3, 5.0, ("*",))
 # The NormalFloat table printed in the QLoRA paper (appendix E), to four digits.

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from jaxalign.config import Dpo
-from jaxalign.models.adapters.lora import LINEAR, Lora, frozen, merge, trained
+from jaxalign.models.adapters.lora import LINEAR, Lora, merge, trained
 from jaxalign.records import AnswerPairs
 from jaxalign.rl.state import PPOState, init_ppo_state
 from jaxalign.rl.update import ppo_update
@@ -26,7 +26,7 @@ from jaxalign.training.lm_step import lm_step
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
 from tests import tiny
-from tests.adapters import adapted
+from tests.adapters import adapted, frozen
 from tests.training.batches import PAIRS, ROWS
 
 LORA = Lora(rank=2, alpha=3.0, targets=("*",))
