@@ -68,16 +68,15 @@ def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> 
     if not directory.exists():
         raise UserError(f"there are no parameters at {directory}; the stage that writes them has not finished")
     with ocp.StandardCheckpointer() as checkpointer:
-        found, wanted = _shapes(checkpointer.metadata(directory).item_metadata.tree), _shapes(model.abstract())
-        for name in sorted(found.keys() | wanted.keys()):
-            there, expected = found.get(name, "missing"), wanted.get(name, "missing")
+        shapes = []
+        for tree in (checkpointer.metadata(directory).item_metadata.tree, model.abstract()):
+            leaves = jax.tree_util.tree_leaves_with_path(tree)
+            shapes.append({jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape) for path, x in leaves})
+        stored, wanted = shapes
+        for name in sorted(stored.keys() | wanted.keys()):
+            there, expected = stored.get(name, "missing"), wanted.get(name, "missing")
             if there != expected:
                 raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
                                 f"and {expected} in the config")
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
         return checkpointer.restore(directory, abstract)
-
-
-def _shapes(tree) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
