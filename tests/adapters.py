@@ -7,11 +7,16 @@ import dataclasses
 import jax
 import numpy as np
 
-from jaxalign.models.adapters.lora import LoraAdapters
+from jaxalign.models.adapters.lora import TRAINED, LoraAdapters
 from jaxalign.models.model import Model
 from tests import tiny
 
 TOKENS = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
+
+
+def frozen(params: dict) -> dict:
+    """The frozen part of an adapted model's parameters: the base without adapters."""
+    return {name: value for name, value in params.items() if name not in TRAINED}
 
 
 def adapted(lora: LoraAdapters, mesh=None, head: str = "lm", seed: int = 1) -> tuple[Model, dict]:

@@ -155,8 +155,8 @@ class DecoderConfig:
         turned = self.head_dim if self.rotary_dim is None else self.rotary_dim
         own_base = local and self.local_rope_base is not None
         base = self.local_rope_base if own_base else self.rope_base
-        found = base ** (-jnp.arange(0, turned, 2, dtype=jnp.float32) / turned)
-        return found if own_base or self.rope_scaling is None else _scaled(found, self.rope_scaling)
+        frequencies = base ** (-jnp.arange(0, turned, 2, dtype=jnp.float32) / turned)
+        return frequencies if own_base or self.rope_scaling is None else _scaled(frequencies, self.rope_scaling)
 
 
 def _scaled(frequency: jax.Array, scaling: RopeScaling) -> jax.Array:

@@ -13,6 +13,8 @@ import numpy as np
 from jaxalign.models.checkpoints.layout import Bounds, CheckpointLayout
 
 BLOCK_BYTES = 32 << 20
+_read = jax.jit(jax.lax.dynamic_slice, static_argnums=2)
+_write = jax.jit(jax.lax.dynamic_update_slice, donate_argnums=0)
 
 # Given bounds, yields the blocks within them as (start indices, values). Elements that no block covers are zero.
 Blocks = Callable[[Bounds], Iterable[tuple[tuple[int, ...], np.ndarray]]]
@@ -61,11 +63,6 @@ def _fill(shape, dtype: np.dtype, devices: list[jax.Device], blocks) -> list[jax
     return parts
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _write(whole: jax.Array, block: jax.Array, begin: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_slice(whole, block, [begin[axis] for axis in range(whole.ndim)])
-
-
 def fetch(leaf: jax.Array, bounds: Bounds) -> np.ndarray:
     """Copies the values within bounds to the host. If the array spans processes, all of them must make the same call."""
     sizes = tuple(stop - start for start, stop in bounds)
@@ -87,11 +84,6 @@ def fetch(leaf: jax.Array, bounds: Bounds) -> np.ndarray:
         host = np.empty(sizes, leaf.dtype) if host is None else host
         host[tuple(slice(start - a, stop - a) for (start, stop), (a, _) in zip(common, bounds, strict=True))] = part
     return host
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _read(part: jax.Array, begin: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
-    return jax.lax.dynamic_slice(part, [begin[axis] for axis in range(part.ndim)], sizes)
 
 
 @functools.lru_cache(maxsize=256)

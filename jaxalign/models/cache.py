@@ -8,6 +8,7 @@ Dimension letters: L layers, B rows, K key/value heads, h head dim, S slots, H q
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -57,8 +58,8 @@ def cache_shapes(config: DecoderConfig, rows: int, slots: int, layers: int | Non
     }
     shapes = [tuple(sizes[axis] for axis in axes) for axes in CACHE_AXES]
     dtypes = [config.stored_dtype] * 2 + ["float32"] * 2
-    made = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    return Cache(*made) if config.stored_dtype == "int8" else Cache(*made[:2])
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    return Cache(*arrays) if config.stored_dtype == "int8" else Cache(*arrays[:2])
 
 
 def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -71,11 +72,7 @@ def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def stored(config: DecoderConfig, k_BxTxKxh: jax.Array, v_BxTxKxh: jax.Array) -> Cache:
     """Keys and values of one layer in the format of a cache without its first axis, one slot for each of the T tokens."""
-    k, v = k_BxTxKxh.transpose(0, 2, 1, 3), v_BxTxKxh.transpose(0, 2, 1, 3)
-    if config.stored_dtype != "int8":
-        return Cache(k.astype(config.stored_dtype).swapaxes(2, 3), v.astype(config.stored_dtype))
-    (k, key_scales), (v, value_scales) = quantise(k), quantise(v)
-    return Cache(k.swapaxes(2, 3), v, key_scales, value_scales)
+    return restored(config, Cache(k_BxTxKxh.transpose(0, 2, 3, 1), v_BxTxKxh.transpose(0, 2, 1, 3)))
 
 
 def restored(config: DecoderConfig, cache: Cache) -> Cache:
@@ -102,10 +99,8 @@ def joined(before: Cache, count_G, after: Cache) -> Cache:
     def one(prefix, rest, axis: int):
         room = [(0, rest.shape[axis]) if a == axis else (0, 0) for a in range(prefix.ndim)]
         whole = jnp.repeat(jnp.pad(prefix, room), each, axis=ROW_AXIS)
-
-        def put(row, own, begin):  # Without the axis of rows, which precedes that of slots.
-            return jax.lax.dynamic_update_slice_in_dim(row, own, begin, axis - 1)
-
+        # Without the axis of rows, which precedes that of slots.
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
         return jax.vmap(put, (ROW_AXIS, ROW_AXIS, 0), ROW_AXIS)(whole, rest, jnp.repeat(count_G, each))
 
     return Cache(*(x if x is None else one(x, y, axis) for x, y, axis in zip(before, after, SLOT_AXES, strict=True)))
@@ -114,21 +109,17 @@ def joined(before: Cache, count_G, after: Cache) -> Cache:
 def write(cache: Cache, layer, slot, token: Cache) -> Cache:
     """Writes one token per row, in the format of `stored`, at the given layer and slot, and returns the new cache. layer
     None: the cache has no layer axis."""
-
-    def one(whole, part, axis: int):
-        begin = [0] * whole.ndim
-        if layer is None:
-            begin[axis - 1] = slot
-            return jax.lax.dynamic_update_slice(whole, part, begin)
-        begin[0], begin[axis] = layer, slot
-        return jax.lax.dynamic_update_slice(whole, part[None], begin)
-
-    return Cache(*(x if x is None else one(x, part, axis) for x, part, axis in zip(cache, token, SLOT_AXES, strict=True)))
-
-
-def ages(slots: int, slot) -> jax.Array:
-    """int32 [S]: how many steps ago each slot was written, if `slot` is written now."""
-    return (slot - jnp.arange(slots)) % slots
+    written = []
+    for whole, part, axis in zip(cache, token, SLOT_AXES, strict=True):
+        if whole is None:
+            written.append(None)
+        elif layer is None:
+            written.append(jax.lax.dynamic_update_slice_in_dim(whole, part, slot, axis - 1))
+        else:
+            begin = [0] * whole.ndim
+            begin[0], begin[axis] = layer, slot
+            written.append(jax.lax.dynamic_update_slice(whole, part[None], begin))
+    return Cache(*written)
 
 
 def by_tier(rows: Sequence[int], parts: int, x_Bx: jax.Array) -> list[jax.Array]:

@@ -45,13 +45,13 @@ def configured_decoder(config: schema.Config, vocab: int) -> tuple[DecoderConfig
     """
     section = config.model
     if section.source == "huggingface":
-        found = base_config(config, Path())
-        if found.head != "lm":
-            raise UserError(f"model.path is {section.path}, a {found.family.classifier}; a language model is expected")
+        pretrained = base_config(config, Path())
+        if pretrained.head != "lm":
+            raise UserError(f"model.path is {section.path}, a {pretrained.family.classifier}; a language model is expected")
         decoder = dataclasses.replace(
-            found.decoder, compute_dtype=section.compute_dtype, vocab_multiple=section.vocab_multiple
+            pretrained.decoder, compute_dtype=section.compute_dtype, vocab_multiple=section.vocab_multiple
         )
-        return with_choices(section, decoder), found.family
+        return with_choices(section, decoder), pretrained.family
     decoder = DecoderConfig(
         vocab, section.layers, section.embed, section.heads, section.kv_heads, section.head_dim, section.mlp,
         section.rope_base, section.norm_eps, section.tie_embeddings, section.compute_dtype, section.vocab_multiple,

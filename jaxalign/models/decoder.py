@@ -21,9 +21,9 @@ from jaxalign.models.adapters.lora import NO_ADAPTERS, Adapters
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention.dispatch import Attend
 from jaxalign.models.attention.plain import windowed
-from jaxalign.models.cache import ROW_AXIS, Cache, Tiers, ages, all_tiers, attend_cache, by_tier, stored, write
+from jaxalign.models.cache import ROW_AXIS, Cache, Tiers, all_tiers, attend_cache, by_tier, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
-from jaxalign.models.layers import KEPT, MLP, Attention, Norm, Turn, param, turn
+from jaxalign.models.layers import KEPT, MLP, Attention, Norm, Turn, keep, param, turn
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
 from jaxalign.parallel.sharding import Sharding
 
@@ -67,7 +67,7 @@ class Block(nnx.Module):
         own = adapters.part("attention")
         q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), by, own, sharding)
         heads, extra = attention(q, k, v)
-        attended = self.attention.merge(heads, own)
+        attended = keep(self.attention.project("out", heads, "btnh,nhd->btd", own))
         if config.sandwich_norms:
             attended = self.after_attention_norm(attended)
         after = sharding.constrain(x_BxTxD + attended, ("batch", "residual", "embed"))
@@ -182,7 +182,7 @@ class Decoder(nnx.Module):
         parts = sharding.batch_size
         rows = [caches[0].values.shape[ROW_AXIS if layers is None else 0] for caches in tiers]
         slots = [caches[0].values.shape[-2] for caches in tiers]
-        age_1xS = [ages(S, slot % S)[None] for S in slots]
+        age_1xS = [((slot % S - jnp.arange(S)) % S)[None] for S in slots]  # How many steps ago each slot was written.
         seen_BxS = [age <= own[:, None] for age, own in zip(age_1xS, by_tier(rows, parts, positions_B), strict=True)]
         turns = self._turns(positions_B[:, None])
 
@@ -191,15 +191,15 @@ class Decoder(nnx.Module):
             index, local, layer, own = indexed
 
             def attention(q, k, v):
-                made, heads = [], []
+                written, heads = [], []
                 qkv = zip(*(by_tier(rows, parts, x) for x in (q, k, v)), strict=True)
                 for cache, (q, k, v), S, age, seen in zip(caches, qkv, slots, age_1xS, seen_BxS, strict=True):
                     new = write(cache, index, slot % S, stored(self.config, k, v))
                     layer = new if index is None else jax.tree.map(lambda x: x[index], new)
                     mask = windowed(self.config, local, seen, lambda age=age: age)
                     heads.append(attend_cache(q, layer, mask, self.config.scale, self.config.attention_softcap))
-                    made.append(new)
-                return all_tiers(parts, heads), tuple(made)
+                    written.append(new)
+                return all_tiers(parts, heads), tuple(written)
 
             counted = jnp.ones((len(tokens_B), 1))
             own = Adapters(adapters.lora, own)
@@ -211,8 +211,8 @@ class Decoder(nnx.Module):
             numbered = jnp.arange(self.config.layers), self._local(), stacked, adapters.tree
             (x, caches), _ = jax.lax.scan(body, (x, tuple(cache for (cache,) in tiers)), numbered)
             return self.final_norm(x)[:, 0], tuple((cache,) for cache in caches)
-        made = []
+        written = []
         for layer, *own in zip(layers, *tiers, strict=True):
             (x, caches), _ = body((x, tuple(own)), (None, *layer))
-            made.append(caches)
-        return self.final_norm(x)[:, 0], tuple(zip(*made, strict=True))
+            written.append(caches)
+        return self.final_norm(x)[:, 0], tuple(zip(*written, strict=True))

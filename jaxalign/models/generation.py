@@ -40,10 +40,9 @@ def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding, tra
         }
     where = sharding.named(axes)
     if is_quantised(params):
-        def fitted(shape: tuple[int, ...]) -> NamedSharding:
-            return NamedSharding(where.mesh, fitting(where, shape))
-
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fitted(x.shape)), params)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fitting(where, x.shape)), params
+        )
     matrix = len(axes) - (axes[0] == "layers") >= 2
     dtype = compute_dtype if matrix and not trained else params.dtype
     return jax.ShapeDtypeStruct(params.shape, dtype, sharding=where)

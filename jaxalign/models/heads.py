@@ -34,15 +34,53 @@ def lm_logits(hidden, unembedding, cap: float | None = None) -> jax.Array:
     return softcap(jnp.einsum("...d,dv->...v", hidden, unembedding, preferred_element_type=jnp.float32), cap)
 
 
-class _Way(NamedTuple):
-    """How to compute the statistics: in `chunks` chunks, each with `size` positions of each of the `parts` of a row."""
+class PositionChunks(NamedTuple):
+    """Positions [B, T] in `chunks` chunks, each with `size` positions of each of the `parts` of a row."""
 
-    temperature: float
-    cap: float | None
     sharding: Sharding
+    T: int
     parts: int
     chunks: int
     size: int
+
+    def cut(self, x: jax.Array) -> jax.Array:
+        """[B, T, ...] to [chunks, B, parts * size, ...]: each chunk takes `size` positions from each of the parts of T."""
+        B, inner, rest = x.shape[0], x.shape[2:], (None,) * (x.ndim - 2)
+        x = jnp.pad(x, ((0, 0), (0, self.parts * self.chunks * self.size - self.T)) + ((0, 0),) * len(rest))
+        if self.parts > 1:
+            x = self.sharding.constrain(x, ("batch", "length", *rest))
+        x = jnp.moveaxis(x.reshape(B, self.parts, self.chunks, self.size, *inner), 2, 0)
+        x = x.reshape(self.chunks, B, self.parts * self.size, *inner)
+        return self.sharding.constrain(x, (None, "batch", "length", *rest)) if self.parts > 1 else x
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """The inverse of `cut`."""
+        B, inner = x.shape[1], x.shape[3:]
+        x = jnp.moveaxis(x.reshape(self.chunks, B, self.parts, self.size, *inner), 0, 2)
+        x = x.reshape(B, self.parts * self.chunks * self.size, *inner)
+        if self.parts > 1:
+            x = self.sharding.constrain(x, ("batch", "length", *(None,) * len(inner)))
+        return x[:, : self.T]
+
+
+def split_positions(T: int, most: int, sharding: Sharding, used) -> tuple[PositionChunks, int | jax.Array]:
+    """-> (the `PositionChunks` of T positions into chunks of at most `most` positions, but at least 1 per device; the number of chunks
+    that have to be computed). used: see `token_stats`."""
+    parts = context_size(sharding)
+    own = -(-T // parts)
+    size = max(1, min(own, most // parts))
+    if used is not None and parts == 1:
+        size = min(size, -(-own // USED_CHUNKS))
+    chunks = -(-own // size)
+    return PositionChunks(sharding, T, parts, chunks, size), chunks if used is None or parts > 1 else -(-used // size)
+
+
+class _Way(NamedTuple):
+    """How to compute the statistics."""
+
+    temperature: float
+    cap: float | None
+    split: PositionChunks
 
 
 def token_stats(
@@ -58,8 +96,9 @@ def token_stats(
     """
     chex.assert_shape(hidden, (*targets.shape, unembedding.shape[0]))
     chex.assert_type(targets, int)
-    way, count = _way(targets.shape, unembedding.shape[1], temperature, chunk_floats, cap, sharding, used)
-    return TokenStats(*_stats(way, hidden, unembedding.astype(hidden.dtype), targets, count))
+    B, T = targets.shape
+    split, count = split_positions(T, chunk_floats // max(1, B * unembedding.shape[1]), sharding, used)
+    return TokenStats(*_stats(_Way(temperature, cap, split), hidden, unembedding.astype(hidden.dtype), targets, count))
 
 
 def weighted_nll(
@@ -77,25 +116,10 @@ def weighted_nll(
     if hidden.dtype == jnp.float16:  # Its gradients must be computed after loss scaling, or they underflow.
         stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, sharding=sharding, used=used)
         return -jnp.sum(stats.logprobs * weights)
-    way, count = _way(targets.shape, unembedding.shape[1], 1.0, chunk_floats, cap, sharding, used)
-    return _nll(way, hidden, unembedding.astype(hidden.dtype), targets, jax.lax.stop_gradient(weights), count)
-
-
-def chunk_count(shape: tuple[int, int], V: int, chunk_floats: int, sharding: Sharding) -> int:
-    """The number of chunks for positions [B, T] with V logits each if `used` is given."""
-    return _way(shape, V, 1.0, chunk_floats, None, sharding, 0)[0].chunks
-
-
-def _way(shape: tuple[int, int], V: int, temperature: float, chunk_floats: int, cap, sharding: Sharding, used):
-    """-> (the `_Way`, the number of chunks to compute)."""
-    B, T = shape
-    parts = context_size(sharding)
-    own = -(-T // parts)
-    size = max(1, min(own, chunk_floats // max(1, B * V) // parts))
-    if used is not None and parts == 1:
-        size = min(size, -(-own // USED_CHUNKS))
-    way = _Way(temperature, cap, sharding, parts, -(-own // size), size)
-    return way, way.chunks if used is None or parts > 1 else -(-used // size)
+    B, T = targets.shape
+    split, count = split_positions(T, chunk_floats // max(1, B * unembedding.shape[1]), sharding, used)
+    weight, weights = unembedding.astype(hidden.dtype), jax.lax.stop_gradient(weights)
+    return _nll(_Way(1.0, cap, split), hidden, weight, targets, weights, count)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -104,17 +128,11 @@ def _stats(way: _Way, hidden, weight, targets, count):
     return _stats_forward(way, hidden, weight, targets, count)[0]
 
 
-def _scaled(way: _Way, hidden_BxCxD, weight):
-    return lm_logits(hidden_BxCxD, weight, way.cap) / way.temperature
-
-
 def _stats_forward(way: _Way, hidden, weight, targets, count):
-    T = targets.shape[1]
-    cut = functools.partial(_cut, way.sharding, way.parts, way.chunks, way.size)
-    chunks, wanted = cut(hidden), cut(targets)
+    chunks, wanted = way.split.cut(hidden), way.split.cut(targets)
 
-    def one(i, found):
-        raw = _scaled(way, chunks[i], weight)
+    def one(i, results):
+        raw = lm_logits(chunks[i], weight, way.cap) / way.temperature
         # Subtract the maximum first: a large common offset of the logits would cost precision in everything below.
         top = jnp.max(raw, axis=-1, keepdims=True)
         logits = raw - top
@@ -122,24 +140,22 @@ def _stats_forward(way: _Way, hidden, weight, targets, count):
         chosen = jnp.take_along_axis(logits, wanted[i][..., None], axis=-1)[..., 0]
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
         new = chosen - logz, entropy, top[..., 0] + logz
-        return tuple(x.at[i].set(y) for x, y in zip(found, new, strict=True))
+        return tuple(x.at[i].set(y) for x, y in zip(results, new, strict=True))
 
     logprobs, entropy, logz = jax.lax.fori_loop(0, count, one, (jnp.zeros(wanted.shape),) * 3)
-    join = functools.partial(_join, way.sharding, way.parts, way.chunks, way.size, T)
-    return (join(logprobs), join(entropy)), (hidden, weight, targets, count, entropy, logz)
+    return (way.split.join(logprobs), way.split.join(entropy)), (hidden, weight, targets, count, entropy, logz)
 
 
-def _stats_backward(way: _Way, saved, given):
+def _stats_backward(way: _Way, saved, cotangents):
     """With p = softmax(l) and H its entropy, d log p_y / d l_v = [v = y] - p_v and d H / d l_v = -p_v (log p_v + H)."""
     hidden, weight, targets, count, entropy, logz = saved
-    cut = functools.partial(_cut, way.sharding, way.parts, way.chunks, way.size)
-    chunks, wanted = cut(hidden), cut(targets)
-    for_logprobs, for_entropy = (None if isinstance(x, SymbolicZero) else cut(x) for x in given)
+    chunks, wanted = way.split.cut(hidden), way.split.cut(targets)
+    for_logprobs, for_entropy = (None if isinstance(x, SymbolicZero) else way.split.cut(x) for x in cotangents)
     dtype = hidden.dtype
 
-    def one(i, found):
-        hidden_gradient, weight_gradient = found
-        logits = _scaled(way, chunks[i], weight)
+    def one(i, gradients):
+        hidden_gradient, weight_gradient = gradients
+        logits = lm_logits(chunks[i], weight, way.cap) / way.temperature
         logp = logits - logz[i][..., None]
         p = jnp.exp(logp)
         gradient = jnp.zeros_like(p)
@@ -157,9 +173,7 @@ def _stats_backward(way: _Way, saved, given):
 
     start = jnp.zeros_like(chunks), _no_sum(way, len(targets), weight.shape)
     hidden_gradient, weight_gradient = jax.lax.fori_loop(0, count, one, start)
-    weight_gradient = _sum(way, weight_gradient)
-    hidden_gradient = _join(way.sharding, way.parts, way.chunks, way.size, targets.shape[1], hidden_gradient)
-    return hidden_gradient, weight_gradient.astype(dtype), None, None
+    return way.split.join(hidden_gradient), _sum(way, weight_gradient).astype(dtype), None, None
 
 
 _stats.defvjp(
@@ -174,13 +188,12 @@ def _nll(way: _Way, hidden, weight, targets, weights, count):
 
 
 def _nll_forward(way: _Way, hidden, weight, targets, weights, count):
-    cut = functools.partial(_cut, way.sharding, way.parts, way.chunks, way.size)
-    chunks, wanted, weighed = cut(hidden.value), cut(targets.value), cut(weights.value)
+    chunks, wanted, weighed = (way.split.cut(x.value) for x in (hidden, targets, weights))
     dtype, weight, trained = hidden.value.dtype, weight.value, weight.perturbed
 
-    def one(i, found):
-        loss, hidden_gradient, weight_gradient = found
-        raw = _scaled(way, chunks[i], weight)
+    def one(i, sums):
+        loss, hidden_gradient, weight_gradient = sums
+        raw = lm_logits(chunks[i], weight, way.cap) / way.temperature
         logits = raw - jnp.max(raw, axis=-1, keepdims=True)
         odds = jnp.exp(logits)
         total = jnp.sum(odds, axis=-1, keepdims=True)
@@ -197,8 +210,7 @@ def _nll_forward(way: _Way, hidden, weight, targets, weights, count):
 
     start = _no_sum(way, len(targets.value), weight.shape) if trained else None
     loss, of_hidden, of_weight = jax.lax.fori_loop(0, count.value, one, (jnp.float32(0), jnp.zeros_like(chunks), start))
-    of_hidden = _join(way.sharding, way.parts, way.chunks, way.size, targets.value.shape[1], of_hidden)
-    return loss, (of_hidden, _sum(way, of_weight).astype(dtype) if trained else None)
+    return loss, (way.split.join(of_hidden), _sum(way, of_weight).astype(dtype) if trained else None)
 
 
 def _nll_backward(way: _Way, kept, g):
@@ -213,22 +225,23 @@ _nll.defvjp(_nll_forward, _nll_backward, symbolic_zeros=True)
 def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
     """Zeros for the gradient sum of a weight of this shape [D, V], float32; `_add` adds to them. On a mesh [P, parts, D, V]:
     one partial sum for each split of the rows and of their length, so nothing is communicated until `_sum` adds them up."""
-    sharding = way.sharding
+    sharding = way.split.sharding
     if sharding.mesh.size == 1:
         return jnp.zeros(shape)
     ways = sharding.batch_size if B % sharding.batch_size == 0 else 1
-    return way.sharding.constrain(jnp.zeros((ways, way.parts, *shape)), _APART)
+    return way.split.sharding.constrain(jnp.zeros((ways, way.split.parts, *shape)), _APART)
 
 
 def _add(way: _Way, total: jax.Array, hidden_BxCxD, gradient_BxCxV) -> jax.Array:
     if total.ndim == 2:
         return total + jnp.einsum("bcd,bcv->dv", hidden_BxCxD, gradient_BxCxV, preferred_element_type=jnp.float32)
-    apart = [x.reshape(len(total), -1, way.parts, way.size, x.shape[-1]) for x in (hidden_BxCxD, gradient_BxCxV)]
-    return way.sharding.constrain(total + jnp.einsum("pbqcd,pbqcv->pqdv", *apart, preferred_element_type=jnp.float32), _APART)
+    split = way.split
+    apart = [x.reshape(len(total), -1, split.parts, split.size, x.shape[-1]) for x in (hidden_BxCxD, gradient_BxCxV)]
+    return split.sharding.constrain(total + jnp.einsum("pbqcd,pbqcv->pqdv", *apart, preferred_element_type=jnp.float32), _APART)
 
 
 def _sum(way: _Way, total: jax.Array) -> jax.Array:
-    return total if total.ndim == 2 else way.sharding.constrain(jnp.sum(total, axis=(0, 1)), ("embed", "vocab"))
+    return total if total.ndim == 2 else way.split.sharding.constrain(jnp.sum(total, axis=(0, 1)), ("embed", "vocab"))
 
 
 def token_kl(
@@ -257,44 +270,18 @@ def token_kl(
 def _in_chunks(fn: Callable, size: int, sharding: Sharding, used, *arrays):
     """Applies fn (arrays [B, T, ...] -> float32 [B, T]) to at most `size` positions at a time, but at least 1 per device;
     the backward pass recomputes each chunk."""
-    T = arrays[0].shape[1]
-    parts = context_size(sharding)
-    own = -(-T // parts)
-    size = max(1, min(own, size // parts))
-    if used is not None and parts == 1:
-        size = min(size, -(-own // USED_CHUNKS))
-    chunks, one = -(-own // size), jax.checkpoint(fn)
-    if parts * chunks == 1:
+    split, _ = split_positions(arrays[0].shape[1], size, sharding, used)
+    one = jax.checkpoint(fn)
+    if split.parts * split.chunks == 1:
         return one(*arrays)
 
     def step(i, x):
-        if used is None or parts > 1:
+        if used is None or split.parts > 1:
             return i + 1, one(*x)
-        return i + 1, jax.lax.cond(i * size < used, one, lambda *x: jnp.zeros(x[0].shape[:2]), *x)
+        return i + 1, jax.lax.cond(i * split.size < used, one, lambda *x: jnp.zeros(x[0].shape[:2]), *x)
 
-    given = tuple(_cut(sharding, parts, chunks, size, x) for x in arrays)
-    _, out = jax.lax.scan(step, jnp.int32(0), given)
-    return _join(sharding, parts, chunks, size, T, out)
-
-
-def _placed(sharding: Sharding, parts: int, x, axes):
-    return sharding.constrain(x, axes + (None,) * (x.ndim - len(axes))) if parts > 1 else x
-
-
-def _cut(sharding: Sharding, parts: int, chunks: int, size: int, x) -> jax.Array:
-    """[B, T, ...] to [chunks, B, parts * size, ...]: each chunk takes `size` positions from each of the parts of T."""
-    B, T = x.shape[:2]
-    padded = jnp.pad(x, ((0, 0), (0, parts * chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
-    padded = _placed(sharding, parts, padded, ("batch", "length")).reshape(B, parts, chunks, size, *x.shape[2:])
-    moved = jnp.moveaxis(padded, 2, 0).reshape(chunks, B, parts * size, *x.shape[2:])
-    return _placed(sharding, parts, moved, (None, "batch", "length"))
-
-
-def _join(sharding: Sharding, parts: int, chunks: int, size: int, T: int, x) -> jax.Array:
-    """The inverse of `_cut`."""
-    B = x.shape[1]
-    x = jnp.moveaxis(x.reshape(chunks, B, parts, size, *x.shape[3:]), 0, 2)
-    return _placed(sharding, parts, x.reshape(B, parts * chunks * size, *x.shape[4:]), ("batch", "length"))[:, :T]
+    _, out = jax.lax.scan(step, jnp.int32(0), tuple(split.cut(x) for x in arrays))
+    return split.join(out)
 
 
 def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:

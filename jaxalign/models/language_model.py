@@ -236,11 +236,11 @@ def load_model(
         raise UserError(f"{folder} is not a folder; give the folder of a model, or of a stage of a run")
     orbax = (folder / "params").is_dir()
     if is_stage(folder) or (orbax and not is_model(folder)):
-        found = _load_stage(folder, mesh, max_length, dtype, compute_dtype, style)
+        loaded = _load_stage(folder, mesh, max_length, dtype, compute_dtype, style)
         if lora is not None:
             raise UserError(f"lora is given, but {folder} is a stage of a run, which has the adapters of its config; save the "
                             "model and load it again to train new adapters on it")
-        return found
+        return loaded
     # The tables in an Orbax folder are already padded; others are padded to a multiple of the number of parts in the mesh.
     config = huggingface.read_config(folder, compute_dtype or "float32", 1 if orbax else mesh.tensor)
     if config.head != "lm":
@@ -253,8 +253,8 @@ def load_model(
     length = _length(folder, max_length, config.max_positions)
     dtype = dtype or huggingface.own_dtype(config.raw)
     params = load_params(folder / "params", model, dtype) if orbax else huggingface.load_params(folder, model, dtype)
-    found = LanguageModel(model, params, tokenizer, style, length, None, Origin(config.raw, folder))
-    return found if lora is None else _with_adapters(found, config.family, lora, seed)
+    loaded = LanguageModel(model, params, tokenizer, style, length, None, Origin(config.raw, folder))
+    return loaded if lora is None else _with_adapters(loaded, config.family, lora, seed)
 
 
 def _load_stage(
@@ -271,19 +271,19 @@ def _load_stage(
     return LanguageModel(model, params, base.tokenizer, style, length, frozen, Origin(base.fields, base.folder, base.files))
 
 
-def _with_adapters(found: LanguageModel, family: Family, lora: Lora, seed: int) -> LanguageModel:
+def _with_adapters(base: LanguageModel, family: Family, lora: Lora, seed: int) -> LanguageModel:
     """The model with frozen weights and adapters."""
     if not lora.rank and not lora.path:
         raise UserError("lora.rank is 0 and lora.path is empty, so nothing would be trained; set one of them")
-    model, frozen = adapted(lora, found.model, family), quantise(found.params, lora.base)
+    model, frozen = adapted(lora, base.model, family), quantise(base.params, lora.base)
     if lora.path:
-        _, params = load_adapters(lora.path, family, found.model)
+        _, params = load_adapters(lora.path, family, base.model)
         if "score" in params:
             raise UserError(f"lora.path is {lora.path!r}, a reward model's adapters (modules_to_save has 'score'); "
                             "give adapters of a language model")
     else:
         params = model.init_adapters(frozen, jax.random.key(seed))
-    return dataclasses.replace(found, model=model, params=params, frozen=frozen)
+    return dataclasses.replace(base, model=model, params=params, frozen=frozen)
 
 
 def _length(folder: Path, asked: int, positions: int | None) -> int:

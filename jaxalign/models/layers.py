@@ -84,15 +84,12 @@ def _linear_gradients(equation: str, kept, g):
     of_x = None if kernel is None else jnp.einsum(f"{out},{right}->{left}", g, kernel)
     if x is None:
         return of_x, None
-    into, made = ("".join(axis for axis in right if axis in of) for of in (left, out))
-
-    def width(names: str, array: jax.Array, axes: str) -> int:
-        return math.prod(array.shape[names.index(axis)] for axis in axes)
-
-    if width(left, x, into) <= width(out, g, made):
+    into, produced = ("".join(axis for axis in right if axis in axes) for axes in (left, out))
+    sizes = dict(zip(left, x.shape, strict=True)) | dict(zip(out, g.shape, strict=True))
+    if math.prod(sizes[axis] for axis in into) <= math.prod(sizes[axis] for axis in produced):
         return of_x, jnp.einsum(f"{left},{out}->{right}", x, g)
-    turned = jnp.einsum(f"{out},{left}->{made}{into}", g, x)
-    return of_x, turned.transpose([(made + into).index(axis) for axis in right])
+    turned = jnp.einsum(f"{out},{left}->{produced}{into}", g, x)
+    return of_x, turned.transpose([(produced + into).index(axis) for axis in right])
 
 
 linear.defvjp(_linear, _linear_gradients, symbolic_zeros=True)
@@ -112,10 +109,6 @@ def activate(name: str, x: jax.Array) -> jax.Array:
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:
     """A normally distributed parameter with its logical axes."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
-
-
-def _bias(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
-    return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
 
 
 class Norm(nnx.Module):
@@ -166,11 +159,11 @@ class Attention(Linear):
         self.value = param(rngs, (D, K, h), ("embed", "kv_heads", "head_dim"), D**-0.5)
         self.out = param(rngs, (H, h, D), ("heads", "head_dim", "embed"), (H * h) ** -0.5 / (2 * config.layers) ** 0.5)
         if config.qkv_bias:
-            self.query_bias = _bias((H, h), ("heads", "head_dim"))
-            self.key_bias = _bias((K, h), ("kv_heads", "head_dim"))
-            self.value_bias = _bias((K, h), ("kv_heads", "head_dim"))
+            self.query_bias = nnx.Param(jnp.zeros((H, h), jnp.float32), axes=("heads", "head_dim"))
+            self.key_bias = nnx.Param(jnp.zeros((K, h), jnp.float32), axes=("kv_heads", "head_dim"))
+            self.value_bias = nnx.Param(jnp.zeros((K, h), jnp.float32), axes=("kv_heads", "head_dim"))
         if config.out_bias:
-            self.out_bias = _bias((D,), ("norm",))
+            self.out_bias = nnx.Param(jnp.zeros((D,), jnp.float32), axes=("norm",))
         if config.head_norm:
             self.query_norm, self.key_norm = Norm(config, h), Norm(config, h)
 
@@ -183,9 +176,6 @@ class Attention(Linear):
         if self.config.head_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         return keep(rotate(q, by)), keep(rotate(k, by)), keep(v)
-
-    def merge(self, heads_BxTxHxh: jax.Array, adapters: Adapters) -> jax.Array:
-        return keep(self.project("out", heads_BxTxHxh, "btnh,nhd->btd", adapters))
 
 
 class MLP(Linear):
@@ -200,8 +190,9 @@ class MLP(Linear):
         self.down = param(rngs, (F, D), ("mlp", "embed"), F**-0.5 / (2 * config.layers) ** 0.5)
         if config.mlp_bias:
             if config.gated:
-                self.gate_bias = _bias((F,), ("mlp",))
-            self.up_bias, self.down_bias = _bias((F,), ("mlp",)), _bias((D,), ("norm",))
+                self.gate_bias = nnx.Param(jnp.zeros((F,), jnp.float32), axes=("mlp",))
+            self.up_bias = nnx.Param(jnp.zeros((F,), jnp.float32), axes=("mlp",))
+            self.down_bias = nnx.Param(jnp.zeros((D,), jnp.float32), axes=("norm",))
 
     def __call__(self, x_BxTxD: jax.Array, adapters: Adapters, sharding: Sharding) -> jax.Array:
         up = keep(self.project("up", x_BxTxD, "btd,df->btf", adapters))

@@ -23,7 +23,7 @@ from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes
 from jaxalign.models.decoder import Decoder, Output, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.generation import gathered
-from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logits, token_stats, weighted_nll
+from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, split_positions, token_stats, weighted_nll
 from jaxalign.parallel.sharding import Sharding, one_device
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
@@ -123,23 +123,21 @@ class Model:
         score = scale * jax.random.normal(key, (self.config.embed,), jnp.float32)
         return jax.device_put(score, self.sharding.replicated)
 
-    def _adapters(self, params: Params) -> Adapters:
-        return Adapters(self.lora, params.get("adapters", {}))
-
-    def _merge(self, params: Params) -> Decoder:
-        found, expected = jnp.shape(params["embedding"]), (self.config.table_rows, self.config.embed)
-        if found != expected:
+    def _merge(self, params: Params) -> tuple[Decoder, Adapters]:
+        """The decoder with these parameters, and its adapters."""
+        shape, expected = jnp.shape(params["embedding"]), (self.config.table_rows, self.config.embed)
+        if shape != expected:
             # For example a reference with a different vocabulary: gathers clip, so it would silently read the wrong rows.
-            raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: policy, reference "
+            raise ValueError(f"the parameters' embedding [V, D] is {shape}; this model's is {expected}: policy, reference "
                              "and critic must have the same tokenizer and the same width")
         head = self.head if self.lora is None else "lm"
         graph, state = _abstract(self.config, head)
         state = jax.tree.map(lambda x: x, state)
-        known = nnx.to_pure_dict(state)
+        known, adapters = nnx.to_pure_dict(state), Adapters(self.lora, params.get("adapters", {}))
         if self.lora is not None:
             params = {name: value for name, value in params.items() if name in known}
         nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(graph, state)
+        return nnx.merge(graph, state), adapters
 
     def on_device_of(self, params: Params) -> Model:
         """This model; if its mesh has one device, on the device to which the parameters are committed, if any."""
@@ -202,7 +200,8 @@ class Model:
         chex.assert_rank(tokens, 2)
         chex.assert_type(tokens, int)
         T = tokens.shape[1]
-        positions = default_positions(tokens) if positions is None else positions
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None, :], tokens.shape)
         chex.assert_equal_shape([tokens, positions, tokens if segment_ids is None else segment_ids])
         counted = jnp.ones(tokens.shape) if segment_ids is None else (segment_ids > 0).astype(jnp.float32)
         sharding = self.sharding
@@ -210,17 +209,17 @@ class Model:
         multiple = sharding.length_multiple
         if kind == "ring":
             multiple = math.lcm(multiple, length_multiple(context_size(sharding), T))
-        given, short = (tokens, Rows(positions, counted, segment_ids)), -T % multiple
+        inputs, short = (tokens, Rows(positions, counted, segment_ids)), -T % multiple
         if short:  # Causal: padding at the end changes nothing.
-            given = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, short))), given)
+            inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, short))), inputs)
         if kind == "ring":
-            given = jax.tree.map(functools.partial(deal, sharding), given)
-
-        def attention_of(rows: Rows):
-            return attention(kind, self.config, sharding, rows.positions.shape, rows.segment_ids)
-
+            inputs = jax.tree.map(functools.partial(deal, sharding), inputs)
         lean = kind == "plain" and self.config.experts is None  # A fused kernel saves what it needs, never the scores.
-        out = self._merge(params).hidden(*given, attention_of, sharding, keep_cache, self._adapters(params), lean)
+        decoder, adapters = self._merge(params)
+        out = decoder.hidden(
+            *inputs, lambda rows: attention(kind, self.config, sharding, rows.positions.shape, rows.segment_ids),
+            sharding, keep_cache, adapters, lean,
+        )
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
@@ -254,13 +253,14 @@ class Model:
         chex.assert_is_divisible(len(tokens), len(prefixes))
         # Exact keys and values: `cache_dtype` saves memory during sampling, and would change the hidden states.
         exact = dataclasses.replace(self, config=dataclasses.replace(self.config, cache_dtype="compute"))
-        past = self._by_axes(self.sharding.constrain, exact._run(params, prefixes, None, None, keep_cache=True).cache)
+        (past,) = self._constrain_caches([exact._run(params, prefixes, None, None, keep_cache=True).cache])
         T = tokens.shape[1]
         tokens = jnp.pad(tokens, ((0, 0), (0, -T % self.sharding.length_multiple)))
-        positions = default_positions(tokens) + jnp.repeat(counts, len(tokens) // len(prefixes))[:, None]
+        begins = jnp.repeat(counts, len(tokens) // len(prefixes))
+        positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] + begins[:, None]
         rows, attend = Rows(positions, jnp.ones(tokens.shape), None), continued_attention(self.config, counts)
-        merged, adapters = exact._merge(params), self._adapters(params)
-        out = merged.hidden(tokens, rows, lambda rows: attend, self.sharding, keep_cache, adapters, past=past)
+        decoder, adapters = exact._merge(params)
+        out = decoder.hidden(tokens, rows, lambda rows: attend, self.sharding, keep_cache, adapters, past=past)
         return past, out._replace(hidden=out.hidden[:, :T])
 
     def prefill(self, params: Params, tokens) -> tuple[jax.Array, Caches]:
@@ -293,12 +293,12 @@ class Model:
 
     def decoding(self, params: Params) -> Decoding:
         """`decode` for a loop: work that is needed only once is done before or after it."""
-        adapters, merged = self._adapters(params), self._merge(params)
-        layers = merged.layers_apart(adapters) if self.layered else None
+        decoder, adapters = self._merge(params)
+        layers = decoder.layers_apart(adapters) if self.layered else None
 
         def step(tokens, positions, tiers, slot):
             chex.assert_rank([tokens, positions], 1)
-            hidden, tiers = merged.decode(tokens, positions, tiers, slot, self.sharding, adapters, layers)
+            hidden, tiers = decoder.decode(tokens, positions, tiers, slot, self.sharding, adapters, layers)
             return hidden, tuple(self._constrain_caches(caches, skip=0 if layers is None else 1) for caches in tiers)
 
         if layers is None:
@@ -315,18 +315,20 @@ class Model:
 
     def abstract_cache(self, rows: int, slots: int) -> Caches:
         """ShapeDtypeStructs of a ring, with their shardings."""
-        shapes = self._by_axes(
-            lambda x, axes: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding.named(axes)),
-            cache_shapes(self.config, rows, slots, 1 if self.layered else None),
-        )
+        shapes = cache_shapes(self.config, rows, slots, 1 if self.layered else None)
+        shapes = Cache(*(
+            None if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding.named(axes))
+            for x, axes in zip(shapes, CACHE_AXES, strict=True)
+        ))
         return (shapes,) * (self.config.layers if self.layered else 1)
 
     def _constrain_caches(self, caches: Sequence[Cache], skip: int = 0) -> Caches:
-        return tuple(self._by_axes(lambda x, axes: self.sharding.constrain(x, axes[skip:]), cache) for cache in caches)
-
-    @staticmethod
-    def _by_axes(fn: Callable, cache: Cache) -> Cache:
-        return Cache(*(x if x is None else fn(x, axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))
+        """Constrains the sharding of caches that lack the first `skip` axes."""
+        constrained = []
+        for cache in caches:
+            leaves = zip(cache, CACHE_AXES, strict=True)
+            constrained.append(Cache(*(None if x is None else self.sharding.constrain(x, axes[skip:]) for x, axes in leaves)))
+        return tuple(constrained)
 
     def unembedding(self, params: Params) -> jax.Array:
         """The LM head's weight [D, V], without the padding of the vocabulary."""
@@ -361,7 +363,8 @@ class Model:
 
     def head_chunks(self, rows: int, length: int) -> int:
         """The maximum number of chunks in which `weighted_nll` computes [rows, length] positions if `used` is given."""
-        return chunk_count((rows, length), self.config.vocab, self.chunk_floats, self.sharding)
+        most = self.chunk_floats // max(1, rows * self.config.vocab)
+        return split_positions(length, most, self.sharding, 0)[0].chunks
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The LM head, float32 [..., V]: hidden [..., D] times `unembedding` in hidden's dtype, with the final soft cap."""
@@ -371,10 +374,6 @@ class Model:
         """The scalar head, float32 [...]: hidden [..., D] times `score` [D]."""
         weight = params["score"]
         return jnp.einsum("...d,d->...", hidden.astype(jnp.float32), weight.astype(jnp.float32))
-
-
-def default_positions(tokens: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :], tokens.shape)
 
 
 def scalar_from_lm(params: Params, scalar_params: Params) -> Params:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.checkpoints.huggingface import load_params, load_pretrained, read_config
-from jaxalign.models.checkpoints.layout import places, stored_shapes
+from jaxalign.models.checkpoints.huggingface import check_length, check_vocabulary, load_params, read_config
+from jaxalign.models.checkpoints.layout import places
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
@@ -164,8 +165,10 @@ def test_the_masks_and_tables_of_old_neox_files_are_not_unexpected(tmp_path):
     }
     folder = _write(tmp_path / "hf", config, {})
     model = Model(read_config(folder).decoder)
-    shapes = stored_shapes(places(read_config(folder).family, model))
-    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    tensors = {
+        place.name(number): np.ones(place.layout.stored_shape, np.float32)
+        for place in places(read_config(folder).family, model) for number in np.ndindex(place.stack)
+    }
     at = "gpt_neox.layers.0.attention."
     old = {f"{at}bias": np.ones((1, 1, 8, 8), np.uint8), f"{at}masked_bias": np.array(-1e9, np.float32)}
     old[f"{at}rotary_emb.inv_freq"] = np.ones(1, np.float32)
@@ -280,6 +283,16 @@ def _pretrained(tmp_path, tokenizer_file, **changes):
     return folder
 
 
+def load_pretrained(folder, max_length=0, compute_dtype="float32"):
+    """(model, parameters, tokenizer) of a folder, checked as a run does."""
+    config = read_config(folder, compute_dtype)
+    check_length(folder, config, max_length)
+    tokenizer = load_tokenizer(folder)
+    check_vocabulary(folder, config, tokenizer)
+    model = Model(config.decoder, config.head)
+    return model, load_params(folder, model), tokenizer
+
+
 def test_a_whole_folder_is_loaded(tmp_path, tokenizer_file):
     folder = _pretrained(tmp_path, tokenizer_file)
     model, params, tokenizer = load_pretrained(folder, max_length=64, compute_dtype="bfloat16")
@@ -311,14 +324,14 @@ def test_a_tokenizer_can_be_smaller_than_the_embedding_but_not_larger(tmp_path, 
         load_pretrained(folder)
     folder = _write(tmp_path / "padded", vocab_size=160)
     (folder / "tokenizer.model").write_bytes(tokenizer_file.read_bytes())
-    pretrained = load_pretrained(folder)
-    assert (pretrained.tokenizer.vocab_size, pretrained.model.config.vocab) == (130, 160)
+    model, _, tokenizer = load_pretrained(folder)
+    assert (tokenizer.vocab_size, model.config.vocab) == (130, 160)
 
 
 def test_an_eos_id_unknown_to_the_tokenizer_stops_sampling_as_well(tmp_path, tokenizer_file):
     folder = _pretrained(tmp_path, tokenizer_file, eos_token_id=[7, 2], bos_token_id=5)
-    found = load_pretrained(folder).tokenizer
-    assert (found.bos_id, found.eos_id, found.stop_ids) == (1, 2, (2, 7))
+    tokenizer = load_pretrained(folder)[2]
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.stop_ids) == (1, 2, (2, 7))
 
 
 @pytest.fixture(scope="module")

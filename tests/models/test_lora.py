@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import LoraAdapters, frozen, join, merge, strip_frozen, trained
+from jaxalign.models.adapters.lora import LoraAdapters, join, merge, strip_frozen, trained
 from jaxalign.models.model import Model
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import abstract_state, init_state
 from tests import tiny
-from tests.adapters import TOKENS, adapted
+from tests.adapters import TOKENS, adapted, frozen
 from tests.rings import ring_of
 
 ALL = ("*",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import chex
 import jax
@@ -10,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.models.adapters.lora import LINEAR, LoraAdapters, dense, frozen, is_quantised, join, merge, trained
-from jaxalign.models.adapters.quantised import quantise, stored_bytes
+from jaxalign.models.adapters.lora import LINEAR, LoraAdapters, dense, is_quantised, join, merge, trained
+from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.architecture import Experts
 from tests import tiny
-from tests.adapters import TOKENS, adapted
+from tests.adapters import TOKENS, adapted, frozen
 
 LORA = LoraAdapters(3, 5.0, ("*",))
 # The NormalFloat table printed in the QLoRA paper (appendix E), to four digits.
@@ -26,6 +27,12 @@ WIDE = dict(layers=2, embed=128, mlp=192, heads=2, kv_heads=2, head_dim=64)
 def kernels(params):
     for part, name in LINEAR:
         yield (part, name), params["blocks"][part][name]
+
+
+def stored_bytes(params) -> int:
+    """Bytes of a parameter tree on devices, with two four-bit numbers per byte."""
+    leaves = [(leaf.size, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(params)]
+    return sum(math.ceil(size / 2) if dtype in (jnp.uint4, jnp.int4) else size * dtype.itemsize for size, dtype in leaves)
 
 
 def wide():

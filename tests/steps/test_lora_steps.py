@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from jaxalign.config import DPOConfig
-from jaxalign.models.adapters.lora import LINEAR, LoraAdapters, frozen, merge, trained
+from jaxalign.models.adapters.lora import LINEAR, LoraAdapters, merge, trained
 from jaxalign.records import AnswerPairs
 from jaxalign.rl.state import PPOState, init_ppo_state
 from jaxalign.rl.update import ppo_update
@@ -26,7 +26,7 @@ from jaxalign.steps.lm_step import lm_step
 from jaxalign.steps.preference_step import preference_step
 from jaxalign.steps.state import init_state
 from tests import tiny
-from tests.adapters import adapted
+from tests.adapters import adapted, frozen
 from tests.steps.batches import PAIRS, ROWS
 
 LORA = LoraAdapters(rank=2, alpha=3.0, targets=("*",))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import math
 from typing import Any
 
@@ -63,11 +64,11 @@ class LoraAdapters:
         chosen = set()
         for pattern in self.targets:
             names = {key: (f"{key[0]}.{key[1]}", LINEAR[key][1]) for key in present}
-            found = {key for key, both in names.items() if any(fnmatch.fnmatchcase(name, pattern) for name in both)}
-            if not found:
+            matched = {key for key, both in names.items() if any(fnmatch.fnmatchcase(name, pattern) for name in both)}
+            if not matched:
                 raise UserError(f"config.lora.targets contains {pattern!r}, which matches no linear layer of this model; it "
                                 f"has {', '.join(names[key][0] for key in present)}")
-            chosen |= found
+            chosen |= matched
         return [key for key in present if key in chosen]
 
 
@@ -93,20 +94,16 @@ def trained(params: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if name in TRAINED}
 
 
-def frozen(params: dict[str, Any]) -> dict[str, Any]:
-    """The frozen part of an adapted model's parameters: the base without adapters."""
-    return {name: value for name, value in params.items() if name not in TRAINED}
-
-
-def adapter_axes(lora: LoraAdapters, axes: dict[str, Any]) -> dict[str, Any]:
-    """Logical axes of "adapters". axes: those of the base's "blocks", including the leading "layers"."""
+def adapter_axes(lora: LoraAdapters, axes: dict[str, Any], rank: str | int = "rank") -> dict[str, Any]:
+    """Logical axes of "adapters". axes: those of the base's "blocks", including the leading "layers". For shapes in place of
+    axes, with the number `rank`, the result is the adapters' shapes."""
     tree: dict[str, Any] = {}
     for part, name in lora.adapted(axes):
         layers, *inner = axes[part][name]
         count = LINEAR[part, name][0]
         place = tree.setdefault(part, {}).setdefault(name, {})
-        place["a"] = (layers, *inner[:count], "rank")
-        place["b"] = (layers, "rank", *inner[count:])
+        place["a"] = (layers, *inner[:count], rank)
+        place["b"] = (layers, rank, *inner[count:])
         if lora.dora:
             place["magnitude"] = (layers, *inner[count:])
     return tree
@@ -117,15 +114,11 @@ def adapter_shapes(lora: LoraAdapters, blocks: dict[str, Any]) -> dict[str, Any]
 
     blocks: shapes (anything with .shape) of the base's "blocks".
     """
-    tree: dict[str, Any] = {}
-    for part, name in lora.adapted(blocks):
-        L, *inner = blocks[part][name].shape
-        count = LINEAR[part, name][0]
-        shapes = {"a": (L, *inner[:count], lora.rank), "b": (L, lora.rank, *inner[count:])}
-        if lora.dora:
-            shapes["magnitude"] = (L, *inner[count:])
-        tree.setdefault(part, {})[name] = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in shapes.items()}
-    return tree
+    axes = jax.tree.map(lambda leaf: leaf.shape, blocks, is_leaf=is_quantised)
+    shapes = adapter_axes(lora, axes, lora.rank)
+    return jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), shapes, is_leaf=lambda node: isinstance(node, tuple)
+    )
 
 
 def init_adapters(lora: LoraAdapters, blocks: dict[str, Any], key: jax.Array) -> dict[str, Any]:
@@ -138,7 +131,9 @@ def init_adapters(lora: LoraAdapters, blocks: dict[str, Any], key: jax.Array) ->
         a = jax.random.uniform(jax.random.fold_in(key, number), place["a"].shape, jnp.float32, -bound, bound)
         fresh = {"a": a, "b": jnp.zeros(place["b"].shape, jnp.float32)}
         if lora.dora:
-            fresh["magnitude"] = _length(dense(kernel, jnp.float32), range(1, 1 + count))
+            fresh["magnitude"] = jnp.sqrt(
+                jnp.sum(jnp.square(dense(kernel, jnp.float32)), axis=tuple(range(1, 1 + count)))
+            )
         tree[part][name] = fresh
     return tree
 
@@ -155,10 +150,6 @@ def dense(kernel: Any, dtype) -> jax.Array:
     import qwix  # The import takes seconds, and few runs need it.
 
     return qwix.dequantize(kernel.astype(jnp.float32)).astype(dtype)
-
-
-def _length(kernel: jax.Array, axes) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=tuple(axes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +175,7 @@ class Adapters:
             return y
         adapted = dense(kernel, jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
         # The paper (section 4.3) treats the norm as a constant in the backward pass.
-        length = jax.lax.stop_gradient(_length(adapted, range(count)))
+        length = jax.lax.stop_gradient(jnp.sqrt(jnp.sum(jnp.square(adapted), axis=tuple(range(count)))))
         ratio = (own["magnitude"] / length).astype(y.dtype)
         return y * jnp.expand_dims(ratio, range(y.ndim - ratio.ndim))
 
@@ -198,14 +189,16 @@ def merge(lora: LoraAdapters, params: dict[str, Any]) -> dict[str, Any]:
     blocks = {part: dict(leaves) for part, leaves in params["blocks"].items()}
     for part, leaves in params["adapters"].items():
         for name, own in leaves.items():
-            kernel, count = blocks[part][name], LINEAR[part, name][0]
-            blocks[part][name] = jax.vmap(lambda k, o, n=count: _merged(lora, k, o, n))(kernel, own)
+            blocks[part][name] = jax.vmap(functools.partial(_merged, lora))(blocks[part][name], own)
     rest = {name: value for name, value in params.items() if name not in ("blocks", "adapters")}
     return jax.tree.map(lambda leaf: dense(leaf, leaf.dtype), {**rest, "blocks": blocks}, is_leaf=is_quantised)
 
 
-def _merged(lora: LoraAdapters, kernel: jax.Array, own: dict[str, jax.Array], count: int) -> jax.Array:
+def _merged(lora: LoraAdapters, kernel: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
+    """A layer's kernel [in..., out...] with its adapter."""
     merged = dense(kernel, jnp.float32) + lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
     if lora.dora:
-        merged = merged * jnp.expand_dims(own["magnitude"] / _length(merged, range(count)), range(count))
+        inputs = tuple(range(own["a"].ndim - 1))
+        length = jnp.sqrt(jnp.sum(jnp.square(merged), axis=inputs))
+        merged = merged * jnp.expand_dims(own["magnitude"] / length, inputs)
     return merged.astype(kernel.dtype)

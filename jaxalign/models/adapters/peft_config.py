@@ -17,11 +17,12 @@ import numpy as np
 from jaxalign.data.sources.jsonl import read_object
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LINEAR, LoraAdapters
+from jaxalign.models.checkpoints.safetensors import some
+from jaxalign.models.families.base import Fields
 from jaxalign.models.model import Model
 from jaxalign.registry.families import Family
 
 CONFIG = "adapter_config.json"
-_LISTED = 8  # The maximum number of names that an error message lists; it counts the rest.
 
 # Fields that do not affect the outputs of trained adapters.
 _HARMLESS = frozenset((
@@ -86,13 +87,13 @@ class Adapted:
 def linear_modules(family: Family, model: Model) -> dict[str, tuple[AdaptedLinear, ...]]:
     """Every module of a block that can have adapters, in the order of the family's weights."""
     blocks = model.base.abstract()["blocks"]
-    found: dict[str, list] = collections.defaultdict(list)
+    stored: dict[str, list] = collections.defaultdict(list)
     for weight in family.load("weights")(model.config):
         key = weight.path[1:]
         if weight.path[0] == "blocks" and key in LINEAR and "{expert}" not in weight.stored:
-            found[weight.stored.removesuffix(".weight")].append((key, weight))
+            stored[weight.stored.removesuffix(".weight")].append((key, weight))
     modules = {}
-    for module, entries in found.items():
+    for module, entries in stored.items():
         parts = []
         for (part, name), weight in entries:
             outputs = re.match(r"\(([^)]*)\)|(\S+)", weight.layout)
@@ -113,16 +114,22 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
       UserError: the file is missing or malformed, or has an unsupported field (the error gives its name and value).
     """
     path = pathlib.Path(folder).expanduser() / CONFIG
-    raw = _read(path)
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; a PEFT folder has {CONFIG} and adapter_model.safetensors")
+    raw = read_object(path)
     _refuse(path, raw)
     modules = linear_modules(family, model)
     chosen = _chosen(path, raw, modules, model.config.layers)
-    rank, alpha = _number(path, raw, "r", int), _number(path, raw, "lora_alpha", float)
-    flags = {name: _flag(path, raw, name) for name in ("use_rslora", "use_dora")}
+    fields = Fields(path, {"r": 8, "lora_alpha": 8} | raw)  # PEFT's defaults.
+    rank, alpha = fields.integer("r"), fields.real("lora_alpha")
+    flags = {name: raw.get(name) or False for name in ("use_rslora", "use_dora")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{path}: {name} is {value!r}; true or false is expected")
     targets = tuple(f"{line.part}.{line.name}" for module in chosen for line in modules[module])
     lora = LoraAdapters(rank, alpha, targets, flags["use_rslora"], flags["use_dora"])
     ranks = {module: _effective(path, raw, "rank_pattern", module, rank, model.config.layers) for module in chosen}
-    whole = {found for module, found in ranks.items() if len(modules[module]) == 1}
+    whole = {own_rank for module, own_rank in ranks.items() if len(modules[module]) == 1}
     if len(whole) == 1 and rank not in whole:  # rank_pattern overrides r everywhere.
         rank = whole.pop()
         lora = dataclasses.replace(lora, rank=rank)
@@ -143,12 +150,6 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
     saved = raw.get("modules_to_save") or []
     name = raw.get("base_model_name_or_path")
     return Adapted(lora, {m: modules[m] for m in chosen}, ranks, "score" in saved, name or None)
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; a PEFT folder has {CONFIG} and adapter_model.safetensors")
-    return read_object(path)
 
 
 def _refuse(path: pathlib.Path, raw: dict[str, Any]) -> None:
@@ -174,7 +175,8 @@ def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int)
     or does not match a module in all layers."""
     targets, without = raw.get("target_modules"), raw.get("exclude_modules")
     for name, value in (("target_modules", targets), ("exclude_modules", without)):
-        if value is not None and not isinstance(value, str) and not _names(value):
+        is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+        if value is not None and not isinstance(value, str) and not is_list:
             raise UserError(f"{path}: {name} is {value!r}; a list of names or a pattern is expected")
     names = {module: [module.format(layer=i) for i in range(layers)] for module in modules}
     everything = [name for both in names.values() for name in both]
@@ -186,7 +188,7 @@ def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int)
     chosen = []
     for module, both in names.items():
         hit = [targets == "all-linear" or _matches(path, targets, name) for name in both]
-        hit = [found and not (without and _matches(path, without, name)) for found, name in zip(hit, both, strict=True)]
+        hit = [h and not (without and _matches(path, without, name)) for h, name in zip(hit, both, strict=True)]
         if any(hit) and not all(hit):
             raise UserError(f"{path}: target_modules matches {module.format(layer=hit.index(True))} but not "
                             f"{module.format(layer=hit.index(False))}; adapters in all layers are expected")
@@ -194,10 +196,6 @@ def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int)
     if not chosen:
         raise UserError(f"{path}: target_modules is {targets!r}, which matches no linear layer of this model")
     return chosen
-
-
-def _names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
 def _matches(path: pathlib.Path, targets: list[str] | str | None, name: str) -> bool:
@@ -218,31 +216,12 @@ def _effective(path: pathlib.Path, raw: dict[str, Any], field: str, module: str,
     patterns = raw.get(field) or {}
     if not isinstance(patterns, dict):
         raise UserError(f"{path}: {field} is {patterns!r}; an object is expected")
-    found = set()
+    values, fields = set(), Fields(path, patterns)
+    read = fields.integer if field == "rank_pattern" else fields.real
     for layer in range(layers):
         name = module.format(layer=layer)
         key = next((key for key in patterns if _full_match(path, rf"(.*\.)?({key})", name)), None)
-        found.add(usual if key is None else _number(path, patterns, key, int if field == "rank_pattern" else float))
-    if len(found) > 1:
+        values.add(usual if key is None else read(key))
+    if len(values) > 1:
         raise UserError(f"{path}: {field} differs between the layers of {module}; one value for all layers is expected")
-    return found.pop()
-
-
-def _number(path: pathlib.Path, raw: dict[str, Any], name: str, kind: type):
-    value = raw.get(name, 8)  # PEFT's default for both the rank and alpha.
-    allowed = (int, float) if kind is float else int
-    if isinstance(value, bool) or not isinstance(value, allowed) or value <= 0:
-        raise UserError(f"{path}: {name} is {value!r}; a positive {kind.__name__} is expected")
-    return kind(value)
-
-
-def _flag(path: pathlib.Path, raw: dict[str, Any], name: str) -> bool:
-    value = raw.get(name) or False
-    if not isinstance(value, bool):
-        raise UserError(f"{path}: {name} is {value!r}; true or false is expected")
-    return value
-
-
-def some(items: list[str]) -> str:
-    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
-    return ", ".join(items[:_LISTED]) + more
+    return values.pop()

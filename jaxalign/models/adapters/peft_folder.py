@@ -22,8 +22,9 @@ from safetensors.numpy import save_file
 
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LoraAdapters
-from jaxalign.models.adapters.peft_config import CONFIG, Adapted, AdaptedLinear, linear_modules, read_adapted, some
+from jaxalign.models.adapters.peft_config import CONFIG, Adapted, AdaptedLinear, linear_modules, read_adapted
 from jaxalign.models.checkpoints.export import check_target, whole_folder
+from jaxalign.models.checkpoints.safetensors import FLOATS, some
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.registry.families import Family
@@ -32,7 +33,6 @@ WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _SCORE = f"{_PREFIX}score.weight"
 _A, _B, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
-_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tuple[LoraAdapters, Params]:
@@ -109,16 +109,16 @@ def _read(folder: pathlib.Path, expected: dict[str, tuple[int, ...]]) -> dict[st
     return tensors
 
 
-def _check(path: pathlib.Path, names: set[str], expected: dict, found: dict) -> None:
+def _check(path: pathlib.Path, names: set[str], expected: dict, stored: dict) -> None:
     problems = []
     if missing := sorted(set(expected) - names):
         problems.append(f"weights are missing: {some(missing)}")
     if extra := sorted(names - set(expected)):
         problems.append(f"weights are unexpected according to {CONFIG}: {some(extra)}")
-    if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, (s, _) in found.items() if s != expected[n]]:
+    if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, (s, _) in stored.items() if s != expected[n]]:
         problems.append(f"shapes do not fit the model: {some(wrong)}")
-    if odd := [f"{name} is {dtype}" for name, (_, dtype) in found.items() if dtype not in _FLOATS]:
-        problems.append(f"weights are not in one of {', '.join(_FLOATS)}: {some(odd)}")
+    if odd := [f"{name} is {dtype}" for name, (_, dtype) in stored.items() if dtype not in FLOATS]:
+        problems.append(f"weights are not in one of {', '.join(FLOATS)}: {some(odd)}")
     if problems:
         raise UserError(f"{path} does not contain the expected adapters: {'; '.join(problems)}")
 
@@ -149,31 +149,31 @@ def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.n
     """-> (the weights to store, the rank of each module for adapter_config.json)."""
     tensors, ranks = {}, {}
     for module, lines in linear_modules(family, model).items():
-        found = [tree["adapters"].get(line.part, {}).get(line.name) for line in lines]
-        if not any(found):
+        adapters = [tree["adapters"].get(line.part, {}).get(line.name) for line in lines]
+        if not any(adapters):
             continue
-        if model.lora.dora and not all(found):
+        if model.lora.dora and not all(adapters):
             raise UserError(f"DoRA adapts only a part of {module}, which PEFT cannot express; adapt all of "
                             f"{', '.join(f'{line.part}.{line.name}' for line in lines)}, or none")
-        shared = all(found) and all(np.array_equal(own["a"], found[0]["a"]) for own in found)
+        shared = all(adapters) and all(np.array_equal(own["a"], adapters[0]["a"]) for own in adapters)
         ranks[module] = model.lora.rank * (1 if shared else len(lines))
         for layer in range(model.config.layers):
             name = _PREFIX + module.format(layer=layer)
-            A, B = _module(lines, [None if own is None else (own["a"][layer], own["b"][layer]) for own in found],
+            A, B = _module(lines, [None if own is None else (own["a"][layer], own["b"][layer]) for own in adapters],
                            model.lora.rank, shared)
             tensors |= {name + _A: A, name + _B: B}
             if model.lora.dora:
-                tensors[name + _MAGNITUDE] = lines[0].fuse([own["magnitude"][layer] for own in found])
+                tensors[name + _MAGNITUDE] = lines[0].fuse([own["magnitude"][layer] for own in adapters])
     if "score" in tree:
         tensors[_SCORE] = tree["score"][None]
     return {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}, ranks
 
 
-def _module(lines: tuple[AdaptedLinear, ...], found: list, rank: int, shared: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A and B of a module in one layer. found: (a, b) of each of its kernels, None for a kernel without an adapter."""
+def _module(lines: tuple[AdaptedLinear, ...], adapters: list, rank: int, shared: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A and B of a module in one layer. adapters: (a, b) of each of its kernels, None for a kernel without an adapter."""
     width = rank if shared else rank * len(lines)
     A, parts = np.zeros((width, int(np.prod(lines[0].inputs))), np.float32), []
-    for line, own in zip(lines, found, strict=True):
+    for line, own in zip(lines, adapters, strict=True):
         part = np.zeros((*line.outputs, width), np.float32)
         if own is not None:
             mine = slice(0, rank) if shared else slice(line.pick * rank, (line.pick + 1) * rank)

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.models.adapters.lora import LINEAR
@@ -29,11 +28,11 @@ def quantise(params: dict[str, Any], kind: str) -> dict[str, Any]:
         return params
 
     def convert(path: tuple, leaf: jax.Array):
-        found = _converted(path, leaf, kind)
-        if found is not leaf and isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            jax.block_until_ready(found)
+        converted = _converted(path, leaf, kind)
+        if converted is not leaf and isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            jax.block_until_ready(converted)
             leaf.delete()
-        return found
+        return converted
 
     return _map(convert, params, ())
 
@@ -44,15 +43,13 @@ def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
         return params
 
     def convert(path: tuple, leaf: jax.ShapeDtypeStruct):
-        found = jax.eval_shape(lambda x: _converted(path, x, kind), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-        if not isinstance(leaf.sharding, NamedSharding):
-            return found
-
-        def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            where = NamedSharding(leaf.sharding.mesh, fitting(leaf.sharding, x.shape))
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-
-        return jax.tree.map(placed, found)
+        shapes = jax.eval_shape(lambda x: _converted(path, x, kind), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        where = leaf.sharding
+        if not isinstance(where, NamedSharding):
+            return shapes
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fitting(where, x.shape)), shapes
+        )
 
     return _map(convert, params, ())
 
@@ -60,7 +57,7 @@ def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
 def _converted(path: tuple, leaf: jax.Array, kind: str):
     """One weight of a base converted to `kind`; the same object if `kind` does not affect it."""
     if kind != "bfloat16" and path[0] == "blocks" and path[1:] in LINEAR and "router" not in path:
-        return _quantised(leaf, kind, *_axes(path, leaf.ndim))
+        return _quantised(path, leaf, kind)
     if path[0] in _TABLES or (path[0] == "blocks" and path[1:] in LINEAR):
         return jax.jit(lambda x: x.astype(jnp.bfloat16))(leaf)
     return leaf
@@ -72,22 +69,18 @@ def _map(convert, tree, path: tuple):
     return {name: _map(convert, value, (*path, name)) for name, value in tree.items()}
 
 
-def _axes(path: tuple, ndim: int) -> tuple[tuple[int, ...], int]:
-    """-> (a kernel's input axes, the last of them). The axes of layers, and of experts if any, precede them."""
-    count = LINEAR[path[1:]][0]
-    # The kernel of experts, [L, E, in, out], has one axis more than that of an MLP.
-    first = 2 if path[1] == "mlp" and ndim == 4 else 1
-    return tuple(range(first, first + count)), first + count - 1
-
-
-def _quantised(kernel: jax.Array, kind: str, inputs: tuple[int, ...], last: int):
+def _quantised(path: tuple, kernel: jax.Array, kind: str):
     import qwix
 
+    # The axes of layers, and of experts if any, precede the input axes: the kernel of experts, [L, E, in, out], has one axis
+    # more than that of an MLP.
+    first = 2 if path[1] == "mlp" and kernel.ndim == 4 else 1
+    inputs = range(first, first + LINEAR[path[1:]][0])
     if kind == "int8":
         channels, tiles = tuple(axis for axis in range(kernel.ndim) if axis not in inputs), {}
     else:
-        channels = tuple(axis for axis in range(kernel.ndim) if axis != last)
-        tiles = {last: math.gcd(BLOCK, kernel.shape[last])}
+        channels = tuple(axis for axis in range(kernel.ndim) if axis != inputs[-1])
+        tiles = {inputs[-1]: math.gcd(BLOCK, kernel.shape[inputs[-1]])}
     qtype = jnp.int8 if kind == "int8" else "nf4"
 
     def compute(x: jax.Array):
@@ -96,25 +89,16 @@ def _quantised(kernel: jax.Array, kind: str, inputs: tuple[int, ...], last: int)
     here = getattr(kernel, "sharding", None)
     if not isinstance(here, NamedSharding):
         return jax.jit(compute)(kernel)
-    where = jax.tree.map(lambda x: NamedSharding(here.mesh, fitting(here, x.shape)), jax.eval_shape(compute, kernel))
+    where = jax.tree.map(lambda x: fitting(here, x.shape), jax.eval_shape(compute, kernel))
     return jax.jit(compute, out_shardings=where)(kernel)
 
 
-def fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> PartitionSpec:
-    """The kernel's PartitionSpec, without axes of `shape` that it does not divide: scales have smaller axes than weights."""
+def fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """The kernel's sharding, without axes of `shape` that it does not divide: scales have smaller axes than weights."""
     entries = []
     for axis, size in enumerate(shape):
         names = sharding.spec[axis] if axis < len(sharding.spec) else None
         names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
         parts = math.prod(sharding.mesh.shape[name] for name in names)
         entries.append(names if names and size % parts == 0 else None)
-    return PartitionSpec(*entries)
-
-
-def stored_bytes(params: Any) -> int:
-    """Bytes of a parameter tree on devices, with two four-bit numbers per byte."""
-    return sum(math.ceil(np.prod(leaf.shape) * _bits(leaf.dtype) / 8) for leaf in jax.tree.leaves(params))
-
-
-def _bits(dtype) -> int:
-    return 4 if dtype in (jnp.uint4, jnp.int4) else np.dtype(dtype).itemsize * 8
+    return NamedSharding(sharding.mesh, PartitionSpec(*entries))

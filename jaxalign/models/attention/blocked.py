@@ -80,28 +80,24 @@ def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
     The tokens of a document, including its branches, must be contiguous; segment 0 is padding.
     """
     documents, T = segment_ids % STEM, segment_ids.shape[1]
-
-    def too_narrow(band: int) -> jax.Array:
+    way = 0
+    for band in bands:  # Add one for each band that is too narrow: a document begins before it.
         starts = jnp.arange((band + 1) * BLOCK, T, BLOCK)
         here = documents[:, starts]
-        return jnp.any((documents[:, starts - (band * BLOCK + 1)] == here) & (here > 0))
-
-    return sum(too_narrow(band).astype(jnp.int32) for band in bands)
+        way = way + jnp.any((documents[:, starts - (band * BLOCK + 1)] == here) & (here > 0)).astype(jnp.int32)
+    return way
 
 
 class _Cut(NamedTuple):
-    """Queries [start, end) of the rows in blocks of C. The first block sees keys [low, high); each following block sees a range
-    of the same size, C later. Keys before the start of a row and queries after its end are padding."""
+    """Queries [start, end) of the rows in N blocks of C. The first block sees keys [low, high); each following block sees a
+    range of the same size, C later. Keys before the start of a row and queries after its end are padding."""
 
     start: int
     end: int
     low: int
     high: int
     C: int
-
-    @property
-    def N(self) -> int:
-        return -(-(self.end - self.start) // self.C)
+    N: int
 
     def queries(self, x_BxTxHxd: jax.Array, K: int) -> jax.Array:
         """[B, K, N, M, d]"""
@@ -151,18 +147,6 @@ class _Cut(NamedTuple):
         own = self.queries(ids.swapaxes(1, 2), 1)[:, 0]
         return seen & same_text(own, self.keys(ids)[:, 0, :, None, :, 0])
 
-    def hide(self, how: Blocked, rows: BlockRows, scores_BxKxNxMxS: jax.Array) -> jax.Array:
-        B, K, N, M, S = scores_BxKxNxMxS.shape
-        seen = self.seen(how, rows)[:, None, :, None]
-        seen = jnp.broadcast_to(seen, (len(seen), 1, N, M // self.C, self.C, S)).reshape(len(seen), 1, N, M, S)
-        return jnp.where(seen, scores_BxKxNxMxS, NEGATIVE)
-
-
-def _cuts(how: Blocked, band: int | None) -> list[_Cut]:
-    if band is not None:
-        return [_Cut(0, how.T, -band * BLOCK, BLOCK, BLOCK)]
-    return [_Cut(start, end, 0, end, end - start) for start, end in how.spans]
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(how: Blocked, q, k, v, rows: BlockRows):
@@ -171,7 +155,9 @@ def _attend(how: Blocked, q, k, v, rows: BlockRows):
 
 def _choose(how: Blocked, compute: Callable, rows: BlockRows, *arrays):
     """`compute` with the split into blocks that `rows.way` selects."""
-    ways = [functools.partial(compute, how, _cuts(how, band)) for band in (*how.bands, None)]
+    splits = [[_Cut(0, how.T, -band * BLOCK, BLOCK, BLOCK, -(-how.T // BLOCK))] for band in how.bands]
+    splits.append([_Cut(start, end, 0, end, end - start, 1) for start, end in how.spans])
+    ways = [functools.partial(compute, how, cuts) for cuts in splits]
     return ways[0](rows, *arrays) if rows.way is None else jax.lax.switch(rows.way, ways, rows, *arrays)
 
 
@@ -182,21 +168,24 @@ def _scores(how: Blocked, cut: _Cut, rows: BlockRows, q, k):
     if how.cap is not None:
         bent = jnp.tanh(s / how.cap)
         s, slope = how.cap * bent, 1 - jnp.square(bent)
-    return cut.hide(how, rows, s), slope
+    B, K, N, M, S = s.shape
+    seen = cut.seen(how, rows)[:, None, :, None]
+    seen = jnp.broadcast_to(seen, (len(seen), 1, N, M // cut.C, cut.C, S)).reshape(len(seen), 1, N, M, S)
+    return jnp.where(seen, s, NEGATIVE), slope
 
 
 def _forward(how: Blocked, cuts: list[_Cut], rows: BlockRows, q, k, v):
     """The output [B, T, H, h] and the log-sum-exp of each softmax, float32 [B, T, H, 1]."""
     K, (k, v) = k.shape[2], (x.swapaxes(1, 2) for x in (k, v))
-    made = []
+    outputs = []
     for cut in cuts:
         s, _ = _scores(how, cut, rows, cut.queries(q, K), cut.keys(k))
         most = jnp.max(s, axis=-1, keepdims=True)
         p = jnp.exp(s - most)
         total = jnp.sum(p, axis=-1, keepdims=True)
         out = jnp.einsum("bknms,bknsh->bknmh", p.astype(v.dtype), cut.keys(v), preferred_element_type=jnp.float32) / total
-        made.append((cut.rows(out.astype(v.dtype)), cut.rows(most + jnp.log(total))))
-    return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*made, strict=True))
+        outputs.append((cut.rows(out.astype(v.dtype)), cut.rows(most + jnp.log(total))))
+    return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*outputs, strict=True))
 
 
 def _kept(how: Blocked, q, k, v, rows: BlockRows):

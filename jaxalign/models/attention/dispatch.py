@@ -76,9 +76,10 @@ def attention(
 ) -> Attend:
     """Attention of this kind over rows of this shape [B, T] with these segments, int32 [B, T] (None: each row is one segment).
     Whatever all layers share is computed here, once. For "ring", the rows must be distributed by `zigzag.deal`."""
-    if kind == "plain" and context_size(sharding) == 1:
-        return _checked(blocked_attention(config, shape, segment_ids, sharding.mesh.size > 1))
-    if kind == "ring":
+    blocked = kind == "plain" and context_size(sharding) == 1  # Marks by itself the results to keep.
+    if blocked:
+        attend = blocked_attention(config, shape, segment_ids, sharding.mesh.size > 1)
+    elif kind == "ring":
         attend = ring_attention(config, sharding, segment_ids)
     elif kind == "splash":
         attend = splash_attention(config, sharding, segment_ids)
@@ -86,17 +87,13 @@ def attention(
         attend = cudnn_attention(config, segment_ids)
     else:
         attend = plain_attention(config, shape, segment_ids)
-    return _checked(lambda q, k, v, local: keep(attend(q, k, v, local)))
-
-
-def _checked(attend: Attend) -> Attend:
-    """`attend` for q [B, T, H, h] and k, v [B, T, K, h], where K divides H."""
 
     def checked(q, k, v, local):
         chex.assert_rank([q, k, v], 4)
         chex.assert_equal_shape([k, v])
         chex.assert_equal_shape([q, k], dims=(0, 1, 3))
         chex.assert_is_divisible(q.shape[2], k.shape[2])
-        return attend(q, k, v, local)
+        heads = attend(q, k, v, local)
+        return heads if blocked else keep(heads)
 
     return checked

@@ -64,28 +64,21 @@ def _splash(window: int | None, scale: float, cap: float | None, interpret: bool
     """Attention for one device's rows and heads. The kernel takes one row, [H, T, h], and queries that are already scaled."""
     T, H = q.shape[1], q.shape[2]
     padded = -(-T // LANES) * LANES
-
-    def pad(x):
-        return jnp.pad(x, ((0, 0), (0, padded - T)) + ((0, 0),) * (x.ndim - 2))
-
-    def rows(x):
-        return pad(x).swapaxes(1, 2)
-
+    size = next(size for size in range(LARGEST_BLOCK, 0, -LANES) if padded % size == 0)
     whole = splash.CausalMask((padded, padded))
     mask = whole if window is None else splash.LocalMask((padded, padded), (window - 1, 0), 0)
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([mask] * H), block_sizes=_blocks(padded), head_shards=1, q_seq_shards=1,
+        splash.MultiHeadMask([mask] * H), block_sizes=splash.BlockSizes(*[size] * 8), head_shards=1, q_seq_shards=1,
         attn_logits_soft_cap=cap, interpret=interpret,
     )
-    segments = None if segment_ids is None else splash.SegmentIds(pad(segment_ids), pad(segment_ids))
+    segments = None
+    if segment_ids is not None:
+        padded_ids = jnp.pad(segment_ids, ((0, 0), (0, padded - T)))
+        segments = splash.SegmentIds(padded_ids, padded_ids)
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
-    out = jax.vmap(kernel)(rows(scaled), rows(k), rows(v), segments)
+    q, k, v = (jnp.pad(x, ((0, 0), (0, padded - T), (0, 0), (0, 0))).swapaxes(1, 2) for x in (scaled, k, v))
+    out = jax.vmap(kernel)(q, k, v, segments)
     return out.swapaxes(1, 2)[:, :T]
-
-
-def _blocks(T: int) -> splash.BlockSizes:
-    size = next(size for size in range(LARGEST_BLOCK, 0, -LANES) if T % size == 0)
-    return splash.BlockSizes(size, size, size, size, size, size, size, size)
 
 
 def cudnn_attention(config: DecoderConfig, segment_ids: jax.Array | None, implementation: str = "cudnn") -> Callable:

@@ -14,8 +14,6 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.layers import softcap
 
 NEGATIVE = -1e30  # Finite, so that a query without visible keys gives finite numbers, not NaN.
-
-
 STEM = 1 << 20
 """Segment ids below this are documents. Document d may split into branches d + n * STEM, n = 1, 2, ... Each branch continues
 the tokens of segment d (the stem) and does not see the other branches (prefix sharing, arXiv 2410.20305)."""
@@ -24,15 +22,6 @@ the tokens of segment d (the stem) and does not see the other branches (prefix s
 def same_text(queries: jax.Array, keys: jax.Array) -> jax.Array:
     """bool: whether a key belongs to the query's text: its segment is the query's own segment, or the stem of it."""
     return (queries == keys) | (queries % STEM == keys)
-
-
-def causal_mask(shape: tuple[int, int], segment_ids: jax.Array | None) -> jax.Array:
-    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment, or of its stem."""
-    T = shape[1]
-    causal = jnp.tril(jnp.ones((T, T), bool))[None]
-    if segment_ids is None:
-        return causal
-    return causal & same_text(segment_ids[:, :, None], segment_ids[:, None, :])
 
 
 def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], jax.Array]) -> jax.Array:
@@ -47,7 +36,9 @@ def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], ja
 
 def plain_attention(config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None) -> Callable:
     """`attend(q, k, v, local)` over rows of this shape [B, T], in one block: see `dispatch`."""
-    mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(shape[1])
+    place, mask_BxTxT = jnp.arange(shape[1]), jnp.tril(jnp.ones((shape[1], shape[1]), bool))[None]
+    if segment_ids is not None:  # Query t sees key s <= t of its own segment, or of its stem.
+        mask_BxTxT = mask_BxTxT & same_text(segment_ids[:, :, None], segment_ids[:, None, :])
 
     def attend_layer(q, k, v, local):
         mask = windowed(config, local, mask_BxTxT, lambda: (place[:, None] - place[None, :])[None])

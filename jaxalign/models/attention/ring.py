@@ -42,13 +42,10 @@ def length_multiple(size: int, T: int) -> int:
 
 def ring_attention(config: DecoderConfig, sharding: Sharding, segment_ids: jax.Array | None) -> Callable:
     """`attend(q, k, v, local)` over rows and segment ids that `zigzag.deal` has distributed: see `dispatch`."""
-    ring = Ring(sharding, config.scale, config.attention_softcap)
+    ring = Ring(sharding, context_size(sharding), config.scale, config.attention_softcap)
 
     def attend(q, k, v, local):
-        near, far = config.windows(True), config.windows(False)
-        window = far
-        if local is not None:
-            window = jnp.where(local, near, q.shape[1])
+        window = config.windows(False) if local is None else jnp.where(local, config.windows(True), q.shape[1])
         return _attend(ring, q, k, v, segment_ids, None if window is None else jnp.int32(window))
 
     return attend
@@ -73,9 +70,10 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The static settings of ring attention."""
+    """The static settings of ring attention. size: the number of devices of the ring."""
 
     sharding: Sharding
+    size: int
     scale: float
     cap: float | None
 
@@ -84,10 +82,6 @@ class Ring:
         spec = self.sharding.spec
         q, k = spec(("batch", "length", "heads", None)), spec(("batch", "length", "kv_heads", None))
         return (q, k, k, spec(("batch", "length")), spec(())), k
-
-    @property
-    def size(self) -> int:
-        return context_size(self.sharding)
 
     def send(self, tree):
         """Sends arrays to the next device of the ring."""
@@ -109,34 +103,14 @@ class Ring:
             (carry, keys), _ = jax.lax.scan(body, (carry, keys), jnp.arange(1, self.size - 1))
         return after(fn(carry, keys, self.size - 1))
 
-    def products(self, here, step):
-        """The products of device `here` at a step: (chunk of the queries, chunk of the keys, whether it needs a causal mask),
-        with chunks 0 or 1."""
-        if isinstance(step, int) and step == 0:
-            return ((0, 0, True), (1, 0, False), (1, 1, True))
-        both = jnp.where(step <= here, 0, 1)  # j = i - step >= 0: those keys are earlier.
-        return ((1, 0, False), (both, both, False))
-
-    def places(self, holder, chunk, c: int):
-        """int32 [c]: the positions in the row of the tokens of a device's chunk."""
-        return jnp.where(chunk == 0, holder, 2 * self.size - 1 - holder) * c + jnp.arange(c)
-
 
 def _pick(x, index):
     return None if x is None else jax.lax.dynamic_index_in_dim(x, index, 0, keepdims=False)
 
 
-def _put(x, part, index):
-    return jax.lax.dynamic_update_index_in_dim(x, part, index, 0)
-
-
 def _halves(x):
     """[B, 2c, ...] as [2, B, c, ...]."""
     return None if x is None else jnp.stack(jnp.split(x, 2, axis=1))
-
-
-def _whole(x):
-    return jnp.concatenate([x[0], x[1]], axis=1)
 
 
 class _Product(NamedTuple):
@@ -164,19 +138,16 @@ class _Product(NamedTuple):
 
     def block(self, at, size: int):
         """(k, v, scores float32 [B, K, G, c, size], mask bool [B or 1, 1, 1, c, size], or None if every key is seen)."""
-
-        def cut(x, axis: int):
-            return jax.lax.dynamic_slice_in_dim(x, at, size, axis)
-
-        k, v = cut(self.k, 1), cut(self.v, 1)
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=at, slice_size=size)
+        k, v = cut(self.k, axis=1), cut(self.v, axis=1)
         scores = jnp.einsum("btkgh,bskh->bkgts", self.q, k, preferred_element_type=jnp.float32)
         scores = softcap(scores * self.ring.scale, self.ring.cap)
-        age = self.q_places[:, None] - cut(self.k_places, 0)[None, :]
+        age = self.q_places[:, None] - cut(self.k_places, axis=0)[None, :]
         seen = [(age >= 0)[None]] if self.causal else []
         if self.window is not None:
             seen.append((age < self.window)[None])
         if self.q_segments is not None:
-            seen.append(self.q_segments[:, :, None] == cut(self.k_segments, 1)[:, None, :])
+            seen.append(self.q_segments[:, :, None] == cut(self.k_segments, axis=1)[:, None, :])
         return k, v, scores, functools.reduce(jnp.logical_and, seen)[:, None, None] if seen else None
 
 
@@ -184,26 +155,17 @@ def _hide(values, seen, instead):
     return values if seen is None else jnp.where(seen, values, instead)
 
 
-def _by_query(x):
-    """[B, K, G, c] as [B, c, K, G]."""
-    return jnp.moveaxis(x, 3, 1)
-
-
-def _by_head(x):
-    return jnp.moveaxis(x, 1, 3)
-
-
 def _add(product: _Product, sums: Sums) -> Sums:
-    """Adds the keys of one product to `sums` of a chunk [B, c, ...]."""
+    """Adds the keys of one product to `sums` of a chunk [B, c, ...]. Scores are [B, K, G, c, size], sums [B, c, K, G]."""
 
     def block(sums, at, size):
         _, v, scores, seen = product.block(at, size)
         scores = _hide(scores, seen, NEGATIVE)
-        top = jnp.maximum(sums.top, _by_query(jnp.max(scores, axis=-1)))
-        weights = _hide(jnp.exp(scores - _by_head(top)[..., None]), seen, 0.0)
+        top = jnp.maximum(sums.top, jnp.moveaxis(jnp.max(scores, axis=-1), 3, 1))
+        weights = _hide(jnp.exp(scores - jnp.moveaxis(top, 1, 3)[..., None]), seen, 0.0)
         shrunk = jnp.exp(sums.top - top)
         new = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        total = sums.total * shrunk + _by_query(jnp.sum(weights, axis=-1))
+        total = sums.total * shrunk + jnp.moveaxis(jnp.sum(weights, axis=-1), 3, 1)
         return Sums(sums.out * shrunk[..., None] + new, top, total), None
 
     return product.over_blocks(block, sums)[0]
@@ -212,7 +174,7 @@ def _add(product: _Product, sums: Sums) -> Sums:
 def _gradients(product: _Product, d_out, lse, delta):
     """(dq, dk, dv) of one product, float32. d_out [B, c, K, G, h]; lse and delta [B, c, K, G]."""
     q, ring = product.q, product.ring
-    lse, delta = (_by_head(x)[..., None] for x in (lse, delta))
+    lse, delta = (jnp.moveaxis(x, 1, 3)[..., None] for x in (lse, delta))  # [B, K, G, c, 1]
 
     def block(dq, at, size):
         k, v, scores, seen = product.block(at, size)
@@ -248,17 +210,25 @@ class _Device(NamedTuple):
         return cls(ring, here, q.reshape(*q.shape[:3], k.shape[3], -1, q.shape[-1]), Keys(k, v, segments), window)
 
     def products(self, keys: Keys, step):
-        """Yields (chunk of the queries, chunk of the keys, _Product) for each product of a step."""
-        c, there = self.q.shape[2], (self.here - step) % self.ring.size
-        for qi, ki, causal in self.ring.products(self.here, step):
+        """Yields (chunk of the queries, chunk of the keys, _Product) for each product of a step, with chunks 0 or 1."""
+        c, there, last = self.q.shape[2], (self.here - step) % self.ring.size, 2 * self.ring.size - 1
+        if isinstance(step, int) and step == 0:
+            chunks = ((0, 0, True), (1, 0, False), (1, 1, True))  # The last entry: whether it needs a causal mask.
+        else:
+            both = jnp.where(step <= self.here, 0, 1)  # j = i - step >= 0: those keys are earlier.
+            chunks = ((1, 0, False), (both, both, False))
+        for qi, ki, causal in chunks:
+            q_places = jnp.where(qi == 0, self.here, last - self.here) * c + jnp.arange(c)  # int32 [c], in the row.
+            k_places = jnp.where(ki == 0, there, last - there) * c + jnp.arange(c)
             yield qi, ki, _Product(
                 self.ring, causal, _pick(self.q, qi), _pick(keys.k, ki), _pick(keys.v, ki), _pick(self.own.segments, qi),
-                _pick(keys.segments, ki), self.ring.places(self.here, qi, c), self.ring.places(there, ki, c), self.window,
+                _pick(keys.segments, ki), q_places, k_places, self.window,
             )
 
 
 def _forward(ring: Ring, q, k, v, segments, window):
-    """(output [B, T, H, h] in the dtype of v, lse float32 [B, T, K, G]) on the mesh."""
+    """The output [B, T, H, h] in the dtype of v, on the mesh, and the residuals of the backward pass: the arguments, the
+    output, and the log-sum-exp float32 [B, T, K, G]."""
 
     def local(q, k, v, segments, window):
         device = _Device.of(ring, q, k, v, segments, window)
@@ -266,26 +236,24 @@ def _forward(ring: Ring, q, k, v, segments, window):
         def step(sums, keys, number):
             for qi, _, product in device.products(keys, number):
                 part = _add(product, jax.tree.map(lambda x: _pick(x, qi), sums))  # noqa: B023
-                sums = jax.tree.map(lambda x, new: _put(x, new, qi), sums, part)  # noqa: B023
+                put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=qi, axis=0)
+                sums = jax.tree.map(put, sums, part)
             return sums
 
         zero = jnp.zeros(device.q.shape, jnp.float32)
         sums = ring.round(step, Sums(zero, zero[..., 0] + NEGATIVE, zero[..., 0]), device.own)
-        out = (sums.out / sums.total[..., None]).astype(v.dtype)
-        return _whole(out).reshape(q.shape), _whole(sums.top + jnp.log(sums.total))
+        halves = (sums.out / sums.total[..., None]).astype(v.dtype), sums.top + jnp.log(sums.total)
+        out, lse = (jnp.concatenate([x[0], x[1]], axis=1) for x in halves)
+        return out.reshape(q.shape), lse
 
-    specs, lse = ring.specs()
-    return on_each_device(ring.sharding, local, specs, (specs[0], lse))(q, k, v, segments, window)
+    specs, spec = ring.specs()
+    out, lse = on_each_device(ring.sharding, local, specs, (specs[0], spec))(q, k, v, segments, window)
+    return out, (q, k, v, segments, window, out, lse)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(ring: Ring, q, k, v, segments, window) -> jax.Array:
     return _forward(ring, q, k, v, segments, window)[0]
-
-
-def _attend_forward(ring: Ring, q, k, v, segments, window):
-    out, lse = _forward(ring, q, k, v, segments, window)
-    return out, (q, k, v, segments, window, out, lse)
 
 
 def _attend_backward(ring: Ring, kept, d_out):
@@ -299,18 +267,21 @@ def _attend_backward(ring: Ring, kept, d_out):
             dq, (dk, dv) = carry
             for qi, ki, product in device.products(keys, number):
                 parts = _gradients(product, *(_pick(x, qi) for x in (d_out, lse, delta)))
-                dq = _put(dq, _pick(dq, qi) + parts[0], qi)
-                dk, dv = (_put(x, _pick(x, ki) + part, ki) for x, part in ((dk, parts[1]), (dv, parts[2])))
+                summed = zip((dq, dk, dv), (qi, ki, ki), parts, strict=True)
+                dq, dk, dv = (
+                    jax.lax.dynamic_update_index_in_dim(x, _pick(x, i) + part, i, 0) for x, i, part in summed
+                )
             return dq, (dk, dv)
 
         start = jnp.zeros(device.q.shape, jnp.float32), (jnp.zeros(device.own.k.shape, jnp.float32),) * 2
         # The keys' gradients travel with the keys, and one step further, back to the device that owns the keys.
         dq, (dk, dv) = ring.round(step, start, device.own, lambda carry: (carry[0], ring.send(carry[1])))
-        return _whole(dq).reshape(q.shape).astype(q.dtype), _whole(dk).astype(k.dtype), _whole(dv).astype(v.dtype)
+        dq, dk, dv = (jnp.concatenate([x[0], x[1]], axis=1) for x in (dq, dk, dv))
+        return dq.reshape(q.shape).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
 
     specs, lse = ring.specs()
     split = on_each_device(ring.sharding, local, (*specs, specs[0], lse, specs[0]), specs[:3])
     return *split(*kept, d_out), None, None
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+_attend.defvjp(_forward, _attend_backward)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
+import math
+import operator
 import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxalign.errors import UserError
@@ -63,22 +65,26 @@ def export(
     check_target(folder)
     config, kind = config_fields(model, config, dtype), np.dtype(dtype)
     family = parse_config(folder / "config.json", config).family
-    found: dict[str, list[tuple[Place, tuple[int, ...]]]] = {}
+    stored: dict[str, list[tuple[Place, tuple[int, ...]]]] = {}
     # Layer by layer, so that a layer's weights are together in one file.
-    for place, number in sorted(((p, n) for p in places(family, model) for n in p.numbers), key=lambda both: both[1][:1]):
-        found.setdefault(place.name(number), []).append((place, number))
-    planned = plan([Planned(name, parts[0][0].layout.stored_shape) for name, parts in found.items()], kind, shard_bytes)
+    tensors = ((place, number) for place in places(family, model) for number in np.ndindex(place.stack))
+    for place, number in sorted(tensors, key=lambda both: both[1][:1]):
+        stored.setdefault(place.name(number), []).append((place, number))
+    shapes = {name: parts[0][0].layout.stored_shape for name, parts in stored.items()}
+    planned = plan(
+        [Planned(name, shape, math.prod(shape) * kind.itemsize) for name, shape in shapes.items()], shard_bytes
+    )
     writes = hosts.is_first()
     with whole_folder(folder) as temporary:
         for file, tensors in planned.items():
-            blocks = (block for tensor in tensors for block in _blocks(params, tensor.name, found[tensor.name], kind))
+            blocks = (block for tensor in tensors for block in _blocks(params, tensor.name, stored[tensor.name], kind))
             if writes:
                 write_file(temporary / file, tensors, kind, blocks)
             else:
                 for _ in blocks:  # Only participates in gathering the blocks.
                     pass
         if writes:
-            write_index(temporary, planned, kind)
+            write_index(temporary, planned)
             write_texts(temporary, config, source, files or {}, generates=model.head == "lm")
 
 
@@ -113,7 +119,7 @@ def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, .
     """One stored tensor in blocks of rows, from all leaves that it contains."""
     parts = sorted(parts, key=lambda part: part[0].weight.pick)
     layout = parts[0][0].layout
-    leaves = [_leaf(params, place.path) for place, _ in parts]
+    leaves = [functools.reduce(operator.getitem, place.weight.path, params) for place, _ in parts]
     number = tuple((at, at + 1) for at in parts[0][1])
     for bounds in row_blocks(layout, tuple((0, size) for size in layout.decoder_shape), 4):
         values = [fetch(leaf, (*number, *bounds)).reshape([stop - start for start, stop in bounds]) for leaf in leaves]
@@ -126,12 +132,6 @@ def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, .
         yield block
 
 
-def _leaf(params: Params, path: tuple[str, ...]) -> jax.Array:
-    for part in path:
-        params = params[part]
-    return params
-
-
 def config_fields(model: Model, config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The fields of config.json for this model.
 
@@ -140,14 +140,14 @@ def config_fields(model: Model, config: Mapping[str, Any], dtype: str) -> dict[s
       ValueError: the fields describe another model.
     """
     config = {name: value for name, value in config.items() if name not in ("num_labels", "architectures")}
-    found = parse_config(pathlib.Path("config.json"), config)
+    parsed = parse_config(pathlib.Path("config.json"), config)
     sizes = {"compute_dtype": "float32", "vocab_multiple": 1}
-    if found.decoder != dataclasses.replace(model.config, **sizes):
-        raise ValueError(f"config describes {found.decoder}, the model is {model.config}")
+    if parsed.decoder != dataclasses.replace(model.config, **sizes):
+        raise ValueError(f"config describes {parsed.decoder}, the model is {model.config}")
     if model.head == "scalar":
-        labels = {"architectures": [found.family.classifier], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        labels = {"architectures": [parsed.family.classifier], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     else:
-        labels = {"architectures": [found.family.architecture]}
+        labels = {"architectures": [parsed.family.architecture]}
     return config | labels | {"dtype" if "dtype" in config else "torch_dtype": dtype}
 
 
@@ -155,16 +155,14 @@ def write_texts(
     folder: pathlib.Path, config: Mapping[str, Any], source: pathlib.Path | None, files: Mapping[str, str], generates: bool
 ) -> None:
     """Writes all files except the weights: config.json, the source's tokenizer, `files`, and a generating model's config."""
-    _write_json(folder / "config.json", config)
+    objects = {"config.json": config}
     for name in (*TOKENIZER_FILES, *((_GENERATION,) if generates else ())) if source is not None else ():
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     if generates and not (folder / _GENERATION).exists():
-        ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(name) is not None}
-        _write_json(folder / _GENERATION, ids)
+        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+        objects[_GENERATION] = {name: config[name] for name in ids if config.get(name) is not None}
+    for name, content in objects.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-
-
-def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

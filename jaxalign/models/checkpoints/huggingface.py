@@ -7,6 +7,8 @@ block, so the host never holds more than a few blocks, whatever the size of the 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,11 +17,11 @@ import numpy as np
 
 from jaxalign.config.division import nearest_divisors
 from jaxalign.data.sources.jsonl import read_object
-from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.blocks import place_blocks, row_blocks
-from jaxalign.models.checkpoints.layout import Bounds, Place, places, stored_shapes
+from jaxalign.models.checkpoints.layout import Bounds, Place, places
 from jaxalign.models.checkpoints.safetensors import Weights, open_weights
 from jaxalign.models.families.base import Fields
 from jaxalign.models.model import Model, Params
@@ -47,43 +49,6 @@ class CheckpointConfig:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     raw: dict[str, Any] = dataclasses.field(repr=False)
-
-
-class Pretrained(NamedTuple):
-    """A model with its weights and tokenizer."""
-
-    model: Model
-    params: Params
-    tokenizer: Tokenizer
-
-
-def load_pretrained(
-    folder: str | pathlib.Path,
-    *,
-    max_length: int = 0,
-    compute_dtype: str = "float32",
-    vocab_multiple: int = 1,
-    dtype: str = "float32",
-) -> Pretrained:
-    """Loads the model and the tokenizer from a folder with config.json, safetensors and a tokenizer.
-
-    Args:
-      folder: the checkpoint of a language model or of a model with a scalar head.
-      max_length: the longest sequence of the run, checked against the model's limit; 0 skips the check.
-      compute_dtype: the dtype of activations.
-      vocab_multiple: the tables are padded to a multiple of this many rows.
-      dtype: the dtype of the parameters.
-
-    Raises:
-      UserError: a file is missing, damaged or unsupported, or the files do not fit together.
-    """
-    folder = pathlib.Path(folder).expanduser()
-    config = read_config(folder, compute_dtype, vocab_multiple)
-    check_length(folder, config, max_length)
-    tokenizer = load_tokenizer(folder)
-    check_vocabulary(folder, config, tokenizer)
-    model = Model(config.decoder, config.head)
-    return Pretrained(model, load_params(folder, model, dtype), tokenizer)
 
 
 def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", vocab_multiple: int = 1) -> CheckpointConfig:
@@ -142,8 +107,8 @@ def _head(fields: Fields, family: Family) -> str:
 
 def own_dtype(raw: Mapping[str, Any]) -> str:
     """The dtype of the weights according to config.json; float32 if it gives no supported dtype."""
-    found = raw.get("dtype", raw.get("torch_dtype"))
-    return found if found in DTYPES else "float32"
+    dtype = raw.get("dtype", raw.get("torch_dtype"))
+    return dtype if dtype in DTYPES else "float32"
 
 
 def check_length(folder: str | pathlib.Path, config: CheckpointConfig, max_length: int) -> None:
@@ -185,22 +150,22 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
         raise UserError(f"{folder} contains {kinds[config.head]} ({', '.join(config.raw.get('architectures') or ['no name'])});"
                         f" {kinds[model.head]} is expected")
     check_mesh(model)
-    found, family = places(config.family, model), config.family
+    stored, family = places(config.family, model), config.family
     tied_head = family.lm_head if model.head == "lm" and model.config.tie_embeddings else None
     abstract, params = model.abstract(), {}
     with open_weights(folder) as weights:
-        weights.check(stored_shapes(found), lambda name: name.endswith(_DERIVED) or name == tied_head)
+        shapes = {place.name(number): place.layout.stored_shape for place in stored for number in np.ndindex(place.stack)}
+        weights.check(shapes, lambda name: name.endswith(_DERIVED) or name == tied_head)
         if tied_head in weights.names:
-            _check_tied(weights, found, tied_head)
-        for place in found:
-            leaf = abstract
-            for part in place.path:
-                leaf = leaf[part]
+            _check_tied(weights, stored, tied_head)
+        for place in stored:
+            path = place.weight.path
+            leaf = functools.reduce(operator.getitem, path, abstract)
             value = place_blocks(leaf.shape, np.dtype(dtype), leaf.sharding, _BlockedLeaves(weights, place, np.dtype(dtype)))
             node = params
-            for part in place.path[:-1]:
+            for part in path[:-1]:
                 node = node.setdefault(part, {})
-            node[place.path[-1]] = value
+            node[path[-1]] = value
     return params
 
 
@@ -222,8 +187,8 @@ class _BlockedLeaves(NamedTuple):
                 yield (*number, *begin), layout.to_decoder(stored, part)[(None,) * stack]
 
 
-def _check_tied(weights: Weights, found: tuple[Place, ...], head: str) -> None:
-    embedding = next(place for place in found if place.path == ("embedding",))
+def _check_tied(weights: Weights, stored: tuple[Place, ...], head: str) -> None:
+    embedding = next(place for place in stored if place.weight.path == ("embedding",))
     name, layout = embedding.name(()), embedding.layout
     if weights.shape(head) == layout.stored_shape:
         whole = tuple((0, size) for size in layout.decoder_shape)

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,7 +29,8 @@ class CheckpointLayout:
       sizes: the size of every letter.
       pick: the index of the decoder's leaf along the letter that it does not have.
 
-    Attributes: stored_shape, decoder_shape; axes, the decoder's letters.
+    Attributes: stored_shape, decoder_shape; axes, the decoder's letters; parts, the number of the decoder's leaves in one
+    stored tensor; rows, the decoder's axis along which slices of the stored tensor are contiguous.
     """
 
     def __init__(self, text: str, sizes: Mapping[str, int], pick: int = 0):
@@ -46,25 +47,17 @@ class CheckpointLayout:
         self._alone = missing[0] if missing else None
         self.stored_shape = tuple(math.prod(sizes[letter] for letter in group) for group in self._groups)
         self.decoder_shape = tuple(sizes[letter] for letter in self.axes)
-
-    @property
-    def parts(self) -> int:
-        """The number of the decoder's leaves in one stored tensor."""
-        return self._sizes[self._alone] if self._alone else 1
-
-    @property
-    def rows(self) -> int:
-        """The decoder's axis along which slices of the stored tensor are contiguous."""
-        return next(self.axes.index(letter) for letter in self._letters if letter in self.axes)
+        self.parts = sizes[self._alone] if self._alone else 1
+        self.rows = next(self.axes.index(letter) for letter in self._letters if letter in self.axes)
 
     def window(self, bounds: Bounds) -> tuple[slice, ...]:
         """The smallest block of the stored tensor, one slice per axis, that contains these bounds of the decoder's leaf."""
-        found = []
+        slices = []
         for group in self._groups:
             start, stop = self._bounds(bounds, group[0])
             inner = math.prod(self._sizes[letter] for letter in group[1:])
-            found.append(slice(start * inner, stop * inner))
-        return tuple(found)
+            slices.append(slice(start * inner, stop * inner))
+        return tuple(slices)
 
     def to_decoder(self, block: np.ndarray, bounds: Bounds) -> np.ndarray:
         """The decoder's values within bounds, from the stored block `window(bounds)`; a view if possible."""
@@ -97,21 +90,13 @@ class CheckpointLayout:
 class Place:
     """One leaf of the parameters and where it is stored.
 
-    stack: the sizes of the leaf's leading axes (layers, experts), along which separate tensors are stacked.
+    stack: the sizes of the leaf's leading axes (layers, experts), along which separate tensors are stacked. The indices of the
+    stored tensors are np.ndindex(stack): (), (layer,) or (layer, expert).
     """
 
     weight: Weight
     layout: CheckpointLayout
     stack: tuple[int, ...]
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        return self.weight.path
-
-    @property
-    def numbers(self) -> Iterator[tuple[int, ...]]:
-        """The indices of the stored tensors: (), (layer,) or (layer, expert)."""
-        return iter(np.ndindex(self.stack))
 
     def name(self, number: tuple[int, ...]) -> str:
         """The stored name of the tensor with that index."""
@@ -135,13 +120,8 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
     fused = collections.Counter(weight.stored for weight in weights)
     experts = c.experts.count if c.experts else 1
     sizes = {"D": c.embed, "H": c.heads, "K": c.kv_heads, "h": c.head_dim, "F": c.mlp, "V": c.vocab, "E": experts, "1": 1}
-    found = []
+    leaves = []
     for weight in weights:
         stack = tuple(size for word, size in (("{layer}", c.layers), ("{expert}", experts)) if word in weight.stored)
-        found.append(Place(weight, CheckpointLayout(weight.layout, sizes | {"n": fused[weight.stored]}, weight.pick), stack))
-    return tuple(found)
-
-
-def stored_shapes(found: Sequence[Place]) -> dict[str, tuple[int, ...]]:
-    """The shape of every stored tensor, by name."""
-    return {place.name(number): place.layout.stored_shape for place in found for number in place.numbers}
+        leaves.append(Place(weight, CheckpointLayout(weight.layout, sizes | {"n": fused[weight.stored]}, weight.pick), stack))
+    return tuple(leaves)

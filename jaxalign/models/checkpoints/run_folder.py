@@ -36,10 +36,10 @@ class Base(NamedTuple):
 
 def base_of(config: Config, workdir: Path) -> Base:
     """The base model of the run in `workdir`, without its weights."""
-    found, path = base_config(config, workdir), tokenizer_path(config, workdir)
+    base, path = base_config(config, workdir), tokenizer_path(config, workdir)
     # A tokenizer that jaxalign trained is a file, and other programs need it in their format.
     folder, files = (path, {}) if path.is_dir() else (path.parent, tokenizer_files(path))
-    return Base(dict(found.raw), folder, files, load_run_tokenizer(config, workdir), found.decoder.vocab)
+    return Base(dict(base.raw), folder, files, load_run_tokenizer(config, workdir), base.decoder.vocab)
 
 
 def base_params(config: Config, workdir: Path, model: Model) -> Params:
@@ -59,12 +59,12 @@ def base_params(config: Config, workdir: Path, model: Model) -> Params:
     stage = base_stage(config)
     if stage is None:
         return huggingface.load_params(config.model.path, model)
-    found, params, frozen = stage_policy(stage, model.sharding)
-    if found.config.table_rows != model.config.table_rows:
+    policy, params, frozen = stage_policy(stage, model.sharding)
+    if policy.config.table_rows != model.config.table_rows:
         raise UserError(f"config.model.vocab_multiple is {config.model.vocab_multiple}, but the stage at config.model.path "
                         f"{config.model.path} was trained with {stage.config.model.vocab_multiple}; set it to that number, or "
                         "export the stage with jaxalign.convert and give the new folder")
-    _, whole = merged(found, join(frozen, params))
+    _, whole = merged(policy, join(frozen, params))
     return jax.tree.map(lambda leaf: leaf.astype("float32"), whole)
 
 

@@ -7,6 +7,7 @@ memory. Names and shapes are checked before any weight is read, so a mistake is 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import mmap
@@ -63,24 +64,19 @@ class _File:
         self._map.close()
 
 
+@dataclasses.dataclass(frozen=True)
 class Weights:
-    """The named tensors of one folder. Use `open_weights`."""
+    """The named tensors of one folder. Use `open_weights`. files: the open file of each tensor."""
 
-    def __init__(self, folder: pathlib.Path, files: dict[str, _File]):
-        """files: the open file of each tensor."""
-        self.folder = folder
-        self._files = files
+    folder: pathlib.Path
+    files: dict[str, _File]
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._files)
+        return frozenset(self.files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._files[name].tensors[name].shape
-
-    def dtype(self, name: str) -> str:
-        """The dtype's name in the format: "F32", "BF16" and so on."""
-        return self._files[name].tensors[name].dtype
+        return self.files[name].tensors[name].shape
 
     def read(self, name: str, window: tuple[slice, ...] = (), dtype="float32") -> np.ndarray:
         """Reads a block of the tensor (by default all of it) and converts it to `dtype`, a floating-point type.
@@ -88,9 +84,9 @@ class Weights:
         Raises:
           UserError: the block contains numbers that are not finite, or too large for `dtype`.
         """
-        value = self._files[name].read(name, window, np.dtype(dtype))
+        value = self.files[name].read(name, window, np.dtype(dtype))
         if not np.isfinite(value).all():
-            wide = self._files[name].read(name, window, np.dtype("float64"))
+            wide = self.files[name].read(name, window, np.dtype("float64"))
             if np.isfinite(wide).all():
                 raise UserError(f"{name} in {self.folder} contains numbers too large for {np.dtype(dtype)}; choose another "
                                 "dtype")
@@ -106,15 +102,15 @@ class Weights:
         """
         problems = []
         if missing := sorted(set(expected) - self.names):
-            problems.append(f"weights are missing: {_some(missing)}")
+            problems.append(f"weights are missing: {some(missing)}")
         if extra := sorted(name for name in self.names - set(expected) if not ignored(name)):
-            problems.append(f"the model does not have the weights {_some(extra)}")
-        found = {name: self.shape(name) for name in sorted(self.names & set(expected))}
-        if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, s in found.items() if s != expected[n]]:
-            problems.append(f"shapes do not match config.json: {_some(wrong)}")
-        types = {name: self.dtype(name) for name in found}
+            problems.append(f"the model does not have the weights {some(extra)}")
+        shapes = {name: self.shape(name) for name in sorted(self.names & set(expected))}
+        if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, s in shapes.items() if s != expected[n]]:
+            problems.append(f"shapes do not match config.json: {some(wrong)}")
+        types = {name: self.files[name].tensors[name].dtype for name in shapes}
         if odd := [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATS]:
-            problems.append(f"weights are not in one of {', '.join(FLOATS)}: {_some(odd)}")
+            problems.append(f"weights are not in one of {', '.join(FLOATS)}: {some(odd)}")
         if problems:
             raise UserError(f"{self.folder} does not contain the expected model: {'; '.join(problems)}")
 
@@ -131,14 +127,22 @@ def open_weights(folder: str | pathlib.Path) -> Iterator[Weights]:
         raise UserError(f"the model folder {folder} does not exist; give a folder with config.json and {SINGLE}")
     index = _read_index(folder)
     with contextlib.ExitStack() as stack:
-        opened = {name: _open(folder / name, stack) for name in sorted(set(index.values()) or {SINGLE})}
+        opened = {}
+        for path in (folder / name for name in sorted(set(index.values()) or {SINGLE})):
+            if not path.exists():
+                raise UserError(f"{path} does not exist; a model folder needs {SINGLE}, or {INDEX} and every file it names")
+            try:
+                opened[path.name] = stack.enter_context(contextlib.closing(_File(path)))
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"{path} is truncated or not a safetensors file ({error}); download or copy it "
+                                "again") from error
         if not index:
             index = dict.fromkeys(opened[SINGLE].tensors, SINGLE)
         inside = {name: set(file.tensors) for name, file in opened.items()}
         if lost := sorted(name for name, file in index.items() if name not in inside[file]):
-            raise UserError(f"{folder / INDEX} lists weights that its files do not contain: {_some(lost)}")
+            raise UserError(f"{folder / INDEX} lists weights that its files do not contain: {some(lost)}")
         if extra := sorted(f"{name} in {file}" for file in inside for name in inside[file] if index.get(name) != file):
-            raise UserError(f"{folder / INDEX} does not list weights that its files contain: {_some(extra)}")
+            raise UserError(f"{folder / INDEX} does not list weights that its files contain: {some(extra)}")
         yield Weights(folder, {name: opened[file] for name, file in index.items()})
 
 
@@ -168,15 +172,7 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
     return index
 
 
-def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> _File:
-    if not path.exists():
-        raise UserError(f"{path} does not exist; a model folder needs {SINGLE}, or {INDEX} and every file it names")
-    try:
-        return stack.enter_context(contextlib.closing(_File(path)))
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is truncated or not a safetensors file ({error}); download or copy it again") from error
-
-
-def _some(items: list[str]) -> str:
+def some(items: list[str]) -> str:
+    """The first few names, and the number of the others, for an error message."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(items[:_LISTED]) + more

@@ -142,13 +142,10 @@ def rope(fields: Fields, base: float = 10000.0, partial: bool = False) -> dict[s
     as "partial", the share of a head that is rotated, if it is given."""
     values: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):  # If both are given, the latter counts.
-        found = fields.get(name, {})
-        if not isinstance(found, dict):
-            raise UserError(f"{fields.path}: {name} is {found!r}; an object is expected")
-        values = dict(found) or values
+        values = dict(fields.mapping(name)) or values
     share = values.pop("partial_rotary_factor", None) if partial else None
-    found = scaled_rope(fields, values, fields.real("rope_theta", base))
-    return found if share is None else found | {"partial": share}
+    arguments = scaled_rope(fields, values, fields.real("rope_theta", base))
+    return arguments if share is None else arguments | {"partial": share}
 
 
 def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str, Any]:
@@ -156,11 +153,11 @@ def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str
     inner = Fields(fields.path, values)
     kind = inner.get("rope_type", inner.get("type", "default"))
     inner.get("type")
-    found = {"rope_base": inner.real("rope_theta", base)}
+    arguments = {"rope_base": inner.real("rope_theta", base)}
     if kind == "linear":
-        found["rope_scaling"] = RopeScaling("linear", inner.real("factor"))
+        arguments["rope_scaling"] = RopeScaling("linear", inner.real("factor"))
     elif kind == "llama3":
-        found["rope_scaling"] = RopeScaling(
+        arguments["rope_scaling"] = RopeScaling(
             "llama3", inner.real("factor"), inner.real("low_freq_factor"), inner.real("high_freq_factor"),
             inner.integer("original_max_position_embeddings"),
         )
@@ -168,7 +165,7 @@ def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str
         raise fields.unsupported("the type of rotary positions (rope_type)", kind, "default, linear or llama3")
     inner.only("partial_rotary_factor", 1)
     inner.finish()
-    return found
+    return arguments
 
 
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}

@@ -9,10 +9,10 @@ from jaxalign.models.families.base import Fields, activation, rope, sizes
 
 def gemma_sizes(fields: Fields) -> dict[str, Any]:
     """The arguments common to all Gemma models."""
-    found, bias = sizes(fields, eps=1e-6, tied=True), fields.flag("attention_bias", False)
+    arguments, bias = sizes(fields, eps=1e-6, tied=True), fields.flag("attention_bias", False)
     fields.only("use_bidirectional_attention", False)
-    found["head_dim"] = fields.integer("head_dim", 256)
-    return found | {"norm": "rms_plus_one", "scale_embeddings": True, "qkv_bias": bias, "out_bias": bias}
+    arguments["head_dim"] = fields.integer("head_dim", 256)
+    return arguments | {"norm": "rms_plus_one", "scale_embeddings": True, "qkv_bias": bias, "out_bias": bias}
 
 
 def decoder(fields: Fields) -> dict[str, Any]:

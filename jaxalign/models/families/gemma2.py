@@ -20,7 +20,7 @@ def capped_sizes(fields: Fields, attention_cap: float | None, final_cap: float |
 
 
 def decoder(fields: Fields) -> dict[str, Any]:
-    found = capped_sizes(fields, 50.0, 30.0)
+    arguments = capped_sizes(fields, 50.0, 30.0)
     fields.get("hidden_act")
-    local = tuple(layer % 2 == 0 for layer in range(found["layers"]))
-    return found | rope(fields) | windows(fields, fields.integer("sliding_window", 4096), local)
+    local = tuple(layer % 2 == 0 for layer in range(arguments["layers"]))
+    return arguments | rope(fields) | windows(fields, fields.integer("sliding_window", 4096), local)

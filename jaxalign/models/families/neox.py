@@ -9,13 +9,13 @@ from jaxalign.models.families.base import Fields, Weight, activation, rope, size
 
 
 def decoder(fields: Fields) -> dict[str, Any]:
-    found, bias = sizes(fields, eps=1e-5, tied=False), fields.flag("attention_bias", True)
+    arguments, bias = sizes(fields, eps=1e-5, tied=False), fields.flag("attention_bias", True)
     turning = rope(fields, fields.real("rotary_emb_base", 10000.0), partial=True)
     share = fields.real("rotary_pct", 0.25)
     share = turning.pop("partial", share)
-    return found | turning | {
+    return arguments | turning | {
         "norm": "layer", "norm_eps": fields.real("layer_norm_eps", 1e-5), "gated": False,
-        "activation": activation(fields, "hidden_act", "gelu"), "rotary_dim": int(found["head_dim"] * share),
+        "activation": activation(fields, "hidden_act", "gelu"), "rotary_dim": int(arguments["head_dim"] * share),
         "qkv_bias": bias, "out_bias": bias, "mlp_bias": True,
         "parallel_residual": fields.flag("use_parallel_residual", True),
     }
@@ -23,7 +23,7 @@ def decoder(fields: Fields) -> dict[str, Any]:
 
 def weights(c: DecoderConfig) -> tuple[Weight, ...]:
     at = "gpt_neox.layers.{layer}."
-    found = [
+    leaves = [
         Weight("gpt_neox.embed_in.weight", ("embedding",), "V D -> V D"),
         Weight(f"{at}mlp.dense_h_to_4h.weight", ("blocks", "mlp", "up"), "F D -> D F"),
         Weight(f"{at}mlp.dense_h_to_4h.bias", ("blocks", "mlp", "up_bias"), "F -> F"),
@@ -33,15 +33,15 @@ def weights(c: DecoderConfig) -> tuple[Weight, ...]:
     ]
     for part, name in enumerate(("query", "key", "value")):
         fused = f"{at}attention.query_key_value"
-        found += [Weight(f"{fused}.weight", ("blocks", "attention", name), "(H n h) D -> D H h", part)]
+        leaves += [Weight(f"{fused}.weight", ("blocks", "attention", name), "(H n h) D -> D H h", part)]
         if c.qkv_bias:
-            found += [Weight(f"{fused}.bias", ("blocks", "attention", f"{name}_bias"), "(H n h) -> H h", part)]
+            leaves += [Weight(f"{fused}.bias", ("blocks", "attention", f"{name}_bias"), "(H n h) -> H h", part)]
     if c.out_bias:
-        found += [Weight(f"{at}attention.dense.bias", ("blocks", "attention", "out_bias"), "D -> D")]
+        leaves += [Weight(f"{at}attention.dense.bias", ("blocks", "attention", "out_bias"), "D -> D")]
     norms = (
         (f"{at}input_layernorm", ("blocks", "attention_norm")), (f"{at}post_attention_layernorm", ("blocks", "mlp_norm")),
         ("gpt_neox.final_layer_norm", ("final_norm",)),
     )
     for stored, path in norms:
-        found += [Weight(f"{stored}.weight", (*path, "scale"), "D -> D"), Weight(f"{stored}.bias", (*path, "bias"), "D -> D")]
-    return tuple(found)
+        leaves += [Weight(f"{stored}.weight", (*path, "scale"), "D -> D"), Weight(f"{stored}.bias", (*path, "bias"), "D -> D")]
+    return tuple(leaves)

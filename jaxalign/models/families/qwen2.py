@@ -15,9 +15,9 @@ def qwen_windows(fields: Fields, layers: int) -> dict[str, Any]:
 
 
 def decoder(fields: Fields) -> dict[str, Any]:
-    found = sizes(fields, eps=1e-6, tied=False)
+    arguments = sizes(fields, eps=1e-6, tied=False)
     fields.get("use_mrope")
     fields.only("use_mrope", False)
-    return found | rope(fields) | qwen_windows(fields, found["layers"]) | {
+    return arguments | rope(fields) | qwen_windows(fields, arguments["layers"]) | {
         "activation": activation(fields, "hidden_act", "silu"), "qkv_bias": True,
     }

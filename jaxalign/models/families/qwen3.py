@@ -9,8 +9,8 @@ from jaxalign.models.families.qwen2 import qwen_windows
 
 
 def decoder(fields: Fields) -> dict[str, Any]:
-    found, bias = sizes(fields, eps=1e-6, tied=False), fields.flag("attention_bias", False)
-    found["head_dim"] = fields.integer("head_dim", 128)
-    return found | rope(fields) | qwen_windows(fields, found["layers"]) | {
+    arguments, bias = sizes(fields, eps=1e-6, tied=False), fields.flag("attention_bias", False)
+    arguments["head_dim"] = fields.integer("head_dim", 128)
+    return arguments | rope(fields) | qwen_windows(fields, arguments["layers"]) | {
         "activation": activation(fields, "hidden_act", "silu"), "head_norm": True, "qkv_bias": bias, "out_bias": bias,
     }
