@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxalign.errors import UserError
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 class Storage(Protocol):
@@ -96,7 +99,10 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the folder's file .lock, which holds this process's id. The system releases the lock when the process ends."""
+        """Locks the folder's file .lock, which holds this process's id. The system releases the lock when the process ends.
+
+        Removes the temporary files of killed processes.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = open(self.folder / ".lock", "a+", encoding="utf-8")
@@ -113,6 +119,9 @@ class LocalStorage:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
+            for path in self.folder.rglob(".*.tmp"):  # Unfinished files of `write_bytes_atomically` of a killed process.
+                if _TEMPORARY.fullmatch(path.name) and path.is_file():
+                    path.unlink(missing_ok=True)
             yield
 
 

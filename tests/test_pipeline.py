@@ -318,7 +318,13 @@ def test_a_folder_that_no_run_made_is_not_changed(stages, tmp_path):
     assert (tmp_path / "sft/notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+WHOLE = {"stage": "sft", "status": "done", "config": {}, "inputs": {}, "files": {}, "mesh": {}, "outputs": {}}
+
+
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", "{}", "[" * 100_000, json.dumps(WHOLE | {"status": "x"}),
+    *(json.dumps(WHOLE | {name: value}) for name in WHOLE for value in (7, None, [1])),
+])
 def test_a_damaged_manifest_is_named(stages, tmp_path, content):
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
     (tmp_path / "sft/manifest.json").write_text(content)

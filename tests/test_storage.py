@@ -61,3 +61,13 @@ def test_a_locked_directory_is_refused(storage):
         pass
     with storage.lock():
         pass
+
+
+def test_the_lock_removes_the_temporary_files_of_killed_processes(tmp_path):
+    left = [tmp_path / ".summary.json.123.tmp", tmp_path / "sft" / ".rows-00000.jsonl.77.tmp"]
+    kept = [tmp_path / ".mine.tmp", tmp_path / "sft" / "notes.1.tmp"]
+    (tmp_path / "sft").mkdir()
+    for path in (*left, *kept):
+        path.write_text("x")
+    with LocalStorage(tmp_path).lock():
+        assert [path.exists() for path in (*left, *kept)] == [False, False, True, True]

@@ -64,7 +64,7 @@ class PositionChunks(NamedTuple):
 
 
 def split_positions(T: int, most: int, sharding: Sharding, used) -> tuple[PositionChunks, int | jax.Array]:
-    """-> (the `PositionChunks` of T positions into chunks of at most `most` positions, but at least 1 per device; the number of chunks
+    """-> (the division of T positions into chunks of at most `most` positions, but at least 1 per device; the number of chunks
     that have to be computed). used: see `token_stats`."""
     parts = context_size(sharding)
     own = -(-T // parts)

@@ -58,10 +58,10 @@ def test_pitfall_19_a_crash_loses_at_most_the_rows_in_flight(tmp_path, monkeypat
     made.write(0, [{"n": 0}])
 
     def crash(path, content):
-        (path.parent / f".{path.name}.tmp").write_text(content[: len(content) // 2])
+        (path.parent / f".{path.name}.tmp").write_bytes(content[: len(content) // 2])
         raise RuntimeError("killed in the middle of writing")
 
-    monkeypatch.setattr(module, "write_atomically", crash)
+    monkeypatch.setattr(module, "write_bytes_atomically", crash)
     with pytest.raises(RuntimeError):
         made.write(1, [{"n": 1}, {"n": 2}])
     monkeypatch.undo()
@@ -69,3 +69,25 @@ def test_pitfall_19_a_crash_loses_at_most_the_rows_in_flight(tmp_path, monkeypat
     assert [row["n"] for row in made.read()] == [0]  # a partially written file is not a shard
     made.write(1, [{"n": 1}, {"n": 2}])
     assert [row["n"] for row in made.read()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("act", ["cut", "flip", "empty", "other", "hashes lost", "hashes damaged"])
+def test_a_damaged_shard_of_a_running_stage_is_written_again(tmp_path, act, caplog):
+    shards = Shards(tmp_path)
+    for chunk in range(3):
+        shards.write(chunk, [{"row": 2 * chunk}, {"row": 2 * chunk + 1}])
+    assert shards.finished(4) == [True, True, True, False] and not caplog.records
+    path, hashes = shards.path(1), tmp_path / "shards.json"
+    content = path.read_bytes()
+    if act.startswith("hashes"):
+        hashes.unlink() if act == "hashes lost" else hashes.write_text("[" * 100_000)
+        assert shards.finished(3) == [False] * 3
+        return
+    path.write_bytes({"cut": content[:-3], "flip": content.replace(b"2", b"3"), "empty": b"",
+                      "other": shards.path(0).read_bytes()}[act])
+    assert shards.finished(3) == [True, False, True]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} was cut or changed after it was written; it is written again"
+    ]
+    shards.write(1, [{"row": 2}, {"row": 3}])
+    assert shards.finished(3) == [True] * 3 and path.read_bytes() == content

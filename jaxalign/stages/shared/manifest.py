@@ -95,8 +95,15 @@ def find_manifest(storage: Storage, folder: str) -> Manifest | None:
         content = read_json(storage, name)
         if content is None and storage.read(name) is None:
             return None
-        return Manifest(**{entry.name: content[entry.name] for entry in dataclasses.fields(Manifest)})
-    except (ValueError, KeyError, TypeError) as error:
+        manifest = Manifest(**{entry.name: content[entry.name] for entry in dataclasses.fields(Manifest)})
+        for entry in dataclasses.fields(Manifest):
+            value, expected = getattr(manifest, entry.name), str if entry.type == "str" else dict
+            if not isinstance(value, expected):
+                raise TypeError(f"{entry.name} is of type {type(value).__name__}; {expected.__name__} is expected")
+        if manifest.status not in (RUNNING, DONE):
+            raise ValueError(f"status is {manifest.status!r}; {RUNNING} or {DONE} is expected")
+        return manifest
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); restore the file, or move the "
                         f"folder {storage.path(folder)} aside to run the stage again") from None
 

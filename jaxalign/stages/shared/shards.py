@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.parallel import hosts
 from jaxalign.records import Message, Prompt
-from jaxalign.storage import write_atomically
+from jaxalign.storage import json_bytes, write_bytes_atomically
 
 TOGETHER = 4
 """The maximum number of chunks in one queue."""
@@ -31,7 +33,10 @@ class Queue(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The files rows-00000.jsonl, rows-00001.jsonl, ... in a stage's folder. With several processes, the first one writes."""
+    """The files rows-00000.jsonl, rows-00001.jsonl, ... in a stage's folder. With several processes, the first one writes.
+
+    shards.json has the hash of each file, so that a resumed stage writes a damaged one again.
+    """
 
     directory: Path
 
@@ -39,8 +44,25 @@ class Shards:
         return self.directory / f"rows-{chunk:05d}.jsonl"
 
     def finished(self, count: int) -> list[bool]:
-        """Whether each of the first `count` chunks exists, as seen by the first process; the same on all processes."""
-        return hosts.once(lambda: [self.path(chunk).exists() for chunk in range(count)])
+        """Whether each of the first `count` chunks is written and intact; the same on all processes."""
+        return hosts.once(lambda: self._intact(count))
+
+    def _intact(self, count: int) -> list[bool]:
+        hashes, intact = self._hashes(), []
+        for chunk in range(count):
+            path = self.path(chunk)
+            intact.append(path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == hashes.get(path.name))
+            if path.exists() and not intact[-1]:
+                logging.getLogger("jaxalign").warning(f"{path} was cut or changed after it was written; it is written again")
+        return intact
+
+    def _hashes(self) -> dict[str, str]:
+        """The hash of each file by its name; empty if shards.json is missing or damaged."""
+        try:
+            hashes = json.loads((self.directory / "shards.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return hashes if isinstance(hashes, dict) else {}
 
     def unfinished(self, queues: Sequence[Queue]) -> list[Queue]:
         """The queues that lack a chunk, each with only its missing chunks; the same on all processes.
@@ -53,8 +75,15 @@ class Shards:
 
     def write(self, chunk: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes a chunk. All processes return once it is written."""
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        hosts.once(lambda: write_atomically(self.path(chunk), "".join(lines)))
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+        def write() -> None:
+            content, path = lines.encode("utf-8", "replace"), self.path(chunk)
+            write_bytes_atomically(path, content)
+            hashes = self._hashes() | {path.name: hashlib.sha256(content).hexdigest()}
+            write_bytes_atomically(self.directory / "shards.json", json_bytes(dict(sorted(hashes.items()))))
+
+        hosts.once(write)
 
     def write_all(self, queue: Queue, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the chunks of a queue. `rows` has one entry for each of the queue's rows."""
