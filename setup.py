@@ -31,6 +31,7 @@ setuptools.setup(
         "optax",
         "orbax-checkpoint",
         "qwix",
+        "regex",
         "safetensors",
         "sentencepiece>=0.2.3",
         "tokenizers>=0.20",

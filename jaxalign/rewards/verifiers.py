@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import regex
+
 from jaxalign.errors import UserError
 
 # A number in a text: adjacent sign and currency symbol, digits with separators, and a power of ten.
@@ -20,9 +22,10 @@ _RUN = re.compile(
     r"(?P<sign>[-+]?)[$€£¥]?(?P<inner_sign>[-+]?)(?P<body>(?:(?<!\.)\.)?[0-9][0-9.,/]*)(?P<power>[eE][-+]?[0-9]+\b)?"
 )
 _NUMBER = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
-_LATEX_FRACTION = re.compile(r"([0-9]?)\\[dt]?frac\{\s*([^{}]*?)\s*\}\{\s*([^{}]*?)\s*\}")
+_LATEX_FRACTION = re.compile(r"([0-9]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")  # Its time is linear in the text.
 _LONGEST = 64  # The maximum length of a number: a longer run of digits is not an answer, and Python converts it slowly.
 _LARGEST_POWER = 300
+_MATCH_SECONDS = 1.0
 
 
 def last_number(text: str) -> Fraction | None:
@@ -41,7 +44,7 @@ def last_number(text: str) -> Fraction | None:
     """
     text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\,", "")
     # A digit right before the fraction makes a mixed number, which `_parse` recognises by the space.
-    text = _LATEX_FRACTION.sub(lambda match: (match[1] and f"{match[1]} ") + f"{match[2]}/{match[3]}", text)
+    text = _LATEX_FRACTION.sub(lambda match: (match[1] and f"{match[1]} ") + f"{match[2].strip()}/{match[3].strip()}", text)
     last = None
     for match in _RUN.finditer(text):
         start = match.start("body")
@@ -111,8 +114,7 @@ def exact_match(
 def regex_match(prompts: Sequence[Any], responses: Sequence[str], *, pattern: Any = None, **columns: Any) -> list[float]:
     r"""1 if the pattern matches anywhere in the response, else 0; `\A...\Z` matches the whole response.
 
-    Python cannot interrupt a match: a pattern with catastrophic backtracking hangs the run, whatever the timeout of
-    `call_reward`.
+    The patterns are those of Python's `re`, matched by the library `regex`, which can interrupt a match.
 
     Args:
       prompts: B prompts; not read.
@@ -121,7 +123,7 @@ def regex_match(prompts: Sequence[Any], responses: Sequence[str], *, pattern: An
       columns: not read.
 
     Returns:
-      B floats, 0 or 1.
+      B floats, 0 or 1; NaN if a match takes longer than a second, as with catastrophic backtracking.
 
     Raises:
       UserError: there is no pattern, the column has the wrong length, or a pattern is not a valid regular expression.
@@ -131,8 +133,10 @@ def regex_match(prompts: Sequence[Any], responses: Sequence[str], *, pattern: An
     scores = []
     for response, expression in zip(responses, _column("regex_match", "pattern", pattern, responses), strict=True):
         try:
-            scores.append(float(re.search(expression, response) is not None))
-        except re.error as error:
+            scores.append(float(regex.search(expression, response, timeout=_MATCH_SECONDS) is not None))
+        except TimeoutError:
+            scores.append(math.nan)
+        except (regex.error, RecursionError) as error:
             raise UserError(f"the pattern {expression!r} of regex_match is not a regular expression: {error}") from error
     return scores
 

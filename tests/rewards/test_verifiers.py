@@ -147,3 +147,23 @@ def test_wrong_columns_are_reported_in_one_sentence_and_not_a_dropped_batch(call
         call(PROMPTS, RESPONSES)
     with pytest.raises(UserError, match=message):
         call_reward(call, PROMPTS, RESPONSES, backoff_s=0)
+
+
+@pytest.mark.parametrize("text", [
+    "\\frac{" + " " * 100_000, "\\frac{" * 50_000, "\\frac{1}{" + " " * 100_000, "1" * 100_000, "1," * 100_000, "-$" * 100_000,
+    "{,}" * 100_000, "1e" * 100_000, "/" * 100_000 + "1" * 100_000,
+])
+def test_reading_a_number_takes_linear_time(text):
+    began = time.perf_counter()
+    last_number(text)
+    assert time.perf_counter() - began < 2
+
+
+def test_a_pattern_with_catastrophic_backtracking_gives_no_score_and_does_not_hang():
+    began = time.perf_counter()
+    scores = regex_match(["q"] * 3, ["a" * 40 + "!", "aaa", "b"], pattern=r"\A(a+)+\Z|(a|aa)+\Z")
+    assert math.isnan(scores[0]) and scores[1:] == [1, 0] and time.perf_counter() - began < 10
+
+
+def test_spaces_within_a_fraction_do_not_count():
+    assert last_number(r"x = \frac{ 3 }{  4 }") == Fraction(3, 4)
