@@ -22,6 +22,7 @@ from jaxalign.config import Config, default_for, from_config_dict, overrides, sc
 from jaxalign.config.stages import stage_names
 from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import distributed
+from jaxalign.tracking.console import output_may_fail
 
 _DEFAULT = "configs/quickstart.py"
 _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--config.FIELD=VALUE ...]
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         group, rest = distributed.take_flags(argv[1:])
         config, workdir, overwrite = read_arguments([argv[0], *rest])
-        with distributed.running(group, _explain):
+        with output_may_fail(), distributed.running(group, _explain):
             pipeline.run(config, workdir, overwrite)
         return 0
     except BaseException as error:
