@@ -31,8 +31,11 @@ def is_set(mask: Any) -> jax.Array:
 
 
 def require_real(name: str, x: Any) -> Any:
-    """The dtype of `x`. Raises ValueError unless that is bool, int or float."""
-    dtype = jnp.result_type(x)
+    """The dtype of `x`, an array, a number or nested lists. Raises ValueError unless that is bool, int or float."""
+    try:
+        dtype = jnp.asarray(x).dtype if isinstance(x, list | tuple) else jnp.result_type(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is not an array of numbers: {error}") from None
     if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
         raise ValueError(f"{name} has dtype {dtype}; real numbers are expected")
     return dtype
@@ -98,7 +101,12 @@ def require_positive_scalar(name: str, x: Any) -> None:
 
 def _shaped(x: Any) -> Any:
     # chex reads the attribute `shape`, which numbers and lists lack. The dtype is not read.
-    return x if hasattr(x, "shape") else jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32)
+    if hasattr(x, "shape"):
+        return x
+    try:
+        return jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an argument is not an array: {error}") from None
 
 
 def _known(x: Any) -> np.ndarray | None:

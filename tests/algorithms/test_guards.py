@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign import advantages
 from jaxalign.algorithms import guards
 from jaxalign.algorithms.advantages import gae
 from jaxalign.algorithms.calibration import reliability_bins
@@ -76,3 +77,22 @@ def test_require_shape_says_what_is_expected():
         guards.require_shape("scores", np.zeros((3, 1)), "[B]", (3,))
     with pytest.raises(ValueError, match=r"mask has shape \(3,\); \[B, T\] = \('any', 'any'\) is expected"):
         guards.require_shape("mask", np.zeros(3), "[B, T]", (None, None))
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "remax", "gae", "discounted_returns", "whiten", "broadcast_to_tokens"])
+def test_nested_lists_are_accepted_like_arrays(name):
+    rng, ones = np.random.default_rng(0), np.ones((4, 3), np.float32)
+    tokens, rows = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (4,)))
+    arguments = {
+        "rloo": (rows, 2), "grpo": (rows, 2), "remax": (rows, rows[::-1].copy()), "gae": (tokens, tokens + 1, ones),
+        "discounted_returns": (tokens, ones), "whiten": (tokens, ones), "broadcast_to_tokens": (rows, ones),
+    }[name]
+    function = getattr(advantages, name)
+    lists = (x.tolist() if isinstance(x, np.ndarray) else x for x in arguments)
+    jax.tree.map(np.testing.assert_array_equal, function(*lists), function(*arguments))
+
+
+@pytest.mark.parametrize("scores", [[[1.0, 2.0], [3.0]], "abc", [["a"]], None, [None, 1.0], [1.0, object()], [[]], {}])
+def test_other_values_are_refused_with_a_value_error(scores):
+    with pytest.raises(ValueError):
+        advantages.rloo(scores, 2)
