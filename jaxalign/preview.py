@@ -20,6 +20,7 @@ from jaxalign.data.chat.encoding import encode_dialogue
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError, print_error
+from jaxalign.json_text import parse_json
 from jaxalign.records import Message
 from jaxalign.stages.shared import preview
 from jaxalign.stages.shared.base import StageContext
@@ -130,9 +131,9 @@ def read_dialogues(path: Path) -> list[list[Message]]:
         raise UserError(f"--messages={path} cannot be read ({error})") from None
     try:
         try:
-            found = [json.loads(text)]
+            found = [parse_json(text)]
         except json.JSONDecodeError:
-            found = [json.loads(line) for line in text.split("\n") if line.strip()]
+            found = [parse_json(line) for line in text.split("\n") if line.strip()]
         dialogues = [[Message(m["role"], m["content"]) for m in _messages(item)] for item in found]
         if not dialogues or not all(isinstance(m.content, str) for messages in dialogues for m in messages):
             raise ValueError("there is no dialogue, or the content of a message is not a string")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
@@ -128,7 +129,7 @@ class LocalStorage:
 def read_json(storage: Storage, name: str) -> Any:
     """The value of a JSON file; None if it does not exist. Raises ValueError if it is not JSON."""
     content = storage.read(name)
-    return None if content is None else json.loads(content.decode("utf-8"))
+    return None if content is None else parse_json(content.decode("utf-8"))
 
 
 def write_json(storage: Storage, name: str, value: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxalign.config import rounds, schema
 from jaxalign.config.root import Config, default_for
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.registry.stages import policy_makers
 
 
@@ -107,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: the file is not JSON.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import threading
 import urllib.parse
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -22,6 +21,7 @@ from jaxalign.endpoint.spending import Spending
 from jaxalign.endpoint.store import AnswerStore
 from jaxalign.endpoint.transport import require_extra
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Client(contextlib.AbstractContextManager):
         replies: dict[str, Reply] = {}
         missing = dict(zip(keys, requests, strict=True))
         for key, raw in self._store.get_many(list(missing)).items():
-            replies[key] = read_reply(missing.pop(key).path, json.loads(raw))
+            replies[key] = read_reply(missing.pop(key).path, parse_json(raw))
         self.spending.count("stored_hits", len(replies))
         if missing:
             lack = f"{len(missing)} of {len(keys)} requests have no stored reply"
@@ -182,7 +182,7 @@ class Client(contextlib.AbstractContextManager):
         if budget > 0 and not any(reply.usage) and reply.finish != "content_filter":  # The cost of the reply is unknown.
             return Fatal("usage", f"config.endpoint.budget is {budget:g}, but the server does not state the number of tokens "
                          "of its replies; set config.endpoint.budget=0, or use a server that states usage")
-        return reply if stored == text else read_reply(request.path, json.loads(stored))
+        return reply if stored == text else read_reply(request.path, parse_json(stored))
 
 
 def _check_urls(urls: Sequence[str]) -> None:

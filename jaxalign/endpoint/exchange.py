@@ -26,6 +26,7 @@ from jaxalign.endpoint.records import MalformedReply
 from jaxalign.endpoint.redaction import ApiKey, shown_url
 from jaxalign.endpoint.spending import FAILURE, Spending
 from jaxalign.endpoint.transport import HTTPResponse, Transport
+from jaxalign.json_text import parse_json
 
 _LONG_WAIT = 10.0
 """Seconds from which the client reports that a server asks to wait."""
@@ -218,7 +219,7 @@ def _interpret(response: HTTPResponse, call: Call, target: Target) -> Any:
     try:
         if text is None:
             raise MalformedReply("the body is not UTF-8")
-        value = call.parse(json.loads(text))
+        value = call.parse(parse_json(text))
     except MalformedReply as error:
         reason = str(error)
     except json.JSONDecodeError:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jaxalign.json_text import parse_json
+
 _RETRIED = {408, 409, 429}
 _UNREACHABLE = {429, 502, 503, 504}
 _FILTERED = {"content_filter", "content_policy_violation", "responsibleaipolicyviolation"}
@@ -137,7 +139,7 @@ def _seconds_until(text: str) -> float:
 def server_message(text: str) -> tuple[str, set[str]]:
     """The message in an error body, shortened, and its codes in lower case."""
     try:
-        body = json.loads(text)
+        body = parse_json(text)
     except ValueError:
         body = text
     codes: set[str] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import datetime
-import json
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from jaxalign.config.sections.endpoint import EndpointConfig
 from jaxalign.endpoint.records import Reply, Usage
 from jaxalign.endpoint.store import AnswerStore
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 _MILLION = 1_000_000
 _NAMES = ("sent", "stored_hits", "prompt_tokens", "completion_tokens", "retries", "content_filter")
@@ -165,7 +165,7 @@ def _read_prices(path: str) -> tuple[str, dict[str, Price]]:
     form = '{"date": "YYYY-MM-DD", "models": {name: {"input": number, "output": number}}}'
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+            content = parse_json(file.read())
     except (OSError, ValueError) as error:
         raise UserError(f'config.endpoint.prices="{path}" cannot be read ({error}); {form} is expected') from None
     try:

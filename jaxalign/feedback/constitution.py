@@ -23,6 +23,7 @@ from typing import Any
 
 from jaxalign.data.chat.requests import parse_exemplars
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.records import Exemplar, Principle
 
 _SHAPES = 'jaxalign\'s own ("principles"), the paper\'s ("prompt" and "edit_request") and the public one ("constitutions")'
@@ -123,7 +124,7 @@ def _read(path_or_name: str | Path) -> tuple[str, dict[str, Any]]:
     name = str(path_or_name)
     text = _read_text(name)
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}: {error.msg}"
         raise UserError(f"constitution {name} is not JSON ({where}); correct that line") from error

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 _LINE_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
@@ -124,7 +125,7 @@ def _line(caller: socket.socket) -> dict[str, Any]:
             if not part:
                 break
             text += part
-        said = json.loads(text)
+        said = parse_json(text)
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from pathlib import Path
 
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.planner.hardware import chips
 
 
@@ -29,7 +29,7 @@ def read_prices(path: str) -> DevicePrices:
         UserError: the file cannot be read, a field is missing or has the wrong type, or a chip is unknown.
     """
     try:
-        fields = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        fields = parse_json(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"--prices={path} cannot be read ({error.strerror or error}); give a JSON file such as "
                         "configs/prices_example.json") from None

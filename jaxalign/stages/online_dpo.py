@@ -8,7 +8,6 @@ summary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import jax
@@ -16,6 +15,7 @@ import jax
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.feedback.labeller import Pair
+from jaxalign.json_text import parse_json
 from jaxalign.records import Comparison
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
@@ -85,5 +85,5 @@ class OnlineDPOStage(BuiltinStage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
+        summary["checks"] = parse_json((context.directory / CHECKS).read_text(encoding="utf-8"))
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})

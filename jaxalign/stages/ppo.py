@@ -7,10 +7,9 @@ its student is part of the reward. The stage writes checkpoints, the policy's pa
 
 from __future__ import annotations
 
-import json
-
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
+from jaxalign.json_text import parse_json
 from jaxalign.planner.programs import Run
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, Batch
@@ -88,7 +87,7 @@ class PPOStage(BuiltinStage):
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")
-        checks = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
+        checks = parse_json((context.directory / CHECKS).read_text(encoding="utf-8"))
         summary = {"iterations": len(rows), "checks": checks, "stopped_early": int(sum(r["stopped_early"] for r in rows))}
         summary |= {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"]}
         summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}

@@ -5,12 +5,12 @@ A line is complete once its newline is on disk; text after the last newline is a
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, TextIO
 
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 
 def open_append(path: str | os.PathLike) -> TextIO:
@@ -40,7 +40,7 @@ def parse_row(line: str, path: str | os.PathLike, number: int) -> dict[str, Any]
         UserError: the line is not a JSON object. The error names the file and the line `number`, which counts from 1.
     """
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise UserError(
             f"{path}, line {number} is not JSON ({error}); the file was edited or damaged: fix or remove the line."

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
+from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.registry.trackers import tracker_record
 from jaxalign.tracking.metrics import MetricFiles, Metrics, read_metrics, to_metrics
@@ -95,7 +96,7 @@ class Trackers:
         self._steps_file = None if directory is None or not self._trackers else directory / "trackers.json"
         if self._steps_file is not None and self._steps_file.exists():
             with contextlib.suppress(ValueError):  # A machine crash can empty the file; then all steps are logged again.
-                self._next_steps = json.loads(self._steps_file.read_text(encoding="utf-8"))
+                self._next_steps = parse_json(self._steps_file.read_text(encoding="utf-8"))
         place = None if directory is None else str(directory)
         self._config = {**(config or {}), "stage": stage, "directory": place, "step": step}
         self._failed: set[str] = set()

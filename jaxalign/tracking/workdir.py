@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxalign.config import rounds
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.registry.stages import STAGES, StageRecord, ordered, stages_in_order
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.judge_audit import FILE
@@ -159,7 +159,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); fix it, or move it away and run the stage again.") from None
     if not isinstance(content, dict):

@@ -16,6 +16,7 @@ from jaxalign.config import section_from
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
@@ -269,7 +270,7 @@ class Trainer:
             hosts.once(lambda: directory.mkdir(parents=True, exist_ok=True))
             hosts.once(lambda: write_atomically(path, text))
         elif recorded != text:
-            old, new = json.loads(recorded), json.loads(text)
+            old, new = parse_json(recorded), parse_json(text)
             differs = [name for name in new if old.get(name) != new[name]]
             raise UserError(f"{self.name}(directory) is {str(directory)!r}, which contains a run with different "
                             f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")

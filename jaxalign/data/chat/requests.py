@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -29,6 +28,7 @@ import jinja2.nodes
 from jaxalign.data.chat import sandbox
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.records import Exemplar, Message, Principle
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -165,7 +165,7 @@ _read_package_set = functools.cache(_read)
 
 def _read_form(name: str, folder: Any) -> dict[str, Any]:
     try:
-        form = json.loads((folder / FORM).read_text("utf-8"))
+        form = parse_json((folder / FORM).read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f'the template set {name} has no {FORM}; add one with at least {{"layout": "chat"}}') from None
     except (OSError, ValueError) as error:
@@ -179,7 +179,7 @@ def _read_exemplars(name: str, file: Any) -> tuple[Exemplar, ...]:
     if not file.is_file():
         return ()
     try:
-        chats = json.loads(file.read_text("utf-8"))
+        chats = parse_json(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"exemplars.json of the template set {name} is not JSON ({error}); correct it") from None
     if not isinstance(chats, dict) or "system_chat" not in chats:

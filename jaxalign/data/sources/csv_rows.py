@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, read_bytes
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 _UNREADABLE = ("unexpected end of data", "field larger than field limit")
 """Errors of a quote that is not closed: the reader has taken all later rows for one field."""
@@ -79,7 +79,7 @@ def _row(line: int, fields: dict[str, Any]) -> JsonRow | BrokenLine:
     messages = fields.get("messages", "")
     if messages.startswith("["):
         try:
-            fields["messages"] = json.loads(messages)
+            fields["messages"] = parse_json(messages)
         except (ValueError, RecursionError) as error:
             return BrokenLine(line, f'"messages" is not JSON: {error}')
     return JsonRow(line, fields)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -62,7 +63,7 @@ def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[li
 def read_object(path: pathlib.Path) -> dict[str, Any]:
     """The JSON object in a file. Raises UserError if the file is damaged or contains another JSON value."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not JSON ({error}); download or copy it again") from error
     if not isinstance(value, dict):
@@ -169,7 +170,7 @@ def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) 
 
 def _parse(number: int, raw: bytes, strings: bool) -> JsonRow | BrokenLine:
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = parse_json(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         return BrokenLine(number, f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:

@@ -39,6 +39,7 @@ from jaxalign.data.sources.jsonl import (
 )
 from jaxalign.data.sources.reports import PromptReport
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.records import Message, Prompt
 
 RESERVED = ("prompt_id", "source", "prompts", "responses")
@@ -185,7 +186,7 @@ def read_items(path: str | pathlib.Path, field: str) -> list[JsonRow | BrokenLin
     """
     raw = read_bytes(path)
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = parse_json(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} is not UTF-8 on line {line}; save it as UTF-8") from None

@@ -13,6 +13,7 @@ import tokenizers
 from jaxalign.data.tokenizers.base import SPACE, Encoded, Tokenizer, special_ids
 from jaxalign.data.tokenizers.files import TokenizerFiles
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 _BYTE_SPACE = "\u0120"  # Represents a space in byte-level pieces.
 # Byte-level pieces represent each byte by a character: visible Latin-1 characters by themselves, others from U+0100 on.
@@ -119,7 +120,7 @@ class JsonTokenizer(Tokenizer):
         """The same tokenizer for text that follows other text: it adds no space at the beginning."""
         if not self._spaces_first:
             return self._library
-        whole = json.loads(self._library.to_str())
+        whole = parse_json(self._library.to_str())
         whole["normalizer"] = _without_space(whole["normalizer"])
         whole["pre_tokenizer"] = _without_space(whole["pre_tokenizer"])
         return tokenizers.Tokenizer.from_str(json.dumps(whole))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import mmap
 import pathlib
@@ -20,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -43,7 +43,7 @@ class _File:
             pass  # Opening the file lets the library check the header against the file's length.
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         header.pop("__metadata__", None)
         self.tensors = {
@@ -162,7 +162,7 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
     if (folder / SINGLE).exists() or not path.exists():
         return {}
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        index = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
         # A file name with a folder in it could point outside the checkpoint.
         valid = bool(index) and all(isinstance(n, str) and n != ".." and pathlib.PurePath(n).name == n for n in index.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

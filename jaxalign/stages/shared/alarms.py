@@ -13,6 +13,7 @@ from typing import Any
 from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.feedback.labeller import Pair
+from jaxalign.json_text import parse_json
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.records import Prompt
@@ -87,7 +88,7 @@ def _records(directory: Path) -> Records:
 
     def first_answers() -> list[str]:
         lines = (directory / answers.format(0)).read_text(encoding="utf-8").splitlines()
-        return [json.loads(line)["response"] for line in lines]
+        return [parse_json(line)["response"] for line in lines]
 
     def save_policy(iteration: int, params: Params) -> None:
         folder = best_folder(directory, iteration)

@@ -6,7 +6,6 @@ An Orbax folder written here contains `params`, the model's config.json and the 
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxalign.config import Mesh
 from jaxalign.config.finished import FinishedStage, finished_stage, is_model, read_json
 from jaxalign.errors import UserError
+from jaxalign.json_text import parse_json
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.peft_folder import export_adapters
 from jaxalign.models.checkpoints import huggingface
@@ -84,7 +84,7 @@ def convert(
             target, converted.model, converted.params, config=converted.config, source=converted.texts, files=converted.files,
             dtype=dtype, shard_bytes=shard_bytes,
         )
-        raw = json.loads((target / "config.json").read_text(encoding="utf-8"))
+        raw = parse_json((target / "config.json").read_text(encoding="utf-8"))
     else:
         raw = converted.config
         with whole_folder(target) as temporary:

@@ -18,6 +18,7 @@ from jaxalign.endpoint.store import AnswerStore
 from jaxalign.errors import UserError
 from jaxalign.feedback.endpoint_judge import EndpointJudge
 from jaxalign.feedback.judge import JudgeInputs
+from jaxalign.json_text import parse_json
 from jaxalign.registry.judges import JUDGES, METHODS
 
 STORE = "endpoint.sqlite"
@@ -61,7 +62,7 @@ def stored_server(settings: EndpointConfig, store: AnswerStore) -> tuple[str, li
     """(the name of the server's record in the store, [its model, its abilities] or None if they are not stored)."""
     name = json.dumps(["server", [shown_url(url) for url in settings.url], settings.model])
     stored = store.fact(name)
-    return name, None if stored is None else json.loads(stored)
+    return name, None if stored is None else parse_json(stored)
 
 
 def _server(settings: EndpointConfig, client: Client, store: AnswerStore) -> tuple[str, Abilities]:

@@ -103,7 +103,7 @@ def find_manifest(storage: Storage, folder: str) -> Manifest | None:
         if manifest.status not in (RUNNING, DONE):
             raise ValueError(f"status is {manifest.status!r}; {RUNNING} or {DONE} is expected")
         return manifest
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); restore the file, or move the "
                         f"folder {storage.path(folder)} aside to run the stage again") from None
 
@@ -131,7 +131,7 @@ def _arrays_fingerprint(storage: Storage, file: str) -> list:
     try:
         checksums = read_json(storage, file)["custom_metadata"]["checksums"]
         return [len(checksums), fingerprint(checksums)]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return [0, "damaged"]
 
 

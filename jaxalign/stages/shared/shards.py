@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.records import Message, Prompt
 from jaxalign.storage import json_bytes, write_bytes_atomically
@@ -59,8 +60,8 @@ class Shards:
     def _hashes(self) -> dict[str, str]:
         """The hash of each file by its name; empty if shards.json is missing or damaged."""
         try:
-            hashes = json.loads((self.directory / "shards.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            hashes = parse_json((self.directory / "shards.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return {}
         return hashes if isinstance(hashes, dict) else {}
 
@@ -94,7 +95,7 @@ class Shards:
         """Yields every row, in the order of the chunks."""
         for path in sorted(self.directory.glob("rows-*.jsonl")):
             with open(path, encoding="utf-8") as file:
-                yield from (json.loads(line) for line in file)
+                yield from (parse_json(line) for line in file)
 
 
 def prompt_row(prompt: Prompt) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.redaction import shown_url
 from jaxalign.endpoint.store import AnswerStore
+from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.registry.judges import judge_name
 from jaxalign.stages.shared import endpoints, judges
@@ -68,6 +68,6 @@ def _record(context: StageContext, client: Client, store: AnswerStore) -> None:
     model = settings.model if stored is None else stored[0]
     server = {"model": model, "urls": [shown_url(url) for url in settings.url]}
     path = context.directory / "summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    summary = parse_json(path.read_text(encoding="utf-8")) if path.exists() else {}
     write_bytes_atomically(path, json_bytes(summary | {requests.FIELD: server | counts}))
     print(f"[{context.title}] {requests.sentence(counts, client.spending.prices.are_set)}", flush=True)
