@@ -20,11 +20,13 @@ from ml_collections import config_dict, config_flags
 from jaxalign import pipeline
 from jaxalign.config import Config, default_for, from_config_dict, overrides, schema
 from jaxalign.config.stages import stage_names
-from jaxalign.errors import UserError, print_error
+from jaxalign.errors import UserError, print_error, run_to_the_end
 from jaxalign.parallel import distributed
 from jaxalign.tracking.console import output_may_fail
 
 _DEFAULT = "configs/quickstart.py"
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE)
+"""Errors of the file system that the user can correct. ENOENT is not one of them: it may also be a mistake in the program."""
 _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--config.FIELD=VALUE ...]
                                 [--coordinator=HOST:PORT --processes=N --process=I]
 
@@ -65,6 +67,9 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
         return "interrupted; run the same command again to resume", 130
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({error}); free some space and run the same command again to resume", 2
+    if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+        return (f"{error.filename} cannot be used ({error.strerror}); correct it or its permissions, or choose another "
+                "--workdir, and run the same command again to resume"), 2
     return None
 
 
@@ -190,4 +195,4 @@ def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_the_end(main)

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
-from jaxalign.models.checkpoints.orbax import first_line, full_disk, is_news, load_params, save_params
+from jaxalign.models.checkpoints.orbax import disk_errors, first_line, is_news, load_params, save_params
 from jaxalign.parallel import hosts
 
 __all__ = ["Checkpointer", "copy_params", "load_params", "save_params"]
@@ -46,9 +46,12 @@ class Checkpointer:
         return max([*self._problems, *self._manager.all_steps()], default=None)
 
     def save(self, step: int, state) -> None:
-        """Copies the state and writes it in the background. Raises OSError, here or in `close`, if the disk is full."""
+        """Copies the state and writes it in the background.
+
+        Raises: OSError: here or in `close`, if the disk is full or the folder cannot be written.
+        """
         record = {"step": step, "run": self._run, "checksums": checksums(state)}
-        with full_disk(self._directory):
+        with disk_errors(self._directory):
             self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=record)
 
     def restore(self, abstract) -> tuple[int, Any]:
@@ -121,8 +124,8 @@ class Checkpointer:
         return state, ""
 
     def close(self) -> None:
-        """Waits until the last checkpoint is written. Raises OSError if the disk is full."""
-        with full_disk(self._directory):
+        """Waits until the last checkpoint is written. Raises OSError if the disk is full or the folder cannot be written."""
+        with disk_errors(self._directory):
             self._manager.wait_until_finished()
             self._manager.close()
 

@@ -18,23 +18,24 @@ from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 
-_FULL = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT)}
+_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG, errno.ESTALE)
+_FAILURES = {os.strerror(code): code for code in _CODES}
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """A logging filter that drops records about a full disk: `full_disk` raises that error once, and every thread of Orbax
-    would log it again."""
+    """A logging filter that drops records about a full disk or an unwritable folder: `disk_errors` raises that error once, and
+    every thread of Orbax would log it again."""
     text = f"{record.getMessage()} {record.exc_info[1] if record.exc_info else ''}"
-    return not any(words in text for words in _FULL)
+    return not any(words in text for words in _FAILURES)
 
 
 @contextlib.contextmanager
-def full_disk(directory: Path) -> Iterator[None]:
-    """Raises an OSError with the system's error number if TensorStore reports a full disk."""
+def disk_errors(directory: Path) -> Iterator[None]:
+    """Raises an OSError with the system's error number if Orbax or TensorStore reports a full disk or an unwritable folder."""
     try:
         yield
     except Exception as error:
-        code = next((code for words, code in _FULL.items() if words in str(error)), None)
+        code = next((code for words, code in _FAILURES.items() if words in str(error)), None)
         if code is None:
             raise
         full = OSError(code, os.strerror(code), str(directory))
@@ -54,7 +55,7 @@ def save_params(directory: str | Path, params: Params) -> None:
     directory = Path(directory).absolute()
     if hosts.once(directory.exists):
         return
-    with full_disk(directory), ocp.StandardCheckpointer() as checkpointer:
+    with disk_errors(directory), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory, params, custom_metadata={"checksums": checksums(params)})
     hosts.wait()
 
