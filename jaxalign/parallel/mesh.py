@@ -11,7 +11,6 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from jaxalign.errors import UserError
-from jaxalign.parallel.simulated import enough_threads
 
 # Outer to inner: neighbours along the last axes are neighbours in the network, and tensor communicates most.
 AXES = ("pipeline", "data", "fsdp", "context", "tensor")
@@ -33,7 +32,6 @@ def make_mesh(
     sizes = {"pipeline": pipeline, "data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
     need = math.prod(sizes.values())
     if devices is None:
-        enough_threads()  # In case that this is the first use of JAX.
         devices = jax.devices() if need > 1 else [default_device()]
     have = len(devices)
     if need > have:

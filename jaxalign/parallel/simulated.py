@@ -7,16 +7,15 @@ import re
 from collections.abc import MutableMapping
 
 _FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
-_THREADS = 8  # Per device.
+_THREADS = 4  # Per device.
 
 
 def enough_threads(environ: MutableMapping[str, str] | None = None) -> None:
     """Gives XLA more threads when a CPU simulates several devices: raises NPROC. Call it before the first use of JAX.
 
     XLA's CPU executor has one thread per device, or per CPU if there are more CPUs, and a device that waits in a collective
-    blocks one. It keeps the order of the collectives of one computation, but not of computations that do not depend on each
-    other, such as two loops: a device may wait in one collective of each. If another device then finds no free thread, all
-    devices deadlock. No step has eight independent computations with collectives.
+    blocks one. With independent collectives a device may wait in two at the same time; another device then finds no free
+    thread, and all devices deadlock.
     """
     environ = os.environ if environ is None else environ
     counts = _FLAG.findall(environ.get("XLA_FLAGS", "")) or [environ.get("JAX_NUM_CPU_DEVICES", "")]

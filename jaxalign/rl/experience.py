@@ -16,6 +16,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.config import PPOConfig
 from jaxalign.models.adapters.lora import join, strip_frozen
+from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.rewards.scorer import LearntScore, normalised, raw_row_scores
 from jaxalign.rl.arguments import ExperienceArguments
@@ -84,9 +85,10 @@ def _joined(given: ExperienceArguments) -> Joined:
 
 def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> dict[str, jax.Array]:
     """Runs the forward passes over one part, one model after another: log-probabilities, KL, values and scores by name."""
-    setup, rollout = given.setup, given.rollout
+    setup, rollout, sharding = given.setup, given.rollout, given.setup.policy.sharding
     temperature = setup.config.temperature or 1.0
     outputs = {"reference": response_stats(setup.reference, params.reference, rollout, temperature, None, rows).logprobs}
+    rows = after(sharding, rows, outputs)
     full_in_reward = setup.config.kl_estimator == "full" and setup.config.kl_in == "reward"
     hidden = response_hidden(setup.policy, params.policy, rows) if given.recompute or full_in_reward else None
     if given.recompute:
@@ -95,9 +97,11 @@ def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> di
         outputs["kl"] = response_kl(
             setup.policy, params.policy, setup.reference, params.reference, rollout, temperature, hidden, rows
         )
+    rows = after(sharding, rows, outputs)
     if setup.runs_critic:
         outputs["values"] = response_values(setup.critic, params.critic, rollout, None, rows)
     if given.scorer is not None:
+        rows = after(sharding, rows, outputs)
         outputs["scores"] = normalised(given.scorer, raw_row_scores(given.scorer, params.scorer, rollout, rows))
     return outputs
 
@@ -105,13 +109,14 @@ def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> di
 @jax.jit
 def packed_experience(given: ExperienceArguments) -> tuple[Experience, ExperienceMetrics]:
     """`make_experience` over packed rows: the models run part by part."""
-    setup, config = given.setup, given.setup.config
+    setup, config, sharding = given.setup, given.setup.config, given.setup.policy.sharding
     params, rollout, scores, baseline = _joined(given), given.rollout, given.scores, given.baseline
     chex.assert_rank([rollout.tokens, rollout.logprobs], 2)
     chex.assert_equal_shape([rollout.prompt_length, rollout.response_length, rollout.ended])
     real = rollout.prompt_length > 0
     scored = real if given.kept is None else real & given.kept
     outputs = each_part(given.parts, functools.partial(_forward, given, params))
+    rollout, scored, scores, baseline = after(sharding, (rollout, scored, scores, baseline), outputs)
     mask = response_mask(rollout) > 0
 
     def zeroed(x):

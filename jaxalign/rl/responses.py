@@ -10,6 +10,7 @@ import jax
 
 from jaxalign.models.heads import TokenStats, gather_positions, length_mask, token_kl
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.steps.packed import alone, of_answers
 
@@ -55,7 +56,8 @@ def response_kl(
     """
     rows = alone(rollout) if rows is None else rows
     hidden = response_hidden(policy, params, rows) if hidden is None else hidden
-    other = jax.lax.stop_gradient(response_hidden(reference, reference_params, rows))
+    reference_rows = after(policy.sharding, rows, hidden)
+    other = jax.lax.stop_gradient(response_hidden(reference, reference_params, reference_rows))
     hidden, other = (gather_positions(x, rows.heads) for x in (hidden, other))
     weights = policy.head_weight(params, hidden.dtype), reference.head_weight(reference_params, other.dtype)
     kl = token_kl(

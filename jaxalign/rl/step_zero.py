@@ -14,6 +14,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.config import PPOConfig
 from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts, Rollout
 from jaxalign.rl.arguments import StepZeroArguments
@@ -53,25 +54,31 @@ def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
     params, reference_params = join(frozen, given.params), join(frozen, given.reference_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
+    sharding = setup.policy.sharding
     mine = response_stats(setup.policy, params, rollout, temperature).logprobs
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
     gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - given.sampled, 0)))
     rows = len(given.packed.part)
     part = setup.policy.constrain_rows(jax.tree.map(lambda x: x[:rows], experience))
+    part = after(sharding, part, (part, ratio, gap))
     kl = _largest_kl(setup, params, reference_params, part.rollout, temperature)
+    part = after(sharding, part, kl)
     micro_batches, not_finite = _compare_gradients(given, part, reference_params)
     return StepZeroValues(ratio, kl, gap, micro_batches, not_finite)
 
 
 def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float) -> jax.Array:
     """float32 []: the largest |KL| of a response to the reference, over `KL_TEMPERATURES` and the sampling temperature."""
-    kl, mask = jnp.float32(0.0), response_mask(rollout)
+    kl, mask, sharding = jnp.float32(0.0), response_mask(rollout), setup.policy.sharding
     hidden = response_hidden(setup.policy, params, alone(rollout))
+    rollout = after(sharding, rollout, hidden)
     reference_hidden = response_hidden(setup.reference, reference_params, alone(rollout))
+    rollout = after(sharding, rollout, reference_hidden)
     for at in dict.fromkeys((*KL_TEMPERATURES, temperature)):
         ours = response_stats(setup.policy, params, rollout, at, hidden).logprobs
         theirs = response_stats(setup.reference, reference_params, rollout, at, reference_hidden).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
+        rollout = after(sharding, rollout, kl)
         if setup.config.kl_estimator == "full":
             full = response_kl(setup.policy, params, setup.reference, reference_params, rollout, at, hidden)
             kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
@@ -80,7 +87,7 @@ def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, tem
 
 def _compare_gradients(given: StepZeroArguments, part: Experience, reference_params) -> tuple[jax.Array, jax.Array]:
     """(relative difference in loss and gradients between one batch and micro-batches, share of non-finite entries)."""
-    setup, frozen = given.setup, given.frozen
+    setup, frozen, sharding = given.setup, given.frozen, given.setup.policy.sharding
     reference = reference_params if setup.loss_reads_reference else None
     counts = totals(setup, part)
 
@@ -94,7 +101,8 @@ def _compare_gradients(given: StepZeroArguments, part: Experience, reference_par
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)
-    (parts, _), part_gradients = gradients(loss_scale, given.packed)
+    packed = after(sharding, given.packed, whole_gradients)
+    (parts, _), part_gradients = gradients(loss_scale, packed)
     difference = _largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
     scale = jnp.maximum(_largest(whole_gradients), 1e-8)
     loss_gap = jnp.maximum(jnp.abs(whole - parts) / jnp.maximum(jnp.abs(whole), 1e-2), difference / scale)

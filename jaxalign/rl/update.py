@@ -14,6 +14,7 @@ from jaxalign.algorithms.kl import update_kl_coef
 from jaxalign.algorithms.masked import masked_mean, masked_sum, whiten
 from jaxalign.algorithms.value_losses import explained_variance
 from jaxalign.models.adapters.lora import join, strip_frozen
+from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import UpdateArguments
@@ -48,14 +49,17 @@ def minibatch_update(
     chex.assert_equal_shape([batch.advantages, batch.returns, batch.values, batch.reference_logprobs, batch.importance])
     chex.assert_shape(batch.weight, batch.advantages.shape[:1])
     config, mask = setup.config, experience_mask(batch)
-    whole, sums, critic_gradient = totals(setup, batch), {}, None
+    whole, first, sums, critic_gradient = totals(setup, batch), (), {}, None
     if setup.values_in_update:
+        batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole))
         critic, sums, critic_gradient = _critic_update(setup, first_value_loss, critic, batch, packed, whole, frozen)
         batch = with_values(setup, batch, sums.pop("values"))
         sums["explained_variance"] = explained_variance(batch.values, batch.returns, mask)
+        first = critic.params, sums, critic_gradient
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
+    batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole, first))
     parts = answer_parts(batch, packed)
     learnt, aux, gradient = gradient_step(
         setup.policy, setup.policy_optimizer, policy,
@@ -66,6 +70,7 @@ def minibatch_update(
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     if setup.runs_critic and not setup.shares_trunk:
+        batch, packed = after(setup.policy.sharding, (batch, packed), (learnt.params, aux, gradient))
         critic, sums, critic_gradient = _critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
     metrics = UpdateMetrics(**aux.sums, **aux.maxima, **sums, **vars(gradient))
     return learnt, critic, metrics if critic_gradient is None else _with_critic(metrics, critic_gradient)
@@ -160,6 +165,7 @@ def packed_update(state: PPOState, given: UpdateArguments) -> tuple[PPOState, Up
     start = (state.policy, state.critic, jnp.bool_(False))
     (policy, critic, _), (metrics, ran) = jax.lax.scan(one, start, (given.order, given.packed))
     means = _iteration_metrics(setup, metrics, ran)
+    batch = after(setup.policy.sharding, batch, means)
     mask = experience_mask(batch)
     means = dataclasses.replace(means, kl_coef=state.kl_coef)
     if setup.runs_critic:

@@ -14,6 +14,7 @@ from jaxalign.config import DPOConfig
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions, length_mask
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments
@@ -76,12 +77,14 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
     chex.assert_shape([batch.prompt_length, batch.length, batch.reference], (len(batch.label), 2))
     total = total_weight(batch.weight)
+    batch, packed = after(model.sharding, (batch, packed), total)
     # Each objective's anchor is computed over the whole batch before it is split; it is 0 for objectives without an anchor.
     objectives = objectives_of(section.objective)
     anchored = (jnp.float32(0.0),) * len(objectives)
     if any(objective.anchor is not None for objective in objectives):
         policy = _each_answer(model, join(frozen, state.params), batch, packed)
         anchored = anchors(_inputs(section, policy, batch))
+    batch, packed = after(model.sharding, (batch, packed), anchored)
 
     def loss_fn(params, part):
         pairs, rows = part

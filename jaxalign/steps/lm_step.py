@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import chex
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import counted_first
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.parallel.zigzag import context_size
 from jaxalign.records import PackedBatch
 from jaxalign.steps.arguments import LmArguments
@@ -46,6 +48,7 @@ def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, LmMe
     chex.assert_rank(jax.tree.leaves(batch), 2)
     chex.assert_equal_shape(jax.tree.leaves(batch))
     total, count = jnp.sum(batch.loss_mask[:, 1:]), jnp.sum(batch.segment_ids > 0)
+    batch = dataclasses.replace(batch, tokens=after(model.sharding, batch.tokens, (total, count)))
 
     def loss_fn(params, part):
         return lm_loss(model, join(arguments.frozen, params), part, total, arguments.balance_coef)

@@ -12,6 +12,7 @@ from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, PairBatch, ScoredPairs
 from jaxalign.steps.arguments import PreferenceArguments
 from jaxalign.steps.metrics import PreferenceMetrics
@@ -57,6 +58,7 @@ def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[
     total = total_weight(batch.weight)
     decided = jnp.abs(batch.label - 0.5) > 1e-6
     total_decided = total_weight(batch.weight * decided)
+    batch, packed = after(model.sharding, (batch, packed), (total, total_decided))
 
     def loss_fn(params, given):
         part, rows = given
