@@ -53,7 +53,9 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     texts = ragged.read(options, options.length)
     documents = [completion(texts.prompt_ids(pair), texts.answer_ids(pair.response_a)) for pair in texts.pairs]
-    rows, cut = pack(documents, options.length)
+    cut = sum(len(ids) > options.length for ids, _ in documents)
+    # The peers also train on rows that lose their whole answer, so those stay.
+    rows, _ = pack([(ids[: options.length], weights[: options.length]) for ids, weights in documents], options.length)
     loader = EpochLoader(len(rows.tokens), options.batch, options.seed)
     model, optimizer = Model(decoder(options)), make_optimizer(adamw(), 10**6)
     state = init_state(model, optimizer, random_params(model, 1), jax.random.key(options.seed))
