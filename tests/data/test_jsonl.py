@@ -56,7 +56,7 @@ def test_windows_line_ends_a_byte_order_mark_and_unicode_line_separators(tmp_pat
         (b"null", "a JSON NoneType; an object {...} is expected"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
         (b'{"a": "\\ud83d"}', "half of a surrogate pair"),
-        (b'{"a": ' + b"[" * 200_000 + b"}", "not usable JSON"),
+        (b'{"a": ' + b"[" * 200_000 + b"}", "not JSON: nested too deeply"),
     ],
 )
 def test_a_broken_line_is_listed_with_its_number_and_reason(tmp_path, line, reason):

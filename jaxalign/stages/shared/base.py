@@ -7,14 +7,15 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import jax
+from typing import TYPE_CHECKING, Any
 
 from jaxalign import streams
 from jaxalign.config import Config, rounds
 from jaxalign.parallel import hosts
 from jaxalign.storage import json_bytes, write_bytes_atomically
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ class StageContext:
 
     def key(self, stage: str, use: int | str = streams.STATE) -> jax.Array:
         """The PRNG key for one use of randomness in one stage. use: a number, or a name in `streams.KEYS[stage]`."""
+        import jax  # Here, so that a run with nothing to compute does not import it.
+
         number = streams.KEYS[stage][use] if isinstance(use, str) else use
         root = jax.random.fold_in(jax.random.key(self.stream_seed), streams.number_of(stage, streams.STAGES))
         return jax.random.fold_in(root, number)
