@@ -90,7 +90,6 @@ def test_a_hostile_template_ends_in_one_sentence(name):
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1e6  # kB, of the largest process that ended
 
 
-@pytest.mark.process
 def test_a_condition_on_messages_does_not_escape_the_limits():
     source = "{% if messages[0].content == 'now' %}{{ 'x'.ljust(10**10) }}{% endif %}good"
     assert run(source) == "good"
@@ -111,7 +110,6 @@ def test_the_limits_hold_for_a_template_set_of_a_users_own(tmp_path, text, insid
         load_set(str(tmp_path))
 
 
-@pytest.mark.process
 def test_any_text_comes_back_unchanged():
     texts = ["\ud800", "\ud83d" + "\ude00", "\U0001f600", "\x00\x1f\r\n\u2028", "x" * 3_000_000, '{"record": 1}']
     for text in texts:
@@ -157,13 +155,26 @@ def test_a_killed_process_is_started_again():
     assert run("{{ 1 + 2 }}") == "3" and template_process._PROCESS._child is not child
 
 
+@pytest.mark.parametrize(("python", "reason"), [("/bin/false", "ended with code 1"), ("/nowhere/python", "No such file")])
+def test_a_process_that_does_not_start_is_no_fault_of_the_template(monkeypatch, python, reason):
+    template_process._PROCESS.stop()
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="renders templates does not start") as caught:
+        patch.setattr(sys, "executable", python)
+        run("x")
+    assert reason in str(caught.value) and "exceeds" not in str(caught.value)
+    assert run("x") == "x"
+
+
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, threading
 from jaxalign.data.chat import template_process
 from jaxalign.data.chat.template import render
 from jaxalign.records import Message
 assert render("{{ messages[0].content }}", "m", [Message("user", "Hi")], {}, False) == "Hi"
 print(template_process._PROCESS._child.pid, flush=True)
+if sys.argv[1] == "rendering":  # The parent is killed while its process renders.
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGKILL]).start()
+    render("{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3, "m", [], {}, False)
 if sys.argv[1] != "exit":
     os.kill(os.getpid(), getattr(signal, sys.argv[1]))
 """
@@ -179,7 +190,7 @@ def is_running(pid):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("end", ["exit", "SIGKILL", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("end", ["exit", "SIGKILL", "SIGTERM", "SIGINT", "rendering"])
 def test_the_process_ends_with_its_parent(tmp_path, end):
     """Also for a script that has no guard of its main module."""
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -187,7 +198,7 @@ def test_the_process_ends_with_its_parent(tmp_path, end):
                           env={**os.environ, "PYTHONPATH": os.getcwd()})
     assert end != "exit" or (done.returncode, done.stderr) == (0, "")
     pid = int(done.stdout)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 10
     while time.monotonic() < until and is_running(pid):
         time.sleep(0.02)
     assert not is_running(pid)

@@ -65,13 +65,13 @@ class _TemplateProcess:
             self._child = child = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, *folders], bufsize=0, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            ready = _exchange(child, b"")
+            if "limit" not in _exchange(child, b""):
+                return child
+            problem = "it does not answer" if child.poll() is None else f"it ended with code {child.returncode}"
         except OSError as error:
-            ready = {"fault": str(error)}
-        if "fault" in ready:
-            raise UserError(f"the process that renders templates does not start: {sys.executable} {ready['fault']}; run this "
-                            "program with an ordinary Python interpreter, and allow it to start processes")
-        return child
+            problem = str(error)
+        raise UserError(f"the process that renders templates does not start ({sys.executable}: {problem}); run this program "
+                        "with an ordinary Python interpreter, and allow it to start processes")
 
     def stop(self) -> None:
         """Ends the process. The next request starts another."""
