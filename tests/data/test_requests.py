@@ -1,4 +1,4 @@
-"""Template sets of a user's own: the messages that they write, malformed files, and the limits of the sandbox."""
+"""Template sets of a user's own: the messages that they write, and malformed files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from jaxalign.data.chat import sandbox
 from jaxalign.data.chat.requests import KINDS, RenderedRequest, load_set, set_files, set_names
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.errors import UserError
@@ -20,7 +19,6 @@ CRITIQUE = ('{% message "user" %}{{ dialogue[-1].content }} {{ response }} {{ pr
             "{% answer %}{% endanswer %}\n")
 COMPARISON = ('{% message "user" %}{{ dialogue[0].content }} {{ first }} {{ second }} {{ principle.comparison }}'
               "{% endmessage %}{% answer %}{% endanswer %}")
-BODY = "{{ dialogue[-1].content }} {{ response }} {{ principle.critique_request }}"
 
 
 def write(folder, form=None, exemplars=None, **templates):
@@ -154,34 +152,6 @@ def test_a_folder_that_does_not_exist_and_a_file_that_is_not_text_are_refused(tm
     (tmp_path / "critique.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"a template of the set .* cannot be read as text .*; save it as UTF-8"):
         load_set(str(tmp_path))
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("{% for i in range(10000001) %}x{% endfor %}", "exceeds a limit"),
-    ("{% for i in range(9) %}{% for j in range(99999) %}{% for k in range(9) %}{% endfor %}{% endfor %}{% endfor %}",
-     "exceeds a limit: its ranges have more than 1000000 numbers"),
-    ("{{ 'x' * 100000000 }}", "exceeds a limit: it repeats something 100000000 times"),
-    ("{{ 9 ** (9 ** 9) }}", "exceeds a limit: it computes a power"),
-    ("{{ ((10 ** 60) ** 60) ** 60 }}", "exceeds a limit: it computes a power of 60"),
-    ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "exceeds a limit"),
-])
-@pytest.mark.parametrize("inside", [True, False])
-def test_the_limits_of_the_sandbox_hold_in_and_outside_of_messages(tmp_path, text, message, inside):
-    added = f"{{% message 'user' %}}{text}{{% endmessage %}}" if inside else text
-    with pytest.raises(UserError, match=message):
-        load_set(write(tmp_path, critique=added + CRITIQUE))
-
-
-@pytest.mark.parametrize("text", [
-    "{% for i in range(9) %}{{ response * 100 }}{% endfor %}",  # Text of expressions.
-    "{% for i in range(9) %}" + "text " * 100 + "{% endfor %}",  # Text of the template itself.
-    "{% for i in range(9) %}{% set part %}{{ response * 100 }}{% endset %}{% endfor %}",  # Text that is never shown.
-])
-def test_the_text_of_a_message_counts_against_the_limit_of_the_output(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(sandbox, "MAX_TEXT", 2000)
-    ask(tmp_path, CRITIQUE)
-    with pytest.raises(UserError, match="exceeds a limit: it writes more than 2000 characters"):
-        ask(tmp_path, CRITIQUE.replace(BODY, text + BODY))
 
 
 def test_every_set_of_the_package_can_ask_every_request_and_its_form_is_read():

@@ -20,13 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-import jinja2.ext
-import jinja2.meta
-import jinja2.nodes
-
-from jaxalign.data.chat import sandbox
-from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.chat.template import run
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.records import Exemplar, Message, Principle
@@ -66,6 +60,7 @@ class TemplateSet:
         form: the other fields of form.json, which describe the judge's answers (`jaxalign.feedback.contract`).
         sources: the templates by kind.
         own_exemplars: examples for a constitution without any.
+        trusted: whether the set belongs to the package. The templates of other sets are rendered in a process of their own.
     """
 
     name: str
@@ -74,15 +69,18 @@ class TemplateSet:
     form: Mapping[str, Any]
     sources: Mapping[str, str]
     own_exemplars: tuple[Exemplar, ...] = ()
+    trusted: bool = False
 
-    def variables(self, kind: str) -> set[str]:
-        """The variables that the template of a kind contains. Raises UserError if the set has no such template."""
-        return set(_undeclared(self._source(kind)))
+    @functools.cache  # noqa: B019 (a set lives as long as the run)
+    def variables(self, kind: str) -> frozenset[str]:
+        """The variables that the template of a kind contains. Raises UserError if there is no such template, or it fails."""
+        return frozenset(self._run(kind, None)["names"])
 
-    def _source(self, kind: str) -> str:
+    def _run(self, kind: str, variables: Mapping[str, Any] | None) -> dict[str, Any]:
         if kind not in self.sources:
             raise UserError(f"the template set {self.name} has no {kind}.jinja, which the judge needs; add it")
-        return self.sources[kind]
+        where = f"{kind}.jinja of the template set {self.name}"
+        return run("request", self.sources[kind], variables, where, "a request", self.trusted)
 
     def render(
         self, kind: str, dialogue: Sequence[Message], principle: Principle, exemplars: Sequence[Exemplar] = (), **values: Any
@@ -101,15 +99,11 @@ class TemplateSet:
             UserError: the set has no template of this kind, or it fails.
         """
         where = f"{kind}.jinja of the template set {self.name}"
-        source = self._source(kind)
-        turns: list[tuple[str, str, bool]] = []
         variables = {"reasoning": False, "thoughts": None} if kind in ("comparison", "rating") else {}
         variables |= {"ties": False} if kind == "comparison" else {}
-        variables |= {"dialogue": dialogue, "principle": principle, "exemplars": exemplars, "_turns": turns, **values}
-        try:
-            rest = sandbox.run(_compiled(source), variables, where, "a request")
-        except sandbox.TemplateRefused as error:
-            raise DialogueRefused(f"{where} rejects a request: {error}") from None
+        variables |= {"dialogue": dialogue, "principle": principle, "exemplars": exemplars, **values}
+        rendered = self._run(kind, variables)
+        rest, turns = rendered["text"], rendered["turns"]
         if rest.strip():
             raise UserError(f"{where} writes {rest.strip()[:40]!r} outside of a message block; put it between "
                             '{% message "user" %} and {% endmessage %}')
@@ -137,10 +131,10 @@ def load_set(name: str) -> TemplateSet:
         UserError: there is no such set; form.json is malformed; or a template is not a Jinja template, has an unknown variable,
             lacks one that its kind must contain, or does not show it.
     """
-    return _read_package_set(name, _ROOT / name) if name in set_names() else _read(name, Path(name).expanduser())
+    return _read_package_set(name, _ROOT / name, trusted=True) if name in set_names() else _read(name, Path(name).expanduser())
 
 
-def _read(name: str, folder: Any) -> TemplateSet:
+def _read(name: str, folder: Any, trusted: bool = False) -> TemplateSet:
     if not folder.is_dir():
         raise UserError(f"the template set {name} does not exist; give a folder, or one of: {', '.join(set_names())}")
     form = _read_form(name, folder)
@@ -154,7 +148,8 @@ def _read(name: str, folder: Any) -> TemplateSet:
         sources = {kind: file.read_text("utf-8") for kind, file in files.items() if file.is_file()}
     except (OSError, ValueError) as error:
         raise UserError(f"a template of the set {name} cannot be read as text ({error}); save it as UTF-8") from None
-    templates = TemplateSet(name, layout, exemplars, form, sources, _read_exemplars(name, folder / "exemplars.json"))
+    own_exemplars = _read_exemplars(name, folder / "exemplars.json")
+    templates = TemplateSet(name, layout, exemplars, form, sources, own_exemplars, trusted)
     for kind in sources:
         _check(templates, kind)
     return templates
@@ -214,12 +209,9 @@ def parse_exemplars(chats: Any, where: str) -> tuple[Exemplar, ...]:
 def _check(templates: TemplateSet, kind: str) -> None:
     """Checks that a template has the variables of its kind, and shows them: it is rendered with one word for each."""
     where = f"{kind}.jinja of the template set {templates.name}"
-    try:
-        used = _undeclared(templates.sources[kind])
-    except jinja2.TemplateSyntaxError as error:
-        raise UserError(f"{where} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
+    used = templates.variables(kind)
     known = (*KINDS[kind], *OPTIONAL[kind])
-    unknown = sorted(used - set(known) - set(_ENVIRONMENT.globals))
+    unknown = sorted(used - set(known))
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -244,34 +236,3 @@ def _check(templates: TemplateSet, kind: str) -> None:
             name = hidden.removeprefix("probe-")
             raise UserError(f"{where} does not show {{{{ {name} }}}} in every request; write it outside of conditions")
 
-
-class _MessageBlocks(jinja2.ext.Extension):
-    """`{% message ROLE %}...{% endmessage %}` and `{% answer [ROLE] %}...{% endanswer %}` append to the variable `_turns`."""
-
-    tags = {"message", "answer"}  # noqa: RUF012 (Jinja's interface)
-
-    def parse(self, parser):
-        token = next(parser.stream)
-        default = jinja2.nodes.Const("assistant")
-        has_role = token.value == "message" or not parser.stream.current.test("block_end")
-        role = parser.parse_expression() if has_role else default
-        body = parser.parse_statements([f"name:end{token.value}"], drop_needle=True)
-        arguments = [jinja2.nodes.ContextReference(), role, jinja2.nodes.Const(token.value == "answer")]
-        return jinja2.nodes.CallBlock(self.call_method("_add", arguments), [], [], body).set_lineno(token.lineno)
-
-    def _add(self, context, role: Any, is_answer: bool, caller) -> str:
-        context["_turns"].append((str(role), caller(), is_answer))
-        return ""
-
-
-_ENVIRONMENT = sandbox.Environment(
-    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False, undefined=jinja2.StrictUndefined,
-    extensions=[_MessageBlocks, jinja2.ext.loopcontrols],
-)
-_ENVIRONMENT.globals["raise_exception"] = sandbox.raise_exception
-_compiled = functools.lru_cache(maxsize=64)(_ENVIRONMENT.from_string)
-
-
-@functools.lru_cache(maxsize=64)
-def _undeclared(source: str) -> frozenset[str]:
-    return frozenset(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source)))

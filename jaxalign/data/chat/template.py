@@ -1,26 +1,20 @@
 """Renders chat templates: Jinja in a sandbox, with the variables and functions that `transformers` provides.
 
-A template is untrusted code and runs in a sandbox (`sandbox.py`). Any failure becomes a UserError.
+A template is untrusted code: it runs in a sandbox (`sandbox.py`), in a process of its own. Any failure becomes a UserError.
 """
 
 from __future__ import annotations
 
-import datetime
-import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-
-from jaxalign.data.chat import sandbox
+from jaxalign.data.chat import sandbox, template_process
+from jaxalign.data.chat.sandbox import CLOSE, OPEN
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 
-# Unicode noncharacters, which no text contains. They mark positions in a rendering and are then removed.
-CUT, END, OPEN, CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+# Unicode noncharacters, as OPEN and CLOSE. They mark positions in a rendering and are then removed.
+CUT, END = "\ufdd0", "\ufdd1"
 MARKS = (CUT, END, OPEN, CLOSE)
 
 
@@ -40,47 +34,39 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
 
     Raises:
         DialogueRefused: the template refuses the dialogue.
-        UserError: the template is malformed, fails, does something that the sandbox forbids, or writes too much.
+        UserError: the template is malformed, fails, does something that the sandbox forbids, or exceeds a limit.
     """
     arguments = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
     arguments |= {"add_generation_prompt": begin_answer, **variables}
     roles = ", ".join(str(message.role) for message in messages[:6])
     name, about = f"the chat template of {origin}", f"a dialogue (roles {roles}{', ...' if len(messages) > 6 else ''})"
-    try:
-        template = _compiled(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise UserError(f"{name} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
-    try:
-        return sandbox.run(template, arguments, name, about)
-    except sandbox.TemplateRefused as error:
-        raise DialogueRefused(f"{name} rejects {about}: {error}") from None
+    return run("chat", source, arguments, name, about)["text"]
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: the template's own tags around the assistant's text."""
+def run(
+    dialect: str, source: str, variables: Mapping[str, Any] | None, name: str, about: str, trusted: bool = False
+) -> dict[str, Any]:
+    """Renders a template, or finds its variables.
 
-    tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
+    Args:
+        dialect: "chat" or "request".
+        source: the template.
+        variables: its variables; None to find their names instead.
+        name: names the template in errors, as in "the chat template of FOLDER".
+        about: describes its input in errors, as in "a dialogue (roles user)".
+        trusted: whether it belongs to jaxalign; it is then rendered in this process.
 
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+    Returns:
+        "text" and "turns" of the rendering, or "names", the variables that the template reads (`sandbox.answer`).
 
-    def _marked(self, caller) -> str:
-        return OPEN + caller() + CLOSE
-
-
-@functools.lru_cache(maxsize=16)
-def _compiled(source: str) -> jinja2.Template:
-    environment = sandbox.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "raise_exception": sandbox.raise_exception,
-        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
-    }
-    return environment.from_string(source)
-
-
-def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Plain JSON; Jinja's own filter would escape HTML characters."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    Raises:
+        DialogueRefused: the template called raise_exception.
+        UserError: the template is malformed, fails, does something that the sandbox forbids, or exceeds a limit.
+    """
+    answer = sandbox.answer if trusted else template_process.ask
+    reply = answer(dialect=dialect, source=source, variables=variables, about=about)
+    if "refused" in reply:
+        raise DialogueRefused(f"{name} rejects {about}: {reply['refused']}")
+    if "fault" in reply:
+        raise UserError(f"{name} {reply['fault']}")
+    return reply
