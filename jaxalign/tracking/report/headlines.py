@@ -92,7 +92,7 @@ def model_table(run: RunFiles) -> Table | None:
         columns += [(quantity.title, cells)] if cells else []
     if not columns:
         return None
-    rows = [[model_column(model, run.planned), *(cells.get(model, "-") for _, cells in columns)] for model in run.models]
+    rows = [[model_column(model, run.used), *(cells.get(model, "-") for _, cells in columns)] for model in run.models]
     prompts = sum((run.evaluation.get("prompts") or {}).values()) or len(prompt_ids)
     compared = max([row["total"] for row in wins.values()], default=0)
     caption = f"All models, on the same {prompts:,} prompts" if prompts else "All models"
