@@ -129,6 +129,9 @@ def answers(run: RunFiles) -> list[ReportSection]:
     kinds = dict.fromkeys(row.get("kind") for row in rows)
     each = math.ceil((_EXAMPLES if configured is None else configured) / max(len(kinds), 1))
     groups = examples.answered_prompts(rows, models, each)
+    judged = any(row.get("gold") for row in rows)
+    if not any(groups.values()) and not judged:
+        return []
     body = render(
         "answers.html.j2",
         models=[model_title(model, run.used) for model in models],
@@ -137,7 +140,7 @@ def answers(run: RunFiles) -> list[ReportSection]:
                 for kind, prompts in groups.items()],
         chosen=f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
         mistakes=examples.mistakes(rows, models[-1], _MISTAKES),
-        judged=any(row.get("gold") for row in rows),
+        judged=judged,
         verified=any("correct" in (row.get("gold") or {}) for row in rows),
     )
     return [ReportSection("answers", "The same prompts answered by each model", body=body, nav="Answers", order=FIRST)]

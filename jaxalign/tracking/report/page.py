@@ -26,6 +26,7 @@ from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
 from jaxalign.tracking.report.requests import requests
+from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.report.terms import terms
@@ -120,11 +121,13 @@ def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
     ineffective = set()
     with contextlib.suppress(UserError):  # The config names a custom part that cannot be loaded any more.
         ineffective = unread_fields(run.config)
+    asked = waiting or any(judging_stages(run))
     read, others = [], []
     for name, value in leaves.items():
         section = name.partition(".")[0]
         parents = {name[:end] for end in (*(i for i, char in enumerate(name) if char == "."), len(name))}
         used = waiting or section in _NO_RESULTS or section in run.planned or not parents.isdisjoint(recorded)
+        used = used and (asked or section not in ("feedback", "judge", "endpoint"))
         (read if used and parents.isdisjoint(ineffective) else others).append(
             f"config.{name} = {json.dumps(value, ensure_ascii=False)}")
     return read, others

@@ -87,7 +87,7 @@ def _base_sentence(run: RunFiles) -> list[str]:
 def _judge_sentences(run: RunFiles) -> list[str]:
     """Sentences on the author of the pairs, on each judge, and on the constitution."""
     duties: dict[str, list[str]] = {}
-    for stage in _judging_stages(run):
+    for stage in judging_stages(run):
         judge = judge_phrase(run, stage)
         if stage == "revise" and judge.startswith("a jury"):  # Its first member writes.
             judge = f"the first model of {judge}"
@@ -104,7 +104,7 @@ def _judge_sentences(run: RunFiles) -> list[str]:
     return sentences
 
 
-def _judging_stages(run: RunFiles) -> Iterable[str]:
+def judging_stages(run: RunFiles) -> Iterable[str]:
     """The stages that have asked a judge."""
     for stage in _DUTIES:
         if not run.stage(stage).started:
