@@ -32,6 +32,7 @@ def test_revisions_that_fine_tuning_did_not_read_are_not_credited(tmp_path):
     shown = lead(run)
     assert "after supervised CAI" not in shown and "helpful-only" not in shown
     assert "Fine-tuning imitated the preferred answers of the data." in shown
+    assert "Warning: no stage trained on the rows of stage revise; sft, preference and ppo used other data." in shown
     assert "23 of 25 answers and revisions" not in shown and "Data: pairs.jsonl (preferences)." in shown
     assert "after supervised CAI" not in read_results(LocalStorage(run), STAGES).table()
 
@@ -39,6 +40,7 @@ def test_revisions_that_fine_tuning_did_not_read_are_not_credited(tmp_path):
 def test_recorded_revisions_are_credited(tmp_path):
     run = make_run(tmp_path)
     assert "Fine-tuning imitated the revisions and answers of stage revise." in lead(run)
+    assert "no stage trained" not in lead(run)
     assert "after supervised CAI (sft)" in read_results(LocalStorage(run), STAGES).table()
 
 

@@ -46,7 +46,7 @@ def _rate_sentences(run: RunFiles) -> list[str]:
         rates = rates_by_model(run, name)
         if len(rates) > 1:
             (_, first), (_, last) = rates[0], rates[-1]
-            uncertain = change(first, last, True) == "no clear change"
+            uncertain = first["rate"] != last["rate"] and change(first, last, True) == "no clear change"
             remark = ", a difference within the 95% intervals" if uncertain else ""
             sentences.append(f"{opening} {short_percent(first['rate'])} of the time before and "
                              f"{short_percent(last['rate'])} after{remark}.")

@@ -92,8 +92,8 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """Sentences that start with "Warning", if few rows can be used or the judge's verdicts say little."""
-    problems, revised = [], _revised(run)
+    """Sentences that start with "Warning", if rows were ignored, few can be used, or the judge's verdicts say little."""
+    problems, revised = list(_ignored(run)), _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
@@ -107,10 +107,18 @@ def warnings(run: RunFiles) -> list[str]:
     return [f"Warning: {sentence}." for sentence in problems if sentence]
 
 
+def _ignored(run: RunFiles) -> Iterator[str]:
+    """A sentence for each stage whose rows no stage read although later ones trained."""
+    for index, record in enumerate(run.records):
+        trained = [later.name for later in run.records[index + 1 :] if later.trains and run.stage(later.name).started]
+        if record.makes and run.stage(record.name).started and trained and record.name not in run.used:
+            yield f"no stage trained on the rows of stage {record.name}; {joined(trained)} used other data"
+
+
 def _revised(run: RunFiles) -> Mapping[str, Any]:
     """The report on the rows of stage revise that sft uses: of sft if it ended, else of revise; empty if there is none, or if
-    sft did not read revise."""
-    if run.stage("sft").started and not run.reads("sft", "revise"):
+    policies were trained without them."""
+    if "revise" not in run.used and any(run.stage(record.name).started for record in run.records if record.makes_policy):
         return {}
     for content in (run.stage("sft").summary.get("data"), run.stage("revise").summary.get("usable")):
         if content and "usable" in content:
