@@ -152,3 +152,12 @@ def test_no_section_of_answers_without_examples(tmp_path):
     run = make_run(tmp_path, ("sft", "evaluate", "report"), gold=False)
     source, page = render_page(run, examples=0)
     assert "answers" not in page.sections and 'href="#answers"' not in source
+
+
+@pytest.mark.parametrize(("judge", "served"), [("endpoint", True), ("local", False)])
+def test_the_settings_of_a_judge_that_was_asked_are_among_those_with_an_effect(tmp_path, judge, served):
+    run = make_run(tmp_path)
+    change(run / "config.json", feedback={"judge": judge}, judge={"retries": 2}, endpoint={"url": ["http://h/v1"]})
+    change(run / "compare" / "manifest.json", config={"feedback.judge": judge})
+    read, _, unused = render_page(run)[1].text("config").partition("settings without an effect on this run")
+    assert "config.judge.retries = 2" in read and ("config.endpoint.url" in read) == served != ("config.endpoint.url" in unused)

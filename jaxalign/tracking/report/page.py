@@ -111,8 +111,9 @@ def _sections_of(record: StageRecord, run: RunFiles) -> list[ReportSection]:
 def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
     """(the settings that the run read, the others), as "config.FIELD = VALUE" lines.
 
-    A setting is read if a stage of the run depends on it by its manifest, or belongs to a planned stage without a manifest or
-    to no stage's results, and the values of other settings do not make it ineffective.
+    A setting is read if a stage depends on it by its manifest, or if it belongs to a planned stage, to a judge that was asked
+    or to no stage's results; the values of other settings must not make it ineffective. Before all planned stages have started,
+    only the last condition applies.
     """
     leaves = dict(_leaves(run.config))
     stages = [run.stage(name) for name in run.planned]
@@ -121,13 +122,16 @@ def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
     ineffective = set()
     with contextlib.suppress(UserError):  # The config names a custom part that cannot be loaded any more.
         ineffective = unread_fields(run.config)
-    asked = waiting or any(judging_stages(run))
+    asked = any(judging_stages(run))
+    judges = ((run.config.get("feedback") or {}).get("judge"), *(run.config.get("judge") or {}).values())
+    # Manifests lack the settings of speed and failures of these sections.
+    judged = {"feedback": asked, "judge": asked, "endpoint": asked and "endpoint" in judges}
     read, others = [], []
     for name, value in leaves.items():
         section = name.partition(".")[0]
         parents = {name[:end] for end in (*(i for i, char in enumerate(name) if char == "."), len(name))}
-        used = waiting or section in _NO_RESULTS or section in run.planned or not parents.isdisjoint(recorded)
-        used = used and (asked or section not in ("feedback", "judge", "endpoint"))
+        used = section in _NO_RESULTS or section in run.planned or not parents.isdisjoint(recorded)
+        used = waiting or judged.get(section, used)
         (read if used and parents.isdisjoint(ineffective) else others).append(
             f"config.{name} = {json.dumps(value, ensure_ascii=False)}")
     return read, others
