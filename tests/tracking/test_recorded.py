@@ -10,7 +10,7 @@ from jaxalign.pipeline.results import read_results
 from jaxalign.storage import LocalStorage
 
 from .pages import render_page
-from .synthetic import STAGES, make_run, write_json
+from .synthetic import STAGES, make_run, write_json, write_rows
 
 
 def change(path, **values):
@@ -161,3 +161,19 @@ def test_the_settings_of_a_judge_that_was_asked_are_among_those_with_an_effect(t
     change(run / "compare" / "manifest.json", config={"feedback.judge": judge})
     read, _, unused = render_page(run)[1].text("config").partition("settings without an effect on this run")
     assert "config.judge.retries = 2" in read and ("config.endpoint.url" in read) == served != ("config.endpoint.url" in unused)
+
+
+def test_rl_without_an_evaluation_says_where_it_started_and_how_the_score_moved(tmp_path):
+    run = make_run(tmp_path, ("sft", "ppo", "report"))
+    write_rows(run / "ppo" / "metrics.jsonl", [{"step": 0, "score": 0.5}, {"step": 1, "score": -0.25}])
+    shown = lead(run)
+    assert ("RL started from the model after fine-tuning; the mean score of its answers in training fell: 0.50 in the first "
+            "iteration, -0.25 in the last.") in shown
+    assert "Fine-tuning loss 1.490 → before, then 0.610 fell" in shown
+
+
+def test_a_single_model_is_not_said_to_be_compared(tmp_path):
+    run = make_run(tmp_path, ("evaluate", "report"), gold=False)
+    change(run / "summary.json", models=["base"], win_rates=[], preference_score={})
+    shown = lead(run)
+    assert "so there are no rates." in shown and "compared by" not in shown

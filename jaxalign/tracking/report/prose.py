@@ -8,7 +8,7 @@ from jaxalign.config import rounds
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase, reference
 from jaxalign.tracking.report.alarms import fired_alarms
-from jaxalign.tracking.report.headlines import change, rates_by_model
+from jaxalign.tracking.report.headlines import change, moved, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
 from jaxalign.tracking.report.usable import loss_sentences, row_sentences, warnings
 from jaxalign.tracking.workdir import RunFiles
@@ -55,7 +55,7 @@ def _rate_sentences(run: RunFiles) -> list[str]:
 
 def _other_sentences(run: RunFiles) -> list[str]:
     if not run.evaluation:
-        return [run.absence("evaluate", "how the models behave")]
+        return [run.absence("evaluate", "how the models behave"), *_reward_sentence(run)]
     sentences = _score_sentences(run)
     for row in run.evaluation.get("win_rates") or []:
         if row.get("total"):
@@ -74,8 +74,19 @@ def no_rates(run: RunFiles) -> str:
     names = {"preference_score": "preference score", "kl": "KL", "length": "length"}
     known = [name for field, name in names.items() if any(v is not None for v in (run.evaluation.get(field) or {}).values())]
     known = ["win rate"] * bool(run.evaluation.get("win_rates")) + known
-    return ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
-            f"{joined(known) if known else 'their answers only'}.")
+    means = joined(known) if known else "their answers only"
+    compared = f"; the models are compared by {means}" if len(run.models) > 1 else ""
+    return f"No rules decide which answers to this run's prompts are right, so there are no rates{compared}."
+
+
+def _reward_sentence(run: RunFiles) -> list[str]:
+    """The score of the first and the last iteration of RL, for a run without an evaluation."""
+    _, scores = run.stage("ppo").column("score")
+    if not scores:
+        return []
+    first, last = scores[0], scores[-1]
+    return [f"RL started from {model_phrase(run.start_of('ppo'), run.used)}; the mean score of its answers in training "
+            f"{moved(first, last, 2)}: {decimal(first, 2)} in the first iteration, {decimal(last, 2)} in the last."]
 
 
 def _score_sentences(run: RunFiles) -> list[str]:
@@ -84,13 +95,10 @@ def _score_sentences(run: RunFiles) -> list[str]:
     if len(known) < 2:
         return []
     first, last = _start(run, known), known[-1]
-    before, after = (decimal(scores[model], 2) for model in (first, last))
+    before, after, direction = decimal(scores[first], 2), decimal(scores[last], 2), moved(scores[first], scores[last], 2)
     start = model_phrase(reference(run.models), run.used)
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
-    if before == after:
-        change_words = f"is {after}, as for"
-    else:
-        change_words = f"{'rose' if scores[last] > scores[first] else 'fell'} to {after} from {before} for"
+    change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
     return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "
             f"{model_phrase(first, run.used)}, from which its training started{distance}."]
 
