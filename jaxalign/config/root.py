@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -115,11 +115,39 @@ def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
 
 def reset_unread(values: config_dict.ConfigDict, selector: str) -> None:
     """Resets to their defaults the options that have no effect with the value of `selector`, for example "model.source"."""
-    for name, kind in schema.field_types(Config).items():
-        for entry in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
-            conditions = unmet(entry, name, lambda dotted: operator.attrgetter(dotted)(values))
-            if any(selector in alternatives for alternatives in conditions):
-                values[name][entry.name] = getattr(getattr(Config(), name), entry.name)
+    for path, conditions in _unmet(lambda dotted: operator.attrgetter(dotted)(values)):
+        if any(selector in alternatives for alternatives in conditions):
+            section, _, name = path.rpartition(".")
+            operator.attrgetter(section)(values)[name] = schema.get(Config(), path)
+
+
+def unread_fields(values: Mapping[str, Any]) -> set[str]:
+    """The dotted names of the options of the sections that have no effect with the values of the others.
+
+    Args:
+        values: a config as nested dictionaries. Missing fields count as their defaults.
+    """
+
+    def value_of(dotted: str) -> Any:
+        value: Any = values
+        for name in dotted.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                return schema.get(Config(), dotted)
+            value = value[name]
+        return value
+
+    return {path for path, conditions in _unmet(value_of) if conditions}
+
+
+def _unmet(
+    value_of: Callable[[str], Any], kind: type = Config, prefix: str = ""
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The dotted name of each option of a section with its unmet conditions (`jaxalign.config.reading.unmet`)."""
+    for name, inner in schema.field_types(kind).items():
+        for entry in dataclasses.fields(inner) if dataclasses.is_dataclass(inner) else ():
+            yield f"{prefix}{name}.{entry.name}", list(unmet(entry, f"{prefix}{name}", value_of))
+        if dataclasses.is_dataclass(inner):
+            yield from _unmet(value_of, inner, f"{prefix}{name}.")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from jaxalign.config import Config, rounds
 from jaxalign.errors import UserError
-from jaxalign.registry.stages import STAGES
+from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.stages.shared.base import Stage
 from jaxalign.stages.shared.manifest import Manifest
 
@@ -85,3 +85,18 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
     for name in planned:
         visit(name, "")
     return graph
+
+
+def unread(config: Config, load: Load) -> list[str]:
+    """A sentence for each planned stage whose output is ignored: a later stage trains, but none that is planned reads it."""
+    planned = rounds.folders(config)
+    read = {source for name in planned if name != "report" for source in inputs(config, name, load)}
+    trainers = {record.name for record in stages_in_order(config.stages) if record.trains}
+    sentences = []
+    for index, name in enumerate(planned):
+        later = [rounds.label(each) for each in planned[index + 1 :] if rounds.parse(each)[0] in trainers]
+        if later and name not in read and rounds.parse(name)[0] in STAGES:
+            sentences.append(f"config.stages has {rounds.parse(name)[0]}, but no stage of this run reads the output of stage "
+                             f"{rounds.label(name)} ({', '.join(later)} will train without it): remove it, or change the "
+                             "stages or options that make the later stages read other data")
+    return sentences

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxalign.storage import Storage, read_json
 from jaxalign.tracking import table
+from jaxalign.tracking.workdir import used_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,10 @@ class RunResult:
 
     def table(self) -> str:
         """The evaluation as a text table; empty if the run does not evaluate."""
-        return "" if self.evaluation is None else table.render(self.evaluation, tuple(self.stages))
+        if self.evaluation is None:
+            return ""
+        used = used_stages(self.workdir, self.stages)
+        return table.render(self.evaluation, tuple(self.stages) if used is None else used)
 
 
 def read_results(storage: Storage, stages: Sequence[str]) -> RunResult:

@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
 from jaxalign.pipeline.changes import CONFIG, compare_stages, refusal, with_current_judge, with_style
-from jaxalign.pipeline.graph import Load, inputs, loader
+from jaxalign.pipeline.graph import Load, inputs, loader, unread
 from jaxalign.pipeline.results import RunResult, read_results
 from jaxalign.registry.judges import judge_file
 from jaxalign.stages.shared import manifest as manifests
@@ -20,6 +20,7 @@ from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import DONE, find_manifest, fingerprint, new_manifest
 from jaxalign.storage import LocalStorage, Storage, write_json
 from jaxalign.tracking.timing import rest_of
+from jaxalign.tracking.workdir import LEFT_OUT
 
 TIMING = "timing.jsonl"
 _VISIBLE_SECONDS = 30.0  # A shared file system may show stale contents of a folder for this long.
@@ -101,6 +102,10 @@ def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -
         reason = "will include the new rounds" if name in changes.extended else "changed"
         print(f"[{rounds.label(name)}] {reason}; the old folder is now {storage.path(aside)}", flush=True)
     write_json(storage, CONFIG, to_dict(config))
+    manifests_of = [find_manifest(storage, name) for name in planned]
+    if any(manifest is None or manifest.status != DONE for manifest in manifests_of):  # Otherwise no code of a stage is loaded.
+        for sentence in unread(config, load):
+            print(f"warning: {sentence}", flush=True)
 
 
 def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> None:
@@ -125,13 +130,15 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
             _forget(stage, name, storage)
         raise
     hosts.wait()
-    hosts.once(lambda: _finish(name, storage))
+    hosts.once(lambda: _finish(name, storage, context.left_out))
     if hosts.is_first():
         print(f"[{rounds.label(name)}] finished", flush=True)
 
 
-def _finish(name: str, storage: Storage) -> None:
-    """Records the stage's outputs and marks it as done."""
+def _finish(name: str, storage: Storage, left_out: dict[str, dict[str, int]]) -> None:
+    """Records the rows that the stage left out and its outputs, and marks it as done."""
+    if left_out:
+        write_json(storage, f"{name}/{LEFT_OUT}", left_out)
     outputs = manifests.stage_outputs(storage, name)
     dataclasses.replace(find_manifest(storage, name), status=DONE, outputs=outputs).write(storage, name)
 

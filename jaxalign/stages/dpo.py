@@ -42,7 +42,8 @@ class DPOStage(BuiltinStage):
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))
+        labels = () if sources.is_judged(config) else sources.made_in(config, "compare")
+        return (*reads.policy_stages(config, self.name), *labels)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.dpo

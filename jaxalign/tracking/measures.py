@@ -73,7 +73,7 @@ def ordered_measures(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
-    """The title of a model in an evaluation ("base", "sft", "ppo", "round-2/ppo", ...), given the stages of the run."""
+    """The title of a model in an evaluation ("base", "round-2/ppo", ...), given the stages whose output the run used."""
     titles = {
         "base": "helpful-only" if {"pretrain", "revise"} <= set(stages) else "starting model",
         "sft": "after supervised CAI" if "revise" in stages else "after fine-tuning",

@@ -17,7 +17,7 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
 
     Args:
         summary: the evaluation's summary.
-        stages: the stages of the run, which determine the titles of models.
+        stages: the stages whose output the run used, which determine the titles of models.
     """
     models = list(summary.get("models") or [])
     if not models:

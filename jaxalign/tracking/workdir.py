@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,18 @@ from jaxalign.tracking.timing import PhaseTotal, read_timing
 
 @dataclasses.dataclass(frozen=True)
 class StageFiles:
-    """The files of one stage; missing files are empty. `status` is "done", "running", or None without a manifest."""
+    """The files of one stage; missing files are empty. `status` is "done", "running", or None without a manifest. `inputs` has
+    the stages that it read, by its manifest; None without a record of them. `config` has the config fields that it depends on,
+    by dotted name, and `left_out` the rows that did not fit (`LEFT_OUT`)."""
 
     name: str
     status: str | None = None
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     timing: Mapping[str, PhaseTotal] = dataclasses.field(default_factory=dict)
+    inputs: tuple[str, ...] | None = None
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def started(self) -> bool:
@@ -51,6 +56,7 @@ class RunFiles:
       records: the records of the stages that are planned or have started, in the order of the pipeline.
       audit: the audit of the judge; empty if there is none.
       later: the files of the stages of each round after the first (`config.rounds`), by round and name.
+      used: the stages whose output another stage read (`used_stages`).
     """
 
     path: Path
@@ -61,6 +67,7 @@ class RunFiles:
     records: tuple[StageRecord, ...] = ()
     audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     later: Mapping[int, Mapping[str, StageFiles]] = dataclasses.field(default_factory=dict)
+    used: frozenset[str] = frozenset()
 
     @property
     def by_round(self) -> Mapping[int, Mapping[str, StageFiles]]:
@@ -93,11 +100,17 @@ class RunFiles:
         """Whether a stage is planned or has started."""
         return name in self.planned or self.stage(name).started
 
+    def reads(self, stage: str, source: str) -> bool:
+        """Whether a stage read the output of another one, by its manifest."""
+        return source in (self.stage(stage).inputs or ())
+
     def start_of(self, stage: str) -> str:
-        """The model from which a stage starts: the last policy before it ("sft", "dpo", ...), else "base"."""
-        names = [record.name for record in self.records]
+        """The model from which a stage started: the last policy that it read by its manifest, else "base". Before the stage has
+        a manifest, the last planned policy before it."""
+        names, recorded = [record.name for record in self.records], self.stage(stage).inputs
         before = self.records[: names.index(stage)] if stage in names else ()
-        return next((record.name for record in reversed(before) if record.makes_policy), "base")
+        known = self.planned if recorded is None else recorded
+        return next((record.name for record in reversed(before) if record.makes_policy and record.name in known), "base")
 
     def rows(self, stage: str) -> Iterator[dict[str, Any]]:
         """The generated rows of a stage, shard by shard. Raises UserError for a line that is not JSON."""
@@ -137,21 +150,60 @@ def read_run(workdir: str | Path) -> RunFiles:
                         f"run `python -m jaxalign.train --workdir={path}` first.")
     evaluation = read_object(path / "summary.json") or stages["evaluate"].summary
     planned = tuple(record.name for record in asked) or tuple(name for name in names if stages[name].started)
+    used = used_stages(path, planned)
+    for name in set(stages) - {*planned, *(planned if used is None else used)}:
+        if _contradicts(stages[name], config):  # Left by an earlier run with other options, and not used by this one.
+            stages[name] = StageFiles(name)
     records = dict.fromkeys([*asked, *(record for record in STAGES if record.name in planned or stages[record.name].started)])
     later = {}
     for number in range(2, (config.get("rounds") or 1) + 1):
         repeated = rounds.repeated(config["stages"], (config.get("reward") or {}).get("source") or "preference")
         later[number] = {name: _read_stage(path / rounds.folder(name, number)) for name in repeated}
-    return RunFiles(path, config, evaluation, stages, planned, ordered(records), read_object(path / FILE), later)
+    return RunFiles(path, config, evaluation, stages, planned, ordered(records), read_object(path / FILE), later,
+                    frozenset(planned) if used is None else used)
 
 
 _STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json")
+LEFT_OUT = "left_out.json"
+"""A stage's file with the rows that did not fit: {rows: {"total", "dropped", "cut"}}; only written if there are any."""
+
+
+def used_stages(workdir: Path, planned: Iterable[str]) -> frozenset[str] | None:
+    """The stages whose output the stages of a run read, directly or not, by the manifests in its work directory.
+
+    Args:
+      workdir: the work directory.
+      planned: the folders of the run's stages. Stages evaluate and report, which read all others, do not count as readers.
+
+    Returns:
+      The names; None if no manifest of a planned stage records what the stage read.
+    """
+    waiting, used, recorded = [name for name in planned if name not in ("evaluate", "report")], set(), False
+    while waiting:
+        inputs = read_object(workdir / waiting.pop() / "manifest.json").get("inputs")
+        recorded = recorded or inputs is not None
+        waiting += set(inputs or ()) - used
+        used |= set(inputs or ())
+    return frozenset(used) if recorded else None
+
+
+def _contradicts(stage: StageFiles, config: Mapping[str, Any]) -> bool:
+    """Whether a stage was run with other values of the fields that it depends on than those of the config."""
+    for name, recorded in stage.config.items():
+        value: Any = config
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None and value != recorded:
+            return True
+    return False
 
 
 def _read_stage(path: Path) -> StageFiles:
     manifest, metrics, timing, summary = (path / name for name in _STAGE_FILES)
-    return StageFiles(path.name, read_object(manifest).get("status"), read_object(summary), read_metrics(metrics),
-                      read_timing(timing))
+    recorded = read_object(manifest)
+    inputs = recorded.get("inputs")
+    return StageFiles(path.name, recorded.get("status"), read_object(summary), read_metrics(metrics), read_timing(timing),
+                      None if inputs is None else tuple(inputs), recorded.get("config") or {}, read_object(path / LEFT_OUT))
 
 
 def read_object(path: Path) -> dict[str, Any]:

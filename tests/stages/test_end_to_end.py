@@ -16,6 +16,7 @@ from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import read_timing
 from tests.small_run import CONFIG, fingerprints, phases_with_operations, read, rows, run
+from tests.tracking.pages import Page
 
 TRAINED = {"pretrain": 60, "sft": None, "preference": None, "ppo": 3}
 
@@ -41,6 +42,14 @@ def test_every_phase_that_runs_a_model_records_tokens_and_operations(done):
         if stage in TRAINED:
             before = timing["start"]["seconds"] + timing["first step"]["seconds"]
             assert before < timing["first step"]["since"] <= before + timing["other"]["seconds"]
+
+
+def test_the_report_of_a_run_states_what_its_stages_read(done):
+    page = Page((done / "report.html").read_text(encoding="utf-8"))
+    shown = page.text("lead")
+    assert "Fine-tuning imitated the revisions and answers of stage revise." in shown and "after supervised CAI" in shown
+    assert "of these labels" in shown and "and its scores were the reward of RL." in shown and "no stage trained" not in shown
+    assert "config.dpo.beta" in page.text("config").partition("settings without an effect on this run")[2]
 
 
 def test_a_second_run_computes_nothing_and_changes_nothing(done, capsys):

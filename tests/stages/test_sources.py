@@ -45,6 +45,7 @@ def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys)
     assert len(sources.prompts(made, WordTokenizer(), "rl", 10, 8)) == 2
     shown = "0 of 3 rl prompts lost their oldest turns and 1 were left out, since they exceed 32 tokens"
     assert shown in capsys.readouterr().out
+    assert made.left_out == {"the rl prompts": {"total": 3, "dropped": 1, "cut": 0}}
     with pytest.raises(UserError, match="no evaluate prompt"):
         sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
 

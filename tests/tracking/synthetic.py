@@ -11,6 +11,11 @@ MODELS = ("base", "sft", "ppo")
 KINDS = ("harmful", "harmful_disguised", "benign", "benign_scary")
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 
+INPUTS = {"pretrain": (), "revise": ("pretrain",), "sft": ("pretrain", "revise"), "compare": ("pretrain", "sft"),
+          "preference": ("sft", "compare"), "ppo": ("sft", "preference"), "evaluate": (*STAGES[:3], "preference", "ppo"),
+          "report": STAGES[:-1]}
+"""The stages that the manifest of each stage records as inputs."""
+
 # count, total and the Wilson 95% interval (z 1.959964), computed with a calculator
 RATES = {
     "base": {"harmful": (156, 200, 0.7176, 0.8319), "helpful": (186, 200, 0.8860, 0.9578),
@@ -34,7 +39,8 @@ def make_run(path: Path, stages: tuple[str, ...] = STAGES, gold: bool = True) ->
               "ppo": {"kl_coef": 0.05, "clip": 0.2, "target_kl": None}, "evaluate": {"examples": 8}}
     write_json(path / "config.json", config)
     for index, name in enumerate(stages):
-        write_json(path / name / "manifest.json", {"stage": name, "status": "done", "config": {}, "inputs": {}})
+        write_json(path / name / "manifest.json", {"stage": name, "status": "done", "config": {},
+                                                  "inputs": {read: "hash" for read in INPUTS[name] if read in stages}})
         write_rows(path / name / "timing.jsonl", [{"phase": "compile", "seconds": 4.5, "tokens": 0},
                                                   {"phase": "work", "seconds": 20.0 + 5 * index, "tokens": 250_000}])
     for name, write in (("pretrain", _pretrain), ("revise", _revise), ("sft", _sft), ("compare", _compare),

@@ -137,9 +137,9 @@ def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     source, page = render_page(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
     assert tuple(page.sections) == ("lead", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
     lead = page.text("lead")
-    assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on "
-                           "average, and those of the model after RL 1.31, at a KL to the model after fine-tuning of 2.95 nats "
-                           "per response.")
+    assert lead.startswith("What happened The mean score that the preference model gives to the answers of the model after RL "
+                           "rose to 1.31 from 0.01 for the model after fine-tuning, from which its training started, at a KL "
+                           "to the model after fine-tuning of 2.95 nats per response.")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
     assert ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
             "win rate, preference score, KL and length.") in page.text("behaviour")

@@ -32,6 +32,8 @@ class StageContext:
       inputs: the folders, relative to the work directory, of the earlier stages that are not in WORKDIR/STAGE.
       start: the folder of the policy that the stage starts from, relative to the work directory; "": that of the last stage
         before it in `config.stages` that trains a policy, or the base.
+      left_out: the rows that did not fit, by their name in a sentence: {"total", "dropped", "cut"}. The stage adds to it; the
+        pipeline writes it to "left_out.json".
     """
 
     config: Config
@@ -42,6 +44,7 @@ class StageContext:
     round: int = 1
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     start: str = ""
+    left_out: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     @property
     def stream_seed(self) -> int:

@@ -127,7 +127,7 @@ def prompts(
                             f"({fitted.reason}), and none of the others fits into {most} tokens; correct their roles, or "
                             "change config.data.style")
         raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
-    _report_fitting(config, stage, purpose, len(every), fitted, most)
+    _report_fitting(context, purpose, len(every), fitted, most)
     first = first_prompt(context.round, len(fitted.prompts), count)
     return in_turn(fitted.prompts, config)[first : first + count]
 
@@ -226,6 +226,7 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
         raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
                         "config.model.max_length")
     if dropped:
+        context.left_out[where] = {"total": len(rows), "dropped": dropped, "cut": 0}
         print(f"[{context.title}] {dropped} of {len(rows)} rows of {where} were left out: they do not fit into {most} "
               "tokens, or the model's chat template rejects them", flush=True)
     return kept
@@ -279,7 +280,12 @@ def _rejecting(config: Config) -> str:
     return "the model's chat template rejects" if config.data.style == "chat" else f"the style {config.data.style!r} rejects"
 
 
-def _report_fitting(config: Config, stage: str, purpose: str, total: int, fitted: FittedPrompts, most: int) -> None:
+def _report_fitting(context: StageContext, purpose: str, total: int, fitted: FittedPrompts, most: int) -> None:
+    """Prints and records the prompts that were cut or left out."""
+    config, stage = context.config, context.directory.name
+    dropped = len(fitted.too_long) + len(fitted.refused)
+    if dropped or fitted.cut:
+        context.left_out[f"the {purpose} prompts"] = {"total": total, "dropped": dropped, "cut": len(fitted.cut)}
     if fitted.too_long or fitted.cut:
         print(f"[{stage}] {len(fitted.cut)} of {total} {purpose} prompts lost their oldest turns and {len(fitted.too_long)} "
               f"were left out, since they exceed {most} tokens", flush=True)

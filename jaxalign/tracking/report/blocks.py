@@ -62,6 +62,11 @@ class ReportSection:
     nav: str = ""
     order: int = 0
 
+    @property
+    def filled(self) -> bool:
+        """Whether the section has more than sentences about missing parts; only then a link leads to it."""
+        return bool(self.intro or self.figures or self.tables or self.extra or self.body)
+
 
 FIRST, LAST = -1, 1
 """`ReportSection.order` of the evaluation, which comes first, and of the least important sections."""

@@ -48,7 +48,7 @@ def behaviour(run: RunFiles) -> ReportSection:
     for name in ordered_measures(evaluation.get("rates") or {}):
         about = measure(name)
         rates = [((evaluation.get("rates") or {}).get(model) or {}).get(name) or {} for model in run.models]
-        bars = [Interval(model_title(model, run.planned), rate["rate"], rate["low"], rate["high"],
+        bars = [Interval(model_title(model, run.used), rate["rate"], rate["low"], rate["high"],
                          f"{rate['count']:,} of {rate['total']:,}", tone)
                 for tone, (model, rate) in enumerate(zip(run.models, rates, strict=True)) if rate.get("total")]
         if bars:
@@ -60,9 +60,9 @@ def behaviour(run: RunFiles) -> ReportSection:
         values = [(evaluation.get(quantity.field) or {}).get(model) for model in run.models]
         if any(value is not None for value in values):
             rows.append([quantity.title, *(decimal(value, quantity.digits) for value in values)])
-    header = ["Measure", *(model_column(model, run.planned) for model in run.models)]
+    header = ["Measure", *(model_column(model, run.used) for model in run.models)]
     captions = ["Rates with 95% Wilson intervals."] if figures else []
-    captions += [f"KL is measured against {model_phrase(reference(run.models), run.planned)}."] if evaluation.get("kl") else []
+    captions += [f"KL is measured against {model_phrase(reference(run.models), run.used)}."] if evaluation.get("kl") else []
     prompts = sum((evaluation.get("prompts") or {}).values())
     intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
     if figures:
@@ -78,7 +78,7 @@ def win_rates(run: RunFiles) -> list[ReportSection]:
     compared = [row for row in run.evaluation.get("win_rates") or [] if row.get("total")]
     figures = []
     for row in compared:
-        name = f"{model_title(row['model'], run.planned)} against {model_title(row['against'], run.planned)}"
+        name = f"{model_title(row['model'], run.used)} against {model_title(row['against'], run.used)}"
         note = f"{number(row['wins'])} of {row['total']:,}"
         bar = Interval("preferred", row["rate"], row["low"], row["high"], note, 1)
         undecided = row.get("undecided")
@@ -92,7 +92,7 @@ def win_rates(run: RunFiles) -> list[ReportSection]:
 
 def by_column(run: RunFiles) -> list[ReportSection]:
     """A table for each column of the prompts by which the results are broken down; no section if there is none."""
-    header = [model_title(model, run.planned) for model in run.models]
+    header = [model_title(model, run.used) for model in run.models]
     tables = [Table(f"The column “{column}” of the prompts.", [column, "Prompts", "Measure", *header],
                     [row for value, results in values.items() for row in _value_rows(run, value, results)])
               for column, values in (run.evaluation.get("by_column") or {}).items()]
@@ -114,7 +114,7 @@ def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[l
     wins = {(row["model"], row["against"]): row | {"count": row["wins"]} for row in results.get("win_rates") or []}
     for against in run.models:
         if any(earlier == against for _, earlier in wins):
-            label = f"Preferred over {model_phrase(against, run.planned)}"
+            label = f"Preferred over {model_phrase(against, run.used)}"
             rows.append([*first, label, *(_rate_cell(wins.get((model, against), {})) for model in run.models)])
     return rows
 
@@ -129,15 +129,18 @@ def answers(run: RunFiles) -> list[ReportSection]:
     kinds = dict.fromkeys(row.get("kind") for row in rows)
     each = math.ceil((_EXAMPLES if configured is None else configured) / max(len(kinds), 1))
     groups = examples.answered_prompts(rows, models, each)
+    judged = any(row.get("gold") for row in rows)
+    if not any(groups.values()) and not judged:
+        return []
     body = render(
         "answers.html.j2",
-        models=[model_title(model, run.planned) for model in models],
-        last=model_phrase(models[-1], run.planned),
+        models=[model_title(model, run.used) for model in models],
+        last=model_phrase(models[-1], run.used),
         groups=[(examples.KIND_TITLES.get(kind or "", (kind or "prompts").replace("_", " ").capitalize()), prompts)
                 for kind, prompts in groups.items()],
         chosen=f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
         mistakes=examples.mistakes(rows, models[-1], _MISTAKES),
-        judged=any(row.get("gold") for row in rows),
+        judged=judged,
         verified=any("correct" in (row.get("gold") or {}) for row in rows),
     )
     return [ReportSection("answers", "The same prompts answered by each model", body=body, nav="Answers", order=FIRST)]

@@ -21,7 +21,8 @@ _Z = 1.959964  # The 97.5% quantile of the normal distribution.
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """A headline number. `change` is "better", "worse", "no clear change", or "" if no direction is better."""
+    """A headline number. `change` is "better", "worse", "no clear change", or "" if no direction is better; for a loss
+    "fell", "rose" or "did not change"."""
 
     title: str
     before: str
@@ -43,8 +44,15 @@ def headlines(run: RunFiles) -> list[Headline]:
     for name, title in (("pretrain", "Pretraining loss"), ("sft", "Fine-tuning loss")):
         first, last = (run.stage(name).summary.get(field) for field in ("loss_first", "loss_last"))
         if first is not None and last is not None:
-            shown.append(Headline(title, f"{first:.3f}", f"{last:.3f}", ""))
+            shown.append(Headline(title, f"{first:.3f}", f"{last:.3f}", moved(first, last, 3)))
     return shown
+
+
+def moved(first: float, last: float, digits: int) -> str:
+    """ "rose" or "fell"; "did not change" if the numbers are equal with this many decimals."""
+    if decimal(first, digits) == decimal(last, digits):
+        return "did not change"
+    return "rose" if last > first else "fell"
 
 
 def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | None) -> str:
@@ -92,7 +100,7 @@ def model_table(run: RunFiles) -> Table | None:
         columns += [(quantity.title, cells)] if cells else []
     if not columns:
         return None
-    rows = [[model_column(model, run.planned), *(cells.get(model, "-") for _, cells in columns)] for model in run.models]
+    rows = [[model_column(model, run.used), *(cells.get(model, "-") for _, cells in columns)] for model in run.models]
     prompts = sum((run.evaluation.get("prompts") or {}).values()) or len(prompt_ids)
     compared = max([row["total"] for row in wins.values()], default=0)
     caption = f"All models, on the same {prompts:,} prompts" if prompts else "All models"

@@ -6,6 +6,7 @@ in the page forbids scripts and loading.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxalign.config.root import unread_fields
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import StageRecord
 from jaxalign.storage import write_atomically
@@ -24,6 +26,7 @@ from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
 from jaxalign.tracking.report.requests import requests
+from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.report.terms import terms
@@ -62,9 +65,9 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
         headlines=headlines(run),
         models=model_table(run),
         terms=terms(run),
-        span=[model_phrase(model, run.planned) for model in (run.models[:1] + run.models[-1:])],
+        span=[model_phrase(model, run.used) for model in (run.models[:1] + run.models[-1:])],
         sections=sections(run),
-        config=list(_config_lines(run.config)),
+        config=_config_lines(run),
     )
     path = run.path / "report.html"
     write_atomically(path, _CONTROL.sub("\ufffd", page))
@@ -80,7 +83,8 @@ def sections(run: RunFiles) -> list[ReportSection]:
             continue
         functions.append(record.report)
         of_stages += _sections_of(record, run)
-    return sorted([*across_rounds(run), *of_stages, *audit(run), *requests(run), costs(run)], key=lambda section: section.order)
+    shown = [*across_rounds(run), *of_stages, *audit(run), *requests(run), costs(run)]
+    return sorted((section for section in shown if section.filled or section.missing), key=lambda section: section.order)
 
 
 def _sections_of(record: StageRecord, run: RunFiles) -> list[ReportSection]:
@@ -101,13 +105,46 @@ def _sections_of(record: StageRecord, run: RunFiles) -> list[ReportSection]:
             raise
         sentence = f"The report function of stage {record.name} failed ({type(error).__name__}: {error})."
         logging.getLogger("jaxalign").warning(sentence)
-        return [ReportSection(record.name, record.name, missing=(sentence,))]
+        return [ReportSection(record.name, record.name, sentence)]
 
 
-def _config_lines(config: Mapping[str, Any], prefix: str = "config.") -> Iterator[str]:
-    """The config as one "config.FIELD = VALUE" line per field."""
+def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
+    """(the settings that the run read, the others), as "config.FIELD = VALUE" lines.
+
+    A setting is read if a stage depends on it by its manifest, or if it belongs to a planned stage, to a judge that was asked
+    or to no stage's results; the values of other settings must not make it ineffective. Before all planned stages have started,
+    only the last condition applies.
+    """
+    leaves = dict(_leaves(run.config))
+    stages = [run.stage(name) for name in run.planned]
+    recorded = {name for stage in run.stages.values() for name in stage.config}
+    waiting = not recorded or any(stage.status is None for stage in stages if stage.name != "report")
+    ineffective = set()
+    with contextlib.suppress(UserError):  # The config names a custom part that cannot be loaded any more.
+        ineffective = unread_fields(run.config)
+    asked = any(judging_stages(run))
+    judges = ((run.config.get("feedback") or {}).get("judge"), *(run.config.get("judge") or {}).values())
+    # Manifests lack the settings of speed and failures of these sections.
+    judged = {"feedback": asked, "judge": asked, "endpoint": asked and "endpoint" in judges}
+    read, others = [], []
+    for name, value in leaves.items():
+        section = name.partition(".")[0]
+        parents = {name[:end] for end in (*(i for i, char in enumerate(name) if char == "."), len(name))}
+        used = section in _NO_RESULTS or section in run.planned or not parents.isdisjoint(recorded)
+        used = waiting or judged.get(section, used)
+        (read if used and parents.isdisjoint(ineffective) else others).append(
+            f"config.{name} = {json.dumps(value, ensure_ascii=False)}")
+    return read, others
+
+
+_NO_RESULTS = ("mesh", "tracking", "stages", "rounds", "compile_cache", "profile", "seed")
+"""Settings that stages read although the results of single stages do not depend on them."""
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name and the value of each field."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _config_lines(value, f"{prefix}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}"
+            yield f"{prefix}{name}", value

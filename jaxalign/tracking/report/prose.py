@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from jaxalign.config import rounds
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase, reference
 from jaxalign.tracking.report.alarms import fired_alarms
-from jaxalign.tracking.report.headlines import change, rates_by_model
+from jaxalign.tracking.report.headlines import change, moved, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
-from jaxalign.tracking.report.usable import row_sentences, warnings
+from jaxalign.tracking.report.usable import loss_sentences, row_sentences, warnings
 from jaxalign.tracking.workdir import RunFiles
 
 
 def lead(run: RunFiles) -> list[str]:
-    """The paragraphs of the opening: warnings, which start with "Warning", the results, the models' roles, and the rows."""
+    """The paragraphs of the opening: warnings, which start with "Warning", the first result, the rows that were left out, the
+    other results, the models' roles, and the rows."""
     first, *others = _rate_sentences(run) or _other_sentences(run)
     failed, passed = _check_sentences(run)
     results = " ".join([*others, *conflict_sentences(run), *passed])
     method = role_sentences(run)
-    if (run.config.get("feedback") or {}).get("invert") and "compare" in run.planned:
-        method.append("The labels were inverted (feedback.invert): training favoured the answers that the constitution "
-                      "disfavours.")
+    if (run.config.get("feedback") or {}).get("invert") and run.stage("compare").started:
+        effect = ": training favoured the answers that the constitution disfavours" if "compare" in run.used else ""
+        method.append(f"The labels were inverted (feedback.invert){effect}.")
     alarms = [f"Warning: an alarm of stage ppo fired. {alarm.sentence()}" for alarm in fired_alarms(run)]
-    paragraphs = (*failed, *alarms, *warnings(run), first, results, " ".join(method), " ".join(row_sentences(run)))
+    losses, rows = " ".join(loss_sentences(run)), " ".join(row_sentences(run))
+    paragraphs = (*failed, *alarms, *warnings(run), first, losses, results, " ".join(method), rows)
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
@@ -30,9 +35,9 @@ def _rate_sentences(run: RunFiles) -> list[str]:
     harmful = rates_by_model(run, "harmful")
     if harmful:
         (model, first), later = harmful[0], harmful[1:]
-        sentence = (f"{capitalized(model_phrase(model, run.planned))} gave the requested help for {first['count']:,} of "
+        sentence = (f"{capitalized(model_phrase(model, run.used))} gave the requested help for {first['count']:,} of "
                     f"{first['total']:,} harmful requests ({short_percent(first['rate'])})")
-        parts = [f"{model_phrase(model, run.planned)} for {rate['count']:,} ({short_percent(rate['rate'])})"
+        parts = [f"{model_phrase(model, run.used)} for {rate['count']:,} ({short_percent(rate['rate'])})"
                  for model, rate in later]
         sentences.append(f"{sentence}; {', and '.join(parts)}." if parts else f"{sentence}.")
     for name, opening in (("correct", "Answers were correct"), ("helpful", "Harmless requests received the right help"),
@@ -41,7 +46,7 @@ def _rate_sentences(run: RunFiles) -> list[str]:
         rates = rates_by_model(run, name)
         if len(rates) > 1:
             (_, first), (_, last) = rates[0], rates[-1]
-            uncertain = change(first, last, True) == "no clear change"
+            uncertain = first["rate"] != last["rate"] and change(first, last, True) == "no clear change"
             remark = ", a difference within the 95% intervals" if uncertain else ""
             sentences.append(f"{opening} {short_percent(first['rate'])} of the time before and "
                              f"{short_percent(last['rate'])} after{remark}.")
@@ -50,13 +55,13 @@ def _rate_sentences(run: RunFiles) -> list[str]:
 
 def _other_sentences(run: RunFiles) -> list[str]:
     if not run.evaluation:
-        return [run.absence("evaluate", "how the models behave")]
+        return [run.absence("evaluate", "how the models behave"), *_reward_sentence(run)]
     sentences = _score_sentences(run)
     for row in run.evaluation.get("win_rates") or []:
         if row.get("total"):
             unclear = ", which is no clear preference" if row["low"] <= 0.5 <= row["high"] else ""
-            winner = capitalized(model_phrase(row["model"], run.planned))
-            sentences.append(f"{winner} was preferred over {model_phrase(row['against'], run.planned)} in "
+            winner = capitalized(model_phrase(row["model"], run.used))
+            sentences.append(f"{winner} was preferred over {model_phrase(row['against'], run.used)} in "
                              f"{short_percent(row['rate'])} of {row['total']:,} comparisons (95% interval "
                              f"{short_percent(row['low'])} to {short_percent(row['high'])}){unclear}.")
     if run.evaluation.get("rates"):
@@ -69,8 +74,19 @@ def no_rates(run: RunFiles) -> str:
     names = {"preference_score": "preference score", "kl": "KL", "length": "length"}
     known = [name for field, name in names.items() if any(v is not None for v in (run.evaluation.get(field) or {}).values())]
     known = ["win rate"] * bool(run.evaluation.get("win_rates")) + known
-    return ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
-            f"{joined(known) if known else 'their answers only'}.")
+    means = joined(known) if known else "their answers only"
+    compared = f"; the models are compared by {means}" if len(run.models) > 1 else ""
+    return f"No rules decide which answers to this run's prompts are right, so there are no rates{compared}."
+
+
+def _reward_sentence(run: RunFiles) -> list[str]:
+    """The score of the first and the last iteration of RL, for a run without an evaluation."""
+    _, scores = run.stage("ppo").column("score")
+    if not scores:
+        return []
+    first, last = scores[0], scores[-1]
+    return [f"RL started from {model_phrase(run.start_of('ppo'), run.used)}; the mean score of its answers in training "
+            f"{moved(first, last, 2)}: {decimal(first, 2)} in the first iteration, {decimal(last, 2)} in the last."]
 
 
 def _score_sentences(run: RunFiles) -> list[str]:
@@ -78,11 +94,20 @@ def _score_sentences(run: RunFiles) -> list[str]:
     known = [model for model in run.models if scores.get(model) is not None]
     if len(known) < 2:
         return []
-    first, last = known[0], known[-1]
-    start = model_phrase(reference(run.models), run.planned)
+    first, last = _start(run, known), known[-1]
+    before, after, direction = decimal(scores[first], 2), decimal(scores[last], 2), moved(scores[first], scores[last], 2)
+    start = model_phrase(reference(run.models), run.used)
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
-    return [f"The preference model scores the answers of {model_phrase(first, run.planned)} {decimal(scores[first], 2)} on "
-            f"average, and those of {model_phrase(last, run.planned)} {decimal(scores[last], 2)}{distance}."]
+    change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
+    return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "
+            f"{model_phrase(first, run.used)}, from which its training started{distance}."]
+
+
+def _start(run: RunFiles, known: Sequence[str]) -> str:
+    """The model from which the training of the last of the models `known` started, or the nearest one before it."""
+    stage, number = rounds.parse(known[-1])
+    start = run.start_of(stage) if number == 1 else known[-2]
+    return start if start in known else known[0]
 
 
 def conflict_sentences(run: RunFiles) -> list[str]:
@@ -94,7 +119,7 @@ def conflict_sentences(run: RunFiles) -> list[str]:
             continue
         later_wins, earlier_wins = row["low"] > 0.5, row["high"] < 0.5
         if (later > earlier and earlier_wins) or (later < earlier and later_wins):
-            model, against = (model_phrase(row[side], run.planned) for side in ("model", "against"))
+            model, against = (model_phrase(row[side], run.used) for side in ("model", "against"))
             order, preferred, ending = ("lower", model, "the preference model disagrees with the judge")
             if later > earlier:
                 order, preferred, ending = ("higher", against, "the preference model may have been exploited")

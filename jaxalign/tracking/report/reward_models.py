@@ -25,7 +25,7 @@ def preference(run: RunFiles) -> ReportSection:
     if not stage.summary:
         missing = run.absence("preference", "the preference model's accuracy and calibration")
         return ReportSection("preference", title, missing=(missing,), figures=figures, nav="Preference model")
-    purpose = "Its scores are the reward for RL. " if rewards_rl(run) else ""
+    purpose = "Its scores were the reward of RL, or a part of it. " if rewards_rl(run) else ""
     intro = f"{purpose}Calibration and held-out metrics use pairs that it was not trained on."
     if "early_stopping" in stage.summary:
         intro += (" The curves of the held-out loss and accuracy use other held-out pairs, which chose the step whose weights "

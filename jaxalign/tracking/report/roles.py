@@ -22,22 +22,24 @@ _DUTIES = {
 """The work of a judge in each stage that may ask one."""
 
 _GENERATED = {"world": "the embedded world (docs/world.md)", "arithmetic": "generated arithmetic tasks"}
+_TASKS = "prompts for labels and RL"
+_REVISED = ("prompts whose answers are revised", "prompts that are answered without revision")
 _FILES = {
-    "train": {"prompts_jsonl": "prompts for labels and RL", "judgements_jsonl": "judged answers"},
+    "train": {"prompts_jsonl": _TASKS, "judgements_jsonl": "judged answers"},
     "extra_train": {"judgements_jsonl": "judged answers"},
-    "red_team": "prompts whose answers are revised",
-    "helpful": "prompts that are answered without revision",
-    "rl": "prompts for labels and RL",
+    "red_team": _REVISED[0],
+    "helpful": _REVISED[1],
+    "rl": _TASKS,
     "eval": "prompts for evaluation only",
 }
 """What the files of `config.data` contain, by field; for a field that sources read differently, by source."""
 
 
 def role_sentences(run: RunFiles) -> list[str]:
-    """Names the base model, each judge with its work, the source of the preference model, and the data."""
+    """Names the base model, each judge with its work, what each model was trained on, and the data."""
     if not run.config:
         return []
-    return [*_base_sentence(run), *_judge_sentences(run), *_preference_sentence(run), *_data_sentence(run)]
+    return [*_base_sentence(run), *_judge_sentences(run), *_training_sentences(run), *_data_sentence(run)]
 
 
 def judge_phrase(run: RunFiles, stage: str) -> str:
@@ -74,18 +76,18 @@ def _base_sentence(run: RunFiles) -> list[str]:
     model = run.config.get("model") or {}
     if model.get("source") == "huggingface" and model.get("path"):
         origin = f"is {model['path']}"
-    elif "pretrain" in run.planned:
+    elif run.stage("pretrain").started:
         origin = "was trained by stage pretrain of this run"
     else:
         return []
-    sentence = f"The base model (“{model_title('base', run.planned)}”) {origin}"
+    sentence = f"The base model (“{model_title('base', run.used)}”) {origin}"
     return [f"{sentence}; it answered the prompts of stage revise." if run.stage("revise").started else f"{sentence}."]
 
 
 def _judge_sentences(run: RunFiles) -> list[str]:
     """Sentences on the author of the pairs, on each judge, and on the constitution."""
     duties: dict[str, list[str]] = {}
-    for stage in _judging_stages(run):
+    for stage in judging_stages(run):
         judge = judge_phrase(run, stage)
         if stage == "revise" and judge.startswith("a jury"):  # Its first member writes.
             judge = f"the first model of {judge}"
@@ -93,7 +95,7 @@ def _judge_sentences(run: RunFiles) -> list[str]:
         duties.setdefault(judge, []).append("criticised and revised its own answers" if own else _DUTIES[stage])
     sentences = []
     if run.stage("compare").started:
-        writer = capitalized(model_phrase(run.start_of("compare"), run.planned))
+        writer = capitalized(model_phrase(run.start_of("compare"), run.used))
         sentences.append(f"{writer} wrote the pairs of answers of stage compare.")
     sentences += [f"{capitalized(judge)} {joined(done)}." for judge, done in duties.items()]
     feedback = run.config.get("feedback") or {}
@@ -102,7 +104,7 @@ def _judge_sentences(run: RunFiles) -> list[str]:
     return sentences
 
 
-def _judging_stages(run: RunFiles) -> Iterable[str]:
+def judging_stages(run: RunFiles) -> Iterable[str]:
     """The stages that have asked a judge."""
     for stage in _DUTIES:
         if not run.stage(stage).started:
@@ -114,24 +116,65 @@ def _judging_stages(run: RunFiles) -> Iterable[str]:
         yield stage
 
 
+def _training_sentences(run: RunFiles) -> list[str]:
+    """What each model of rewards or policy was trained on, by the manifests of the stages."""
+    sentences = []
+    if run.stage("sft").started:
+        revised = run.reads("sft", "revise")
+        source = "the revisions and answers of stage revise" if revised else "the preferred answers of the data"
+        sentences.append(f"Fine-tuning imitated {source}.")
+    sentences += _preference_sentence(run)
+    if run.stage("dpo").started:
+        judged = "judged answers" if run.stage("dpo").summary.get("balance") else "comparisons"
+        source = "the labels of stage compare" if run.reads("dpo", "compare") else f"the {judged} of the data"
+        sentences.append(f"DPO learned from {source}.")
+    parts = _reward_parts(run)
+    if parts and parts != ["preference"]:
+        phrases = [_reward_phrase(run, part) for part in parts]
+        sentences.append(f"The reward of RL was {phrases[0]}." if len(phrases) == 1 else
+                         f"The reward of RL was the sum of {joined(phrases)}.")
+    return sentences
+
+
 def _preference_sentence(run: RunFiles) -> list[str]:
     stage = run.stage("preference")
     if not stage.started:
         return []
-    pairs = stage.summary.get("train_pairs")
-    count = "" if pairs is None else f"{pairs:,} of "
-    source = "these labels" if run.stage("compare").started else "the comparisons of the data"
+    source = "these labels" if run.reads("preference", "compare") else "the comparisons of the data"
+    counted = [("", source)]
+    if stage.summary.get("human"):
+        counted = [("ai", source), ("human", "the human comparisons of preference.human")]
+    parts = []
+    for name, rows in counted:
+        pairs = ((stage.summary.get(name) or {}) if name else stage.summary).get("train_pairs")
+        parts.append(rows if pairs is None else f"{pairs:,} of {rows}")
     held_out = (stage.summary.get("held_out") or {}).get("pairs")
     rest = "" if held_out is None else f" ({held_out:,} more were held out to measure its accuracy)"
-    sentence = f"The preference model was trained on {count}{source}{rest}"
-    scored = ", and its scores were the reward of RL" if run.stage("ppo").started and rewards_rl(run) else ""
-    return [f"{sentence}{scored}."]
+    scored = ", and its scores were the reward of RL" if _reward_parts(run) == ["preference"] else ""
+    return [f"The preference model was trained on {joined(parts)}{rest}{scored}."]
+
+
+def _reward_parts(run: RunFiles) -> list[str]:
+    """The names of the sources of the reward of RL; empty if RL has not started."""
+    source = (run.config.get("reward") or {}).get("source") or "preference"
+    return list(names_in(source)) if run.stage("ppo").started else []
+
+
+def _reward_phrase(run: RunFiles, part: str) -> str:
+    reward = run.config.get("reward") or {}
+    return {
+        "preference": "the score of the preference model",
+        "distilled": "the score of the student of the preference model",
+        "model": f"the score of the model {reward.get('model')}",
+        "callable": f"the function {reward.get('callable')}",
+        "verifier": f"the verifier {reward.get('verifier')}",
+        "ai_feedback": f"the rating of {judge_phrase(run, 'ppo')}",
+    }.get(part, f"the reward source {part}")
 
 
 def rewards_rl(run: RunFiles) -> bool:
-    """Whether the preference model's scores are the reward of RL."""
-    source = (run.config.get("reward") or {}).get("source") or "preference"
-    return "ppo" in run.planned and "preference" in names_in(source)
+    """Whether the preference model's scores were the reward of RL, or a part of it."""
+    return "preference" in _reward_parts(run)
 
 
 def _data_sentence(run: RunFiles) -> list[str]:
@@ -142,8 +185,19 @@ def _data_sentence(run: RunFiles) -> list[str]:
     files = []
     for field, contents in _FILES.items():
         kind = contents.get(source, "preferences") if isinstance(contents, Mapping) else contents
+        if kind in _REVISED and not run.stage("revise").started:
+            kind = "prompts"
+        elif kind == _TASKS:
+            kind = _prompts_for(run)
         paths = data.get(field) or ()
         files += [f"{PurePath(path).name} ({kind})" for path in ([paths] if isinstance(paths, str) else paths)]
     if files:
         return [f"Data: {joined(files)}."]
     return [f"The data come from the source {source}."] if source else []
+
+
+def _prompts_for(run: RunFiles) -> str:
+    """The prompts of `config.data.rl` with their purposes in the stages that have started."""
+    labels = run.stage("compare").started or run.stage("online_dpo").started
+    purposes = ["labels"] * labels + ["RL"] * run.stage("ppo").started
+    return f"prompts for {joined(purposes)}" if purposes else "prompts"

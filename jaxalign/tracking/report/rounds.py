@@ -87,7 +87,7 @@ def _evaluation_table(run: RunFiles) -> Table:
     caption = "The evaluation of the model before the first round and of the last policy of each round, with 95% intervals."
     if evaluation.get("preference_score"):
         caption += " The preference score is that of the first round's preference model."
-    return Table(caption, ["Measure", *(model_column(model, run.planned) for model in models)], rows)
+    return Table(caption, ["Measure", *(model_column(model, run.used) for model in models)], rows)
 
 
 def measured_models(run: RunFiles) -> list[tuple[int, str]]:

@@ -16,7 +16,9 @@ from jaxalign.reasons import (
     self_agreement_sentence,
     usable_sentence,
 )
-from jaxalign.tracking.formatting import capitalized
+from jaxalign.tracking.formatting import capitalized, percent, share
+from jaxalign.tracking.measures import model_phrase
+from jaxalign.tracking.report.roles import joined
 from jaxalign.tracking.workdir import RunFiles
 
 _REPORTS = {
@@ -47,9 +49,51 @@ def row_sentences(run: RunFiles) -> list[str]:
     return sentences
 
 
+def loss_sentences(run: RunFiles) -> list[str]:
+    """Counts the rows that were dropped or cut and the answers that did not end, with their shares."""
+    sentences = []
+    for name, content in _files(run):
+        meanings = {field: meaning for field, meaning in _REPORTS[name][0].reasons.items() if field not in _NO_LOSS}
+        reasons = [f"{share(len(content[field]), content['rows'])} {meaning.replace('; ', ', ')}"
+                   for field, meaning in meanings.items() if content.get(field)]
+        if reasons:
+            kept = content[name] + content.get("undesirable", 0)
+            sentences.append(f"Of the {content['rows']:,} rows of {content['path']}, {share(kept, content['rows'])} were kept; "
+                             f"{'; '.join(reasons)}.")
+    for label, stage in run.runs.items():
+        for rows, count in stage.left_out.items():
+            parts = [f"{share(count[part], count['total'])} were {words}" for part, words in _LEFT_OUT.items() if count[part]]
+            sentences.append(f"Of the {count['total']:,} rows of {rows} in stage {label}, {' and '.join(parts)}.")
+    sentences += _incomplete(run)
+    return sentences
+
+
+_NO_LOSS = ("evaluated", "in_red_team", "bad_margins")  # Rows that are used, and whose text is not changed.
+_LEFT_OUT = {"dropped": "dropped because they did not fit or the text format rejected them",
+             "cut": "cut at their oldest turns"}
+
+
+def _incomplete(run: RunFiles) -> Iterator[str]:
+    """Sentences on texts that were cut, or reached the length limit, in the stages sft, revise, ppo and evaluate."""
+    trained, revised = run.stage("sft").summary, run.stage("revise").summary
+    if trained.get("cut"):
+        yield f"{share(trained['cut'], trained['answers'])} of the answers of fine-tuning were cut to sft.row_length."
+    total = (revised.get("prompts") or 0) * (revised.get("rounds") or 1) + (revised.get("helpful_prompts") or 0)
+    if revised.get("incomplete"):
+        yield f"{share(revised['incomplete'], total)} of the answers and revisions did not end within revise.max_new_tokens."
+    _, ended = run.stage("ppo").column("eos_rate")
+    if ended and ended[-1] < 1:
+        yield f"{percent(1 - ended[-1])} of the responses of the last iteration of RL did not end within ppo.max_new_tokens."
+    ended_by_model = run.evaluation.get("complete") or {}
+    unended = {model: 1 - rate for model, rate in ended_by_model.items() if rate is not None and rate < 1}
+    if unended:
+        shares = joined([f"{percent(rate)} for {model_phrase(model, run.used)}" for model, rate in unended.items()])
+        yield f"Answers of the evaluation that did not end within evaluate.max_new_tokens: {shares}."
+
+
 def warnings(run: RunFiles) -> list[str]:
-    """Sentences that start with "Warning", if few rows can be used or the judge's verdicts say little."""
-    problems, revised = [], _revised(run)
+    """Sentences that start with "Warning", if rows were ignored, few can be used, or the judge's verdicts say little."""
+    problems, revised = list(_ignored(run)), _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
@@ -63,8 +107,19 @@ def warnings(run: RunFiles) -> list[str]:
     return [f"Warning: {sentence}." for sentence in problems if sentence]
 
 
+def _ignored(run: RunFiles) -> Iterator[str]:
+    """A sentence for each stage whose rows no stage read although later ones trained."""
+    for index, record in enumerate(run.records):
+        trained = [later.name for later in run.records[index + 1 :] if later.trains and run.stage(later.name).started]
+        if record.makes and run.stage(record.name).started and trained and record.name not in run.used:
+            yield f"no stage trained on the rows of stage {record.name}; {joined(trained)} used other data"
+
+
 def _revised(run: RunFiles) -> Mapping[str, Any]:
-    """The report on the rows of stage revise that sft uses: of sft if it ran, else of revise; empty if there is none."""
+    """The report on the rows of stage revise that sft uses: of sft if it ended, else of revise; empty if there is none, or if
+    policies were trained without them."""
+    if "revise" not in run.used and any(run.stage(record.name).started for record in run.records if record.makes_policy):
+        return {}
     for content in (run.stage("sft").summary.get("data"), run.stage("revise").summary.get("usable")):
         if content and "usable" in content:
             return content
@@ -73,16 +128,21 @@ def _revised(run: RunFiles) -> Mapping[str, Any]:
 
 def _file_sentences(run: RunFiles) -> Iterator[str]:
     """What was read from each file, once."""
+    for field, content in _files(run):
+        report, kept = _REPORTS[field]
+        reasons = [f"{len(content[name])} {meaning.replace('; ', ', ')}" for name, meaning in report.reasons.items()
+                   if content.get(name)]
+        listed = f" ({'; '.join(reasons)})" if reasons else ""
+        yield f"{content['path']}: {content['rows']:,} rows, {content[field]:,} {kept}{listed}."
+
+
+def _files(run: RunFiles) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(the field of `_REPORTS`, the report) for each file that a stage read, once."""
     shown = set()
-    for stage in run.planned:
-        data = run.stage(stage).summary.get("data") or {}
-        for content in data.get("files", [data] if "path" in data else []):
+    for stage in run.stages.values():
+        data, human = (stage.summary.get(name) or {} for name in ("data", "human"))
+        for content in (*data.get("files", [data] if "path" in data else []), *human.get("files", ())):
             field = next((field for field in _REPORTS if field in content), None)
-            if field is None or content["path"] in shown:
-                continue
-            shown.add(content["path"])
-            report, kept = _REPORTS[field]
-            reasons = [f"{len(content[name])} {meaning.replace('; ', ', ')}" for name, meaning in report.reasons.items()
-                       if content.get(name)]
-            listed = f" ({'; '.join(reasons)})" if reasons else ""
-            yield f"{content['path']}: {content['rows']:,} rows, {content[field]:,} {kept}{listed}."
+            if field is not None and content["path"] not in shown:
+                shown.add(content["path"])
+                yield field, content

@@ -1,0 +1,179 @@
+"""The report and the final table state only what the manifests and summaries of a run record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxalign.pipeline.results import read_results
+from jaxalign.storage import LocalStorage
+
+from .pages import render_page
+from .synthetic import STAGES, make_run, write_json, write_rows
+
+
+def change(path, **values):
+    content = json.loads(path.read_text()) if path.exists() else {}
+    write_json(path, content | values)
+
+
+def lead(run):
+    return render_page(run)[1].text("lead")
+
+
+FROM_FILE = {"source": "preferences_jsonl", "train": "in/pairs.jsonl"}
+
+
+def test_revisions_that_fine_tuning_did_not_read_are_not_credited(tmp_path):
+    run = make_run(tmp_path)
+    change(run / "config.json", data=FROM_FILE)
+    change(run / "sft" / "manifest.json", inputs={"pretrain": "hash"})
+    shown = lead(run)
+    assert "after supervised CAI" not in shown and "helpful-only" not in shown
+    assert "Fine-tuning imitated the preferred answers of the data." in shown
+    assert "Warning: no stage trained on the rows of stage revise; sft, preference and ppo used other data." in shown
+    assert "23 of 25 answers and revisions" not in shown and "Data: pairs.jsonl (preferences)." in shown
+    assert "after supervised CAI" not in read_results(LocalStorage(run), STAGES).table()
+
+
+def test_recorded_revisions_are_credited(tmp_path):
+    run = make_run(tmp_path)
+    assert "Fine-tuning imitated the revisions and answers of stage revise." in lead(run)
+    assert "no stage trained" not in lead(run)
+    assert "after supervised CAI (sft)" in read_results(LocalStorage(run), STAGES).table()
+
+
+def test_stages_of_an_earlier_run_with_other_options_are_left_out(tmp_path):
+    run = make_run(tmp_path)
+    stages = ["pretrain", "sft", "preference", "ppo", "evaluate", "report"]
+    change(run / "config.json", stages=stages, data=FROM_FILE)
+    for stage in ("revise", "compare"):
+        change(run / stage / "manifest.json", config={"data": {"source": "world"}})
+    change(run / "sft" / "manifest.json", inputs={"pretrain": "hash"})
+    change(run / "preference" / "manifest.json", inputs={"sft": "hash"})
+    shown = lead(run)
+    assert "criticised" not in shown and "labelled" not in shown and "stage compare" not in shown
+    assert "The preference model was trained on the comparisons of the data" in shown
+    assert not {"revisions", "labels"} & set(render_page(run)[1].sections)
+
+
+def test_human_pairs_are_counted_apart_from_labels(tmp_path):
+    run = make_run(tmp_path)
+    change(run / "preference" / "summary.json", train_pairs=150, ai={"train_pairs": 120},
+           human={"train_pairs": 30, "files": []})
+    assert ("The preference model was trained on 120 of these labels and 30 of the human comparisons of preference.human (100 "
+            "more were held out to measure its accuracy), and its scores were the reward of RL.") in lead(run)
+
+
+@pytest.mark.parametrize(("reward", "shown"), [
+    ({"source": "verifier", "verifier": "exact_match"}, "The reward of RL was the verifier exact_match."),
+    ({"source": "callable", "callable": "mine.py:score"}, "The reward of RL was the function mine.py:score."),
+    ({"source": "distilled"}, "The reward of RL was the score of the student of the preference model."),
+    ({"source": "preference+callable", "callable": "m:f"},
+     "The reward of RL was the sum of the score of the preference model and the function m:f."),
+])
+def test_the_reward_of_rl_is_named(tmp_path, reward, shown):
+    run = make_run(tmp_path)
+    change(run / "config.json", reward=reward)
+    assert shown in lead(run) and "and its scores were the reward of RL" not in lead(run)
+
+
+@pytest.mark.parametrize(("inputs", "summary", "shown"), [
+    (["sft", "compare"], {}, "the labels of stage compare"), (["sft"], {}, "the comparisons of the data"),
+    (["sft"], {"balance": {"desirable": 3, "undesirable": 2, "ratio": 1.5}}, "the judged answers of the data"),
+])
+def test_the_data_of_dpo_are_named(tmp_path, inputs, summary, shown):
+    run = make_run(tmp_path, ("sft", "compare", "evaluate", "report"), gold=False)
+    change(run / "config.json", stages=["sft", "compare", "dpo", "evaluate", "report"])
+    manifest = {"stage": "dpo", "status": "done", "config": {}, "inputs": dict.fromkeys(inputs, "")}
+    write_json(run / "dpo" / "manifest.json", manifest)
+    write_json(run / "dpo" / "summary.json", {"steps": 3} | summary)
+    assert f"DPO learned from {shown}." in lead(run)
+
+
+@pytest.mark.parametrize(("scores", "inputs", "shown"), [
+    ({"base": -0.16, "sft": 0.1, "ppo": -0.36}, ["sft"], "RL fell to -0.36 from 0.10 for the model after fine-tuning"),
+    ({"base": -0.16, "sft": 0.1, "ppo": -0.1}, [], "RL rose to -0.10 from -0.16 for the starting model"),
+    ({"base": 0.2, "sft": 0.1, "ppo": 0.1}, ["sft"], "RL is 0.10, as for the model after fine-tuning"),
+])
+def test_the_score_is_compared_with_the_model_that_rl_started_from(tmp_path, scores, inputs, shown):
+    run = make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False)
+    change(run / "ppo" / "manifest.json", inputs=dict.fromkeys(inputs, ""))
+    change(run / "summary.json", preference_score=scores)
+    assert f"{shown}, from which its training started, at a KL to the model after fine-tuning of 2.95 nats" in lead(run)
+
+
+def test_lost_rows_are_counted_with_their_shares_near_the_top(tmp_path):
+    run = make_run(tmp_path)
+    report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 48, "too_long": list(range(32)), "cut": [3, 4], "broken": []}
+    change(run / "preference" / "summary.json", data=report)
+    change(run / "sft" / "summary.json", cut=11)
+    change(run / "revise" / "summary.json", incomplete=5)
+    change(run / "summary.json", complete={"base": 1.0, "sft": 0.75, "ppo": 0.5})
+    write_json(run / "ppo" / "left_out.json", {"the rl prompts": {"total": 60, "dropped": 15, "cut": 3}})
+    shown = lead(run)
+    for sentence in (
+        "Of the 80 rows of in/pairs.jsonl, 48 (60.0%) were kept; 2 (2.5%) too long, oldest turns cut; 32 (40.0%) too long even",
+        "11 (50.0%) of the answers of fine-tuning were cut to sft.row_length.",
+        "5 (20.0%) of the answers and revisions did not end within revise.max_new_tokens.",
+        "1.0% of the responses of the last iteration of RL did not end within ppo.max_new_tokens.",
+        "25.0% for the model after supervised CAI and 50.0% for the model after RL.",
+        "Of the 60 rows of the rl prompts in stage ppo, 15 (25.0%) were dropped because they did not fit or the text format "
+        "rejected them and 3 (5.0%) were cut at their oldest turns.",
+    ):
+        assert sentence in shown and shown.index(sentence) < shown.index("The base model"), sentence
+
+
+def test_settings_without_an_effect_are_listed_apart(tmp_path):
+    run = make_run(tmp_path, ("sft", "evaluate", "report"), gold=False)
+    change(run / "config.json", model={"source": "huggingface", "path": "m", "layers": 4, "remat": False},
+           ppo={"kl_coef": 0.05}, preference={"max_length": 64, "epochs": 3}, feedback={"constitution": "default"})
+    change(run / "sft" / "manifest.json", config={"model": {}, "preference.max_length": 64})
+    change(run / "summary.json", win_rates=[])
+    read, _, unused = render_page(run)[1].text("config").partition("settings without an effect on this run")
+    for line in ("config.model.path = \"m\"", "config.preference.max_length = 64", "config.sft.min_rows = 8",
+                 "config.mesh.data = 1"):
+        assert line in read, line
+    for line in ("config.model.layers = 4", "config.ppo.kl_coef = 0.05", "config.preference.epochs = 3",
+                 "config.feedback.constitution"):
+        assert line in unused, line
+
+
+def test_links_lead_to_sections_with_content(tmp_path):
+    run = make_run(tmp_path, STAGES[:3])
+    change(run / "config.json", stages=list(STAGES))
+    source, page = render_page(run)
+    assert "The ppo stage has not run yet" in page.text("rl") and 'href="#rl"' not in source
+    assert 'href="#revisions"' in source
+
+
+def test_no_section_of_answers_without_examples(tmp_path):
+    run = make_run(tmp_path, ("sft", "evaluate", "report"), gold=False)
+    source, page = render_page(run, examples=0)
+    assert "answers" not in page.sections and 'href="#answers"' not in source
+
+
+@pytest.mark.parametrize(("judge", "served"), [("endpoint", True), ("local", False)])
+def test_the_settings_of_a_judge_that_was_asked_are_among_those_with_an_effect(tmp_path, judge, served):
+    run = make_run(tmp_path)
+    change(run / "config.json", feedback={"judge": judge}, judge={"retries": 2}, endpoint={"url": ["http://h/v1"]})
+    change(run / "compare" / "manifest.json", config={"feedback.judge": judge})
+    read, _, unused = render_page(run)[1].text("config").partition("settings without an effect on this run")
+    assert "config.judge.retries = 2" in read and ("config.endpoint.url" in read) == served != ("config.endpoint.url" in unused)
+
+
+def test_rl_without_an_evaluation_says_where_it_started_and_how_the_score_moved(tmp_path):
+    run = make_run(tmp_path, ("sft", "ppo", "report"))
+    write_rows(run / "ppo" / "metrics.jsonl", [{"step": 0, "score": 0.5}, {"step": 1, "score": -0.25}])
+    shown = lead(run)
+    assert ("RL started from the model after fine-tuning; the mean score of its answers in training fell: 0.50 in the first "
+            "iteration, -0.25 in the last.") in shown
+    assert "Fine-tuning loss 1.490 → before, then 0.610 fell" in shown
+
+
+def test_a_single_model_is_not_said_to_be_compared(tmp_path):
+    run = make_run(tmp_path, ("evaluate", "report"), gold=False)
+    change(run / "summary.json", models=["base"], win_rates=[], preference_score={})
+    shown = lead(run)
+    assert "so there are no rates." in shown and "compared by" not in shown
