@@ -88,7 +88,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     others: list[str] = []
     for part in _LISTED:
         value = config.get(part) or names.get(part) or []
-        listed = list(value.values()) if isinstance(value, dict) else value
+        listed = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         others += [_content(folder, part, item) for item in listed]
     ends = [_ids(folder, "eos_token_id", source.get("eos_token_id")) for source in (generation, model)]
     begins = [i for source in (generation, model) for i in _ids(folder, "bos_token_id", source.get("bos_token_id"))]

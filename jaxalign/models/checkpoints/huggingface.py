@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
       UserError: the file is missing or malformed, or has an unsupported field (the error gives its name and value).
     """
     path = pathlib.Path(folder).expanduser() / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):  # Unlike Path.is_file, False also for a name that is too long.
         raise UserError(f"{path} does not exist; model.path must be a folder in Hugging Face format, with config.json")
     return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
 
@@ -87,8 +88,8 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     bos, eos = raw.get("bos_token_id"), raw.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
-        if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
-            raise UserError(f"{path}: {name} is {raw[name]!r}; a token id is expected")
+        if any(type(value) is not int or not 0 <= value < decoder.vocab for value in values):
+            raise UserError(f"{path}: {name} is {raw[name]!r}; an id below vocab_size ({decoder.vocab}) is expected")
     return CheckpointConfig(family, decoder, head, positions, bos, eos_ids, raw)
 
 

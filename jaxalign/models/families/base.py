@@ -12,6 +12,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any, NamedTuple
 
+from jaxalign.config.schema import FLOAT32_MAX, FLOAT32_TINY
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
 
@@ -30,6 +31,10 @@ class Weight(NamedTuple):
     layout: str
     pick: int = 0
 
+
+LARGEST = 2**31 - 1
+"""The largest size and token id of a model: arrays are indexed by int32."""
+_MOST_LAYERS = 10_000  # Lists with an entry for each layer are built before the weights are compared with config.json.
 
 # Fields that do not affect the decoder's outputs.
 _HARMLESS = frozenset((
@@ -54,8 +59,12 @@ class Fields:
         value = self.raw.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        return self._number(name, default, int)
+    def integer(self, name: str, default: int | None = None, most: int = 0) -> int:
+        """A positive integer of at most `most`, or LARGEST."""
+        value = self._number(name, default, int)
+        if most and value > most:
+            raise UserError(f"{self.path}: {name} is {value}; at most {most} is expected")
+        return value
 
     def real(self, name: str, default: float | None = None) -> float:
         return self._number(name, default, float)
@@ -102,9 +111,11 @@ class Fields:
 
     def _number(self, name: str, default: float | None, kind: type):
         value = self.get(name, default)
-        allowed = (int, float) if kind is float else int
-        if isinstance(value, bool) or not isinstance(value, allowed) or value <= 0:
-            raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} is expected")
+        allowed, most = ((int, float), FLOAT32_MAX) if kind is float else (int, LARGEST)
+        if isinstance(value, bool) or not isinstance(value, allowed) or not 0 < value <= most:
+            raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} of at most {most:.3g} is expected")
+        if kind is float and value < FLOAT32_TINY:
+            raise UserError(f"{self.path}: {name} is {value!r}, which float32 rounds to 0; at least 1.2e-38 is expected")
         return kind(value)
 
 
@@ -129,7 +140,7 @@ def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
     fields.only("is_decoder", False, True)
     fields.only("is_encoder_decoder", False)
     return {
-        "vocab": fields.integer("vocab_size"), "layers": fields.integer("num_hidden_layers"), "embed": width,
+        "vocab": fields.integer("vocab_size"), "layers": fields.integer("num_hidden_layers", most=_MOST_LAYERS), "embed": width,
         "heads": heads, "kv_heads": fields.integer("num_key_value_heads", heads),
         "head_dim": fields.integer("head_dim", max(1, width // heads)),
         "mlp": fields.integer("intermediate_size"), "norm_eps": fields.real("rms_norm_eps", eps),
