@@ -24,7 +24,7 @@ class UserError(Exception):
 
 
 def shown(text: str) -> str:
-    """Returns a text as one line of a message: unprintable characters are escaped, and a long text has no middle."""
+    """Returns a text as one line of a message: unprintable characters are escaped, a long text loses its middle."""
     if not text.isprintable():
         # Only the two ends can be shown, and an escape is at least as long as its character.
         ends = text if len(text) <= 2 * _LONGEST_LINE else text[:_LONGEST_LINE] + text[-_LONGEST_LINE:]

@@ -79,7 +79,7 @@ def _lines(
                 selector.unregister(caller)
                 del begun[caller]
                 caller.close()
-            next_end = min([until, *(end for _, end in begun.values())])
+            next_end = min([until, now + _LINE_SECONDS, *(end for _, end in begun.values())])
             for caller in [key.fileobj for key, _ in selector.select(max(0.01, next_end - now))]:
                 if caller is server:
                     with contextlib.suppress(OSError):  # The caller has left.

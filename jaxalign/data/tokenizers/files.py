@@ -131,10 +131,10 @@ def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: s
         for content, number in by_content.items():
             tokens[int(number)] = AddedToken(content, content in special)
         for number, value in decoder.items():
-            content = value if isinstance(value, str) else value["content"]
+            content = _content(folder, f"the added token {number}", value)
             marked = isinstance(value, dict) and bool(value.get("special"))
             tokens[int(number)] = AddedToken(content, marked or content in special)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"the added tokens of the tokenizer in {folder} are malformed ({type(error).__name__}: {error}); "
                         "download tokenizer_config.json and added_tokens.json again") from error
     return dict(sorted(tokens.items()))

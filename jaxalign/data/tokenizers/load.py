@@ -37,7 +37,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path = file
     if not os.path.isfile(path):
         raise UserError(f"tokenizer {path} does not exist; give a folder with tokenizer.json or tokenizer.model, or the file")
-    return (JsonTokenizer if path.suffix == ".json" else SentencePieceTokenizer).load(path, files)
+    try:
+        return (JsonTokenizer if path.suffix == ".json" else SentencePieceTokenizer).load(path, files)
+    except UserError:
+        raise
+    except Exception as error:  # The libraries accept some damaged files, and fail when these are used.
+        raise UserError(f"tokenizer {path} is damaged ({type(error).__name__}: {error}); download or copy it again") from error
 
 
 def load_run_tokenizer(config: Config, workdir: Path) -> Tokenizer:

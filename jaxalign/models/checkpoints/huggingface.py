@@ -88,8 +88,11 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     bos, eos = raw.get("bos_token_id"), raw.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
-        if any(type(value) is not int or not 0 <= value < decoder.vocab for value in values):
-            raise UserError(f"{path}: {name} is {raw[name]!r}; an id below vocab_size ({decoder.vocab}) is expected")
+        if any(type(value) is not int for value in values):
+            raise UserError(f"{path}: {name} is {raw[name]!r}; a token id is expected")
+        # `check_vocabulary` compares the ids of eos with the embedding and with those of the tokenizer.
+        if any(value < 0 or (value >= decoder.vocab and name == "bos_token_id") for value in values):
+            raise UserError(f"{path}: {name} is {raw[name]!r}; an id of the vocabulary is expected, 0 to {decoder.vocab - 1}")
     return CheckpointConfig(family, decoder, head, positions, bos, eos_ids, raw)
 
 

@@ -13,7 +13,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from jaxalign.config.schema import FLOAT32_MAX, FLOAT32_TINY
-from jaxalign.errors import UserError
+from jaxalign.errors import UserError, shown
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
 
 
@@ -106,16 +106,16 @@ class Fields:
         """Raises UserError for a non-empty field that was never read and is not known to be harmless."""
         for name, value in self.raw.items():
             if name not in self._read and not name.startswith("_") and value not in (None, False, "", [], {}):
-                raise UserError(f"{self.path}: {name} is {str(value)[:60]!r}, which this model family does not support; "
+                raise UserError(f"{self.path}: {shown(name)} is {str(value)[:60]!r}, which this model family does not support; "
                                 "remove it only if the model computes the same without it")
 
     def _number(self, name: str, default: float | None, kind: type):
         value = self.get(name, default)
         allowed, most = ((int, float), FLOAT32_MAX) if kind is float else (int, LARGEST)
-        if isinstance(value, bool) or not isinstance(value, allowed) or not 0 < value <= most:
-            raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} of at most {most:.3g} is expected")
-        if kind is float and value < FLOAT32_TINY:
-            raise UserError(f"{self.path}: {name} is {value!r}, which float32 rounds to 0; at least 1.2e-38 is expected")
+        if isinstance(value, bool) or not isinstance(value, allowed) or not value > 0:
+            raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} is expected")
+        if not (FLOAT32_TINY if kind is float else 1) <= value <= most:
+            raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} of 32 bits is expected")
         return kind(value)
 
 

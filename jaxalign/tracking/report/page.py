@@ -57,9 +57,9 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
     try:
         page = _page(run)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"{path} cannot be written, because a file of a stage does not have the expected form "
-                        f"({type(error).__name__}: {error}); restore the file, or move the folder of its stage aside to run the "
-                        "stage again") from error
+        raise UserError(f"{path} cannot be written, because a file of a stage has another form than expected "
+                        f"({type(error).__name__}: {error}); restore the file, or move the folder of its stage aside to run "
+                        "the stage again") from error
     write_atomically(path, _CONTROL.sub("\ufffd", page))
     return path
 
