@@ -34,8 +34,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.fuzz_readers import KINDS, PLACES, Kind
-from jaxalign.errors import UserError
+from benchmarks.fuzz_readers import KINDS, PLACES, Kind  # noqa: E402
+from jaxalign.errors import UserError  # noqa: E402
 
 SECONDS = 10
 MEMORY = 2 * 2**30

@@ -76,8 +76,8 @@ def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> ProcessGrou
             fields[name] = value
         elif name == "start_timeout":
             if not re.fullmatch(r"\d+(\.\d*)?", value) or not 0 < float(value) <= _LONGEST_TIMEOUT:
-                raise UserError(f"{called[name]} is {value!r}; a number of seconds above 0 and at most "
-                                f"{_LONGEST_TIMEOUT:.0f} is expected")
+                raise UserError(f"{called[name]} is {value!r}; a number of seconds above 0 is expected, at "
+                                f"most {_LONGEST_TIMEOUT:.0f}")
             fields["timeout"] = float(value)
         else:
             if not value.isdecimal() or len(value) > _DIGITS or int(value) < (name == "processes"):

@@ -43,15 +43,16 @@ _ENDING = """
 import multiprocessing, os
 from benchmarks import fuzz
 
-def end_at_the_second(folder, given):
+def end_at_the_first(folder, given):
     if given == "x":
         os._exit(3)
 
 def text(chance, folder, share):
-    (folder.parent / "made").open("a").write("x" if share else "")
-    return (folder.parent / "made").read_text()
+    with (folder.parent / "made").open("a") as file:
+        file.write("x" if share else "")
+    return (folder.parent / "made").read_text() if share else ""
 
-fuzz.KINDS["flags"] = fuzz.Kind(lambda folder: None, text, end_at_the_second)
+fuzz.KINDS["flags"] = fuzz.Kind(lambda folder: None, text, end_at_the_first)
 fuzz._context = multiprocessing.get_context("fork")  # JAX, whose threads do not survive a fork, is not imported.
 counts, findings = fuzz.fuzz(["flags"], seed=0, inputs=3)
 assert [finding.number for finding in findings] == [0], findings
