@@ -34,7 +34,8 @@ class Weight(NamedTuple):
 
 LARGEST = 2**31 - 1
 """The largest size and token id of a model: arrays are indexed by int32."""
-_MOST_LAYERS = 10_000  # Lists with an entry for each layer are built before the weights are compared with config.json.
+# Lists with an entry for each layer and the frequencies of a head are built before weights are compared with config.json.
+_MOST_LAYERS, _WIDEST_HEAD = 10_000, 65_536
 
 # Fields that do not affect the decoder's outputs.
 _HARMLESS = frozenset((
@@ -142,7 +143,7 @@ def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
     return {
         "vocab": fields.integer("vocab_size"), "layers": fields.integer("num_hidden_layers", most=_MOST_LAYERS), "embed": width,
         "heads": heads, "kv_heads": fields.integer("num_key_value_heads", heads),
-        "head_dim": fields.integer("head_dim", max(1, width // heads)),
+        "head_dim": fields.integer("head_dim", max(1, width // heads), most=_WIDEST_HEAD),
         "mlp": fields.integer("intermediate_size"), "norm_eps": fields.real("rms_norm_eps", eps),
         "tie_embeddings": fields.flag("tie_word_embeddings", tied),
     }
