@@ -10,10 +10,29 @@ import traceback
 from collections.abc import Callable
 
 _GRACE_SECONDS = 5.0
+_LONGEST_LINE = 1500  # Characters of a line of a message.
 
 
 class UserError(Exception):
-    """A mistake in the program's input. The message names the item, its value, the expected value and the remedy."""
+    """A mistake in the program's input. The message names the item, its value, the expected value and the remedy.
+
+    Lines that repeat a long value lose their middle, and characters that cannot be printed are escaped.
+    """
+
+    def __init__(self, message: str):
+        super().__init__("\n".join(map(shown, message.split("\n"))))
+
+
+def shown(text: str) -> str:
+    """Returns a text as one line of a message: unprintable characters are escaped, a long text loses its middle."""
+    if not text.isprintable():
+        # Only the two ends can be shown, and an escape is at least as long as its character.
+        ends = text if len(text) <= 2 * _LONGEST_LINE else text[:_LONGEST_LINE] + text[-_LONGEST_LINE:]
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in ends)
+    if len(text) <= _LONGEST_LINE:
+        return text
+    begin, end = text[: _LONGEST_LINE * 2 // 3], text[-_LONGEST_LINE // 4 :]
+    return f"{begin} [...] {end}"
 
 
 def print_error(sentence: str, code: int) -> int:

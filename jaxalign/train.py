@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 a mistake that the user can correct (one sentence on stder
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -25,7 +26,8 @@ from jaxalign.parallel import distributed
 from jaxalign.tracking.console import output_may_fail
 
 _DEFAULT = "configs/quickstart.py"
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE)
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE,
+             errno.ENAMETOOLONG)
 """Errors of the file system that the user can correct. ENOENT is not one of them: it may also be a mistake in the program."""
 _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--config.FIELD=VALUE ...]
                                 [--coordinator=HOST:PORT --processes=N --process=I]
@@ -133,7 +135,7 @@ def _load(file: Path, variant: str) -> config_dict.ConfigDict:
         config = namespace["get_config"](*([variant] if variant else []))
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         if isinstance(error, SyntaxError) and error.filename == path:
             lines = [error.lineno]
@@ -188,7 +190,7 @@ def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
             rest.append(argument)
     file, _, variant = given.partition(":")
     for folder in (Path(), Path(__file__).resolve().parents[1]):
-        if file and (folder / file).is_file():
+        if file and os.path.isfile(folder / file):
             return folder / file, variant, rest
     raise UserError(f"--config={given}: the file does not exist; give the path of a Python file with get_config(), "
                     f"such as {_DEFAULT}")

@@ -43,3 +43,16 @@ def test_a_file_with_deep_json_is_a_user_error_of_one_short_sentence(tmp_path, n
     with pytest.raises(UserError) as raised:
         read(path)
     assert "nested too deeply" in str(raised.value) and len(str(raised.value)) < 400 and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("digits", ["9" * 100_000, "1" + "0" * 400, "-" + "9" * 5000])
+def test_a_whole_number_beyond_floats_is_a_decode_error(digits):
+    with pytest.raises(json.JSONDecodeError, match="a whole number of"):
+        parse_json(f'{{"a": [{digits}]}}')
+    assert parse_json("[1, -2, 18446744073709551616]") == [1, -2, 2**64]
+    assert parse_json("1" + "0" * 308) == 10**308
+
+
+def test_bytes_with_half_of_a_surrogate_pair_are_not_text():
+    with pytest.raises(ValueError):
+        parse_json(b'"\xed\xa0\x80"')

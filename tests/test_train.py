@@ -187,6 +187,8 @@ def test_a_missing_config_file_is_named(folder, capsys, given):
 @pytest.mark.parametrize("content, sentence", [
     ("def get_config():\n    return 1 / 0\n", "broken.py, line 2: ZeroDivisionError: division by zero"),
     ("def get_config():\n    return int('x')\n", "broken.py, line 2: ValueError: invalid literal"),
+    ("import sys\n\ndef get_config():\n    sys.exit('enough')\n", "broken.py, line 4: SystemExit: enough"),
+    ("exit()\n", "broken.py, line 1: SystemExit: None"),
     ("def get_config():\n    return open('gone')\n", "broken.py, line 2: FileNotFoundError: "),
     ("\nimport nowhere_to_be_found\n", "broken.py, line 2: ModuleNotFoundError: No module named"),
     ("def get_config(:\n", "broken.py, line 1: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +93,7 @@ def tokenizer_path(config: Config, workdir: Path) -> Path:
 def is_stage(folder: Path) -> bool:
     """Whether the folder, or its parent for a member of an ensemble, has a stage's manifest, and is not that of a model."""
     stage = folder.parent if folder.name.startswith("member-") else folder
-    return (stage / "manifest.json").exists() and not is_model(folder)
+    return os.path.exists(stage / "manifest.json") and not is_model(folder)
 
 
 def is_model(folder: Path) -> bool:

@@ -163,6 +163,8 @@ def convert(value: Any, kind: Any, path: str) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # A numpy or JAX scalar.
         value = value.item()
+    if type(value) is int and value.bit_length() > 1023:  # Neither a float nor, if longer, a text can be made of it.
+        raise UserError(f"{path} is a whole number of {value.bit_length()} bits; a smaller number is expected")
     for option in options:
         if option is type(None) and value is None:
             return None

@@ -6,6 +6,8 @@ import dataclasses
 import difflib
 from typing import Any
 
+from jaxalign.errors import shown
+
 
 def unknown_name(root: Any, path: str) -> str:
     """The error message for a dotted name that is not a field.
@@ -16,6 +18,7 @@ def unknown_name(root: Any, path: str) -> str:
         root: the whole config.
         path: the full name; the part before its first dot is the name of the config.
     """
+    path = shown(path)
     top, *parts = path.split(".")
     here = root
     for depth, part in enumerate(parts):

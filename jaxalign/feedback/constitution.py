@@ -15,6 +15,7 @@ The public formats have no question for comparing two answers; it is derived fro
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -137,7 +138,7 @@ def _read_text(name: str) -> str:
     if name in builtin_names():
         return (resources.files("jaxalign.feedback") / "constitutions" / f"{name}.json").read_text("utf-8")
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(
             f"constitution {name} does not exist; give the path of a JSON file, or one of: {', '.join(builtin_names())}"
         )

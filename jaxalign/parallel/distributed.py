@@ -29,6 +29,8 @@ USAGE = """\
                         detected on TPU pods, GKE, Slurm and Open MPI (docs/hosts.md); --processes=1: a single process
   --start_timeout=S     seconds to wait for all processes; default 300
 """
+_LONGEST_TIMEOUT = 1e7  # Seconds; the system refuses to wait for much longer.
+_DIGITS = 9
 _TIMEOUT = 300.0
 _ENVIRONMENT = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process": "JAX_PROCESS_ID"}
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
@@ -68,16 +70,17 @@ def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> ProcessGrou
     for name, value in given.items():
         if name == "coordinator":
             host, _, port = value.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
                 raise UserError(f"{called[name]} is {value!r}; HOST:PORT is expected, the host of process 0 and a free port "
                                 "on it, such as node-0:8476")
             fields[name] = value
         elif name == "start_timeout":
-            if not re.fullmatch(r"\d+(\.\d*)?", value) or float(value) <= 0:
-                raise UserError(f"{called[name]} is {value!r}; a number of seconds above 0 is expected")
+            if not re.fullmatch(r"\d+(\.\d*)?", value) or not 0 < float(value) <= _LONGEST_TIMEOUT:
+                raise UserError(f"{called[name]} is {value!r}; a number of seconds above 0 is expected, at "
+                                f"most {_LONGEST_TIMEOUT:.0f}")
             fields["timeout"] = float(value)
         else:
-            if not value.isdecimal() or int(value) < (name == "processes"):
+            if not value.isdecimal() or len(value) > _DIGITS or int(value) < (name == "processes"):
                 least = "at least 1" if name == "processes" else "0 or above"
                 raise UserError(f"{called[name]} is {value!r}; a whole number of {least} is expected")
             fields[name] = int(value)

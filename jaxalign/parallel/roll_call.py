@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -39,24 +40,21 @@ def _receive(coordinator: str, port: int, processes: int, timeout: float, until:
     here: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_listening(coordinator, port))
+        lines = _lines(server, stack, until)
         while len(here) < processes - 1:
-            server.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                caller, _ = server.accept()
-            except TimeoutError:
+            caller, said = next(lines, (None, {}))
+            if caller is None:
                 missing = [str(i) for i in range(1, processes) if i not in here]
                 _refuse(here, f"{len(here) + 1} of {processes} processes have reported to {coordinator} within {timeout:g} s; "
                               f"missing: {', '.join(missing[:16])}{', ...' if len(missing) > 16 else ''}. Start them, or raise "
                               "--start_timeout")
-            stack.enter_context(caller)
-            said = _line(caller)
-            number = said.get("process")
-            if said.get("word") != _WORD or not isinstance(number, int):
-                continue  # Not a process of this run.
+            number, total = said.get("process"), said.get("processes")
+            if said.get("word") != _WORD or type(number) is not int or type(total) is not int or not 0 < number < total:
+                continue  # Not a process of a run.
             known = here.pop(number, None)
             here[number] = caller
-            if said.get("processes") != processes:
-                _refuse(here, f"process {number} was started for {said.get('processes')} processes, process 0 for {processes}; "
+            if total != processes:
+                _refuse(here, f"process {number} was started for {total} processes, process 0 for {processes}; "
                               "give all processes the same --processes")
             if known is not None and not _has_left(known):
                 here[-1] = known
@@ -65,6 +63,38 @@ def _receive(coordinator: str, port: int, processes: int, timeout: float, until:
                 here = {number: caller for number, caller in here.items() if not _has_left(caller)}
         for caller in here.values():
             _answer(caller, {"word": _WORD})
+
+
+def _lines(
+    server: socket.socket, stack: contextlib.ExitStack, until: float
+) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
+    """Yields each caller with the object in its line, as lines arrive, until the time `until`. Callers that are silent delay no
+    others, and are dropped after _LINE_SECONDS. `stack` closes the callers."""
+    begun: dict[socket.socket, tuple[bytes, float]] = {}
+    server.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(server, selectors.EVENT_READ)
+        while (now := time.monotonic()) < until:
+            for caller in [caller for caller, (_, end) in begun.items() if end < now]:
+                selector.unregister(caller)
+                del begun[caller]
+                caller.close()
+            next_end = min([until, now + _LINE_SECONDS, *(end for _, end in begun.values())])
+            for caller in [key.fileobj for key, _ in selector.select(max(0.01, next_end - now))]:
+                if caller is server:
+                    with contextlib.suppress(OSError):  # The caller has left.
+                        caller = stack.enter_context(server.accept()[0])
+                        caller.settimeout(_LINE_SECONDS)
+                        selector.register(caller, selectors.EVENT_READ)
+                        begun[caller] = b"", now + _LINE_SECONDS
+                    continue
+                text, end = begun[caller]
+                part = _received(caller)
+                begun[caller] = text + part, end
+                if not part or b"\n" in part or len(text + part) >= _LONGEST_LINE:
+                    selector.unregister(caller)
+                    del begun[caller]
+                    yield caller, _parsed(text + part)
 
 
 @contextlib.contextmanager
@@ -119,14 +149,23 @@ def _line(caller: socket.socket) -> dict[str, Any]:
     if caller.gettimeout() is None:
         caller.settimeout(_LINE_SECONDS)
     text = b""
+    while not text.endswith(b"\n") and len(text) < _LONGEST_LINE and (part := _received(caller)):
+        text += part
+    return _parsed(text)
+
+
+def _received(caller: socket.socket) -> bytes:
+    """Returns the next bytes of a caller; none if it has left, or after the socket's timeout."""
     try:
-        while not text.endswith(b"\n") and len(text) < _LONGEST_LINE:
-            part = caller.recv(_LONGEST_LINE)
-            if not part:
-                break
-            text += part
+        return caller.recv(_LONGEST_LINE)
+    except OSError:
+        return b""
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
         said = parse_json(text)
-    except (OSError, ValueError):
+    except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxalign.storage import Storage, read_json
+from jaxalign.storage import Storage
 from jaxalign.tracking import table
-from jaxalign.tracking.workdir import used_stages
+from jaxalign.tracking.workdir import read_object, used_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,8 @@ class RunResult:
 
 def read_results(storage: Storage, stages: Sequence[str]) -> RunResult:
     """Reads the results of finished stages from their work directory."""
-    results = {name: StageResult(name, storage.path(name), read_json(storage, f"{name}/summary.json") or {}) for name in stages}
-    evaluation = read_json(storage, "summary.json") if "evaluate" in results else None
+    folders = {name: storage.path(name) for name in stages}
+    results = {name: StageResult(name, folder, read_object(folder / "summary.json")) for name, folder in folders.items()}
+    evaluation = (read_object(storage.path("summary.json")) or None) if "evaluate" in results else None
     report = storage.path("report.html")
     return RunResult(storage.path(), results, evaluation, report if "report" in results and report.exists() else None)

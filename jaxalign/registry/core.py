@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -236,7 +237,7 @@ _FILES: dict[Path, tuple[bytes, Any]] = {}
 
 def _load_file(place: str) -> Any:
     path = Path(place).expanduser().resolve()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"there is no file {path}")
     text = path.read_bytes()
     if path in _FILES and _FILES[path][0] == text:

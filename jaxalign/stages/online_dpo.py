@@ -15,7 +15,6 @@ import jax
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.feedback.labeller import Pair
-from jaxalign.json_text import parse_json
 from jaxalign.records import Comparison
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
@@ -28,6 +27,7 @@ from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.offload import check_host_memory
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
+from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.base import CHECKS
 from jaxalign.trainers.online_direct import OnlineDPO, OnlineDPOParts
 
@@ -85,5 +85,5 @@ class OnlineDPOStage(BuiltinStage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        summary["checks"] = parse_json((context.directory / CHECKS).read_text(encoding="utf-8"))
+        summary["checks"] = read_object(context.directory / CHECKS)
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})

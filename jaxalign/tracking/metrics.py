@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.storage import write_atomically
 from jaxalign.tracking import jsonl
@@ -114,9 +115,13 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     A truncated last line is omitted silently.
 
     Raises:
-      UserError: a complete line is not a JSON object.
+      UserError: a complete line is not a JSON object of numbers.
     """
     rows = jsonl.read_rows(path)
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         row |= {name: _NOT_FINITE[value] for name, value in row.items() if isinstance(value, str) and value in _NOT_FINITE}
+        wrong = next((name for name, value in row.items() if not isinstance(value, (int, float))), None)
+        if wrong is not None:
+            raise UserError(f"{path}, row {number}: {wrong} is {row[wrong]!r}; a number is expected: restore the file, or "
+                            "move the folder of its stage aside to run the stage again")
     return rows

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.tracking import jsonl
 
@@ -132,16 +133,21 @@ def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:
     """Totals by phase, in the order in which the phases first ran. A missing file has no phases.
 
     Raises:
-        UserError: a complete line is not a JSON object.
+        UserError: a complete line is not a JSON object, or a total in it is not a number.
     """
     totals: dict[str, PhaseTotal] = {}
-    for row in jsonl.read_rows(path):
+    for number, row in enumerate(jsonl.read_rows(path), 1):
+        wrong = next((name for name in _NUMBERS if not isinstance(row.get(name) or 0, (int, float))), None)
+        if wrong is not None:
+            raise UserError(f"{path}, row {number}: {wrong} is {row[wrong]!r}; a number is expected: fix or remove the row")
         nothing = PhaseTotal(seconds=0.0, tokens=0, flops=0.0, peak=0.0, runs=0, since=0.0)
         total = totals.setdefault(str(row.get("phase")), nothing)
-        total["seconds"] += float(row.get("seconds") or 0.0)
-        total["tokens"] += int(row.get("tokens") or 0)
-        total["flops"] += float(row.get("flops") or 0.0)
-        total["peak"] = float(row.get("peak") or total["peak"])
-        total["since"] = float(row.get("since") or total["since"])
+        for name in ("seconds", "tokens", "flops"):
+            total[name] += row.get(name) or 0
+        for name in ("peak", "since"):
+            total[name] = float(row.get(name) or total[name])
         total["runs"] += 1
     return totals
+
+
+_NUMBERS = ("seconds", "tokens", "flops", "peak", "since")

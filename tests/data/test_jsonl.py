@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 
 import pytest
 
@@ -107,3 +108,15 @@ def test_a_truncated_or_damaged_gzip_file_is_reported_in_one_sentence(tmp_path):
     damaged[-8:-4] = bytes(4)  # the checksum
     with pytest.raises(UserError, match="damaged or cut short"):
         read_jsonl(_write(tmp_path / "damaged.jsonl.gz", bytes(damaged)))
+
+
+def test_a_pipe_is_refused_without_reading(tmp_path):
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(UserError, match="is a pipe, a socket or a device; give the path of a regular file"):
+        read_jsonl(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("path", ["a" * 5000, "a/" * 2500, "a\x00b"])
+def test_a_path_that_no_file_can_have_does_not_exist(path):
+    with pytest.raises(UserError, match="does not exist"):
+        read_jsonl(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import chex
 import jax
@@ -235,6 +236,17 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
 def test_features_that_the_decoder_lacks_are_refused_by_name(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         read_config(_write(tmp_path / "hf", _CONFIG, {}, **changes))
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    *((field, value) for field in ("rms_norm_eps", "rope_theta") for value in (math.nan, math.inf, 1e39, 1e-50, 10**300)),
+    *(("rope_scaling", {"rope_type": "linear", "factor": value}) for value in (math.nan, math.inf)),
+    ("num_hidden_layers", 10**9), ("hidden_size", 2**40), ("bos_token_id", -1), ("bos_token_id", 10**9),
+    ("eos_token_id", [2, -1]),
+])
+def test_numbers_that_no_model_has_are_refused_by_name(tmp_path, field, value):
+    with pytest.raises(UserError, match=f"config.json: {'factor' if field == 'rope_scaling' else field} is .*expected"):
+        read_config(_write(tmp_path / "hf", _CONFIG, {}, **{field: value}))
 
 
 @pytest.mark.parametrize(

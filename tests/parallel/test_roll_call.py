@@ -123,3 +123,61 @@ def test_a_restarted_process_takes_its_old_place():
     for each in (thread, other):
         each.join(5)
         assert not each.is_alive()
+
+
+def _say(port, words):
+    """Connects to a port once it is open, sends `words`, and returns the open connection."""
+    until = time.monotonic() + 5
+    while True:
+        try:
+            stranger = socket.create_connection(("localhost", port), timeout=1)
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        else:
+            stranger.sendall(words)
+            return stranger
+
+
+def _receiving(port, processes, timeout):
+    errors = []
+
+    def first():
+        try:
+            call(f"localhost:{port}", processes, 0, timeout)
+        except UserError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    return thread, errors
+
+
+@pytest.mark.parametrize("number", ["7", "-5", "0", "true", "1.0", "null", "9" * 2000, "[" * 3000])
+def test_a_number_that_no_process_has_does_not_count(number):
+    port = free_port()
+    thread, errors = _receiving(port, 2, 1.0)
+    with _say(port, f'{{"word": "jaxalign", "process": {number}, "processes": 2}}\n'.encode()):
+        thread.join()
+    assert len(errors) == 1 and "1 of 2 processes have reported" in errors[0]
+
+
+def test_silent_callers_delay_no_others():
+    port = free_port()
+    thread, errors = _receiving(port, 2, 20.0)
+    silent = [_say(port, b"") for _ in range(8)] + [_say(port, b'{"word": ')]
+    began = time.monotonic()
+    call(f"localhost:{port}", 2, 1, 20.0)
+    thread.join()
+    assert time.monotonic() - began < 3 and errors == []
+    for stranger in silent:
+        stranger.close()
+
+
+def test_silent_callers_do_not_extend_the_time_limit():
+    port = free_port()
+    thread, errors = _receiving(port, 2, 1.0)
+    began = time.monotonic()
+    with _say(port, b"{"), _say(port, b""):
+        thread.join()
+    assert time.monotonic() - began < 3 and "missing: 1" in errors[0]

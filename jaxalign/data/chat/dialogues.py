@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jaxalign.errors import shown
 from jaxalign.records import Message
 
 ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -59,7 +60,7 @@ def parse_messages(value: list[Any], system: bool = False) -> Dialogue:
         allowed = role in tuple(SPEAKERS) or (system and index == 1 and role == "system")
         if not allowed or not isinstance(content, str):
             roles = "'user', 'assistant' or 'system'" if system and index == 1 else "'user' or 'assistant'"
-            raise ValueError(f"message {index} is {str(item)[:60]}; {{'role': {roles}, 'content': text}} is expected")
+            raise ValueError(f"message {index} is {shown(str(item)[:60])}; {{'role': {roles}, 'content': text}} is expected")
         messages.append(Message(role, content))
     return tuple(messages)
 

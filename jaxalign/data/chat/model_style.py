@@ -7,6 +7,7 @@ These functions read a model's tokenizer settings, so they are above the config 
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from jaxalign.config import Config, check
@@ -30,7 +31,7 @@ def resolve_auto(config: Config, recorded: str | None = None) -> Config:
         UserError: the model does not support the style or data.thinking, a file of it is damaged, or config.model.path is the
             folder of a stage that has not finished or did not train a language model.
     """
-    if config.model.source == "huggingface" and not Path(config.model.path).expanduser().exists():
+    if config.model.source == "huggingface" and not os.path.exists(Path(config.model.path).expanduser()):
         style = (recorded or "hh") if config.data.style == "auto" else config.data.style
     else:
         style = model_style(config)
@@ -73,7 +74,7 @@ def _thinking(config: Config, style: str) -> str:
     """
     thinking = config.data.thinking
     if thinking == "auto":
-        exists = style == "chat" and Path(config.model.path).expanduser().exists()
+        exists = style == "chat" and os.path.exists(Path(config.model.path).expanduser())
         stage = base_stage(config) if exists else None
         return stage.config.data.thinking if stage is not None and model_style(stage.config) == "chat" else "auto"
     if style != "chat":

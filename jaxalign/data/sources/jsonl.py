@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import os
 import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from jaxalign.json_text import parse_json
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
+_HALF_PAIR = "has half of a surrogate pair (\\ud...), which is not a character"
 _LISTED = 5  # Number of broken lines that an error message lists; it counts the rest.
 
 
@@ -63,7 +65,12 @@ def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[li
 def read_object(path: pathlib.Path) -> dict[str, Any]:
     """The JSON object in a file. Raises UserError if the file is damaged or contains another JSON value."""
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = parse_json(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{path} {_HALF_PAIR}; download or copy it again") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not JSON ({error}); download or copy it again") from error
     if not isinstance(value, dict):
@@ -136,10 +143,13 @@ def file_stem(path: str | pathlib.Path) -> str:
 
 def _open(path: str | pathlib.Path) -> IO[bytes]:
     file = pathlib.Path(path).expanduser()
-    if not file.exists():
+    if not os.path.exists(file):  # Unlike Path.exists, False also for a name that is too long.
         raise UserError(f"the file {path} does not exist; give the path of a data file")
     if file.is_dir():
         raise UserError(f"{path} is a folder; give the path of one file in it")
+    if not file.is_file():
+        # Reading it could block, or never end.
+        raise UserError(f"{path} is a pipe, a socket or a device; give the path of a regular file")
     try:
         with file.open("rb") as stream:
             zipped = stream.read(2) == _GZIP_MAGIC
@@ -162,7 +172,7 @@ def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) 
         if escaped:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        return BrokenLine(number, "has half of a surrogate pair (\\ud...), which is not a character")
+        return BrokenLine(number, _HALF_PAIR)
     if not isinstance(value, dict) and not (strings and isinstance(value, str)):
         return BrokenLine(number, f"a JSON {type(value).__name__}; an object {{...}} is expected")
     return JsonRow(number, value)

@@ -88,7 +88,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     others: list[str] = []
     for part in _LISTED:
         value = config.get(part) or names.get(part) or []
-        listed = list(value.values()) if isinstance(value, dict) else value
+        listed = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         others += [_content(folder, part, item) for item in listed]
     ends = [_ids(folder, "eos_token_id", source.get("eos_token_id")) for source in (generation, model)]
     begins = [i for source in (generation, model) for i in _ids(folder, "bos_token_id", source.get("bos_token_id"))]
@@ -131,10 +131,10 @@ def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: s
         for content, number in by_content.items():
             tokens[int(number)] = AddedToken(content, content in special)
         for number, value in decoder.items():
-            content = value if isinstance(value, str) else value["content"]
+            content = _content(folder, f"the added token {number}", value)
             marked = isinstance(value, dict) and bool(value.get("special"))
             tokens[int(number)] = AddedToken(content, marked or content in special)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"the added tokens of the tokenizer in {folder} are malformed ({type(error).__name__}: {error}); "
                         "download tokenizer_config.json and added_tokens.json again") from error
     return dict(sorted(tokens.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from jaxalign.config import Config
@@ -34,9 +35,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             raise UserError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model exists; add the model's "
                             "tokenizer files")
         path = file
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"tokenizer {path} does not exist; give a folder with tokenizer.json or tokenizer.model, or the file")
-    return (JsonTokenizer if path.suffix == ".json" else SentencePieceTokenizer).load(path, files)
+    try:
+        return (JsonTokenizer if path.suffix == ".json" else SentencePieceTokenizer).load(path, files)
+    except UserError:
+        raise
+    except Exception as error:  # The libraries accept some damaged files, and fail when these are used.
+        raise UserError(f"tokenizer {path} is damaged ({type(error).__name__}: {error}); download or copy it again") from error
 
 
 def load_run_tokenizer(config: Config, workdir: Path) -> Tokenizer:

@@ -56,7 +56,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Reads a `.model`. Raises UserError if it is not a SentencePiece model or has no end-of-sequence symbol."""
         try:
             model = path.read_bytes()
-            sentencepiece.SentencePieceProcessor(model_proto=model)
+            sentencepiece.SentencePieceProcessor(model_proto=model).encode("a")  # Fails with an empty model.
         except Exception as error:  # SentencePiece raises RuntimeError or its own types, depending on the version.
             raise UserError(f"tokenizer {path} is not a readable SentencePiece model; it may be truncated") from error
         return cls(model, files)

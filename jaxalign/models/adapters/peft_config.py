@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import os
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -114,7 +115,7 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
       UserError: the file is missing or malformed, or has an unsupported field (the error gives its name and value).
     """
     path = pathlib.Path(folder).expanduser() / CONFIG
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{path} does not exist; a PEFT folder has {CONFIG} and adapter_model.safetensors")
     raw = read_object(path)
     _refuse(path, raw)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
       UserError: the file is missing or malformed, or has an unsupported field (the error gives its name and value).
     """
     path = pathlib.Path(folder).expanduser() / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):  # Unlike Path.is_file, False also for a name that is too long.
         raise UserError(f"{path} does not exist; model.path must be a folder in Hugging Face format, with config.json")
     return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
 
@@ -87,8 +88,11 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     bos, eos = raw.get("bos_token_id"), raw.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
-        if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+        if any(type(value) is not int for value in values):
             raise UserError(f"{path}: {name} is {raw[name]!r}; a token id is expected")
+        # `check_vocabulary` compares the ids of eos with the embedding and with those of the tokenizer.
+        if any(value < 0 or (value >= decoder.vocab and name == "bos_token_id") for value in values):
+            raise UserError(f"{path}: {name} is {raw[name]!r}; an id of the vocabulary is expected, 0 to {decoder.vocab - 1}")
     return CheckpointConfig(family, decoder, head, positions, bos, eos_ids, raw)
 
 

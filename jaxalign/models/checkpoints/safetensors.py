@@ -164,7 +164,8 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
     try:
         index = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
         # A file name with a folder in it could point outside the checkpoint.
-        valid = bool(index) and all(isinstance(n, str) and n != ".." and pathlib.PurePath(n).name == n for n in index.values())
+        valid = bool(index) and all(isinstance(n, str) and n.isprintable() and n != ".." and pathlib.PurePath(n).name == n
+                                      for n in index.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not an index of safetensors files ({error}); download or copy it again") from error
     if not valid:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any, NamedTuple
 
-from jaxalign.errors import UserError
+from jaxalign.config.schema import FLOAT32_MAX, FLOAT32_TINY
+from jaxalign.errors import UserError, shown
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
 
 
@@ -30,6 +31,11 @@ class Weight(NamedTuple):
     layout: str
     pick: int = 0
 
+
+LARGEST = 2**31 - 1
+"""The largest size and token id of a model: arrays are indexed by int32."""
+# Lists with an entry for each layer and the frequencies of a head are built before weights are compared with config.json.
+_MOST_LAYERS, _WIDEST_HEAD = 10_000, 65_536
 
 # Fields that do not affect the decoder's outputs.
 _HARMLESS = frozenset((
@@ -54,8 +60,12 @@ class Fields:
         value = self.raw.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        return self._number(name, default, int)
+    def integer(self, name: str, default: int | None = None, most: int = 0) -> int:
+        """A positive integer of at most `most`, or LARGEST."""
+        value = self._number(name, default, int)
+        if most and value > most:
+            raise UserError(f"{self.path}: {name} is {value}; at most {most} is expected")
+        return value
 
     def real(self, name: str, default: float | None = None) -> float:
         return self._number(name, default, float)
@@ -97,14 +107,16 @@ class Fields:
         """Raises UserError for a non-empty field that was never read and is not known to be harmless."""
         for name, value in self.raw.items():
             if name not in self._read and not name.startswith("_") and value not in (None, False, "", [], {}):
-                raise UserError(f"{self.path}: {name} is {str(value)[:60]!r}, which this model family does not support; "
+                raise UserError(f"{self.path}: {shown(name)} is {str(value)[:60]!r}, which this model family does not support; "
                                 "remove it only if the model computes the same without it")
 
     def _number(self, name: str, default: float | None, kind: type):
         value = self.get(name, default)
-        allowed = (int, float) if kind is float else int
-        if isinstance(value, bool) or not isinstance(value, allowed) or value <= 0:
+        allowed, most = ((int, float), FLOAT32_MAX) if kind is float else (int, LARGEST)
+        if isinstance(value, bool) or not isinstance(value, allowed) or not value > 0:
             raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} is expected")
+        if not (FLOAT32_TINY if kind is float else 1) <= value <= most:
+            raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} of 32 bits is expected")
         return kind(value)
 
 
@@ -129,9 +141,9 @@ def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
     fields.only("is_decoder", False, True)
     fields.only("is_encoder_decoder", False)
     return {
-        "vocab": fields.integer("vocab_size"), "layers": fields.integer("num_hidden_layers"), "embed": width,
+        "vocab": fields.integer("vocab_size"), "layers": fields.integer("num_hidden_layers", most=_MOST_LAYERS), "embed": width,
         "heads": heads, "kv_heads": fields.integer("num_key_value_heads", heads),
-        "head_dim": fields.integer("head_dim", max(1, width // heads)),
+        "head_dim": fields.integer("head_dim", max(1, width // heads), most=_WIDEST_HEAD),
         "mlp": fields.integer("intermediate_size"), "norm_eps": fields.real("rms_norm_eps", eps),
         "tie_embeddings": fields.flag("tie_word_embeddings", tied),
     }

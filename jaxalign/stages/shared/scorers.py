@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxalign.json_text import parse_json
 from jaxalign.models.model import Model, Params
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members, student_model
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.steps.checkpoint import load_params
+from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.reward_model import member_directory
 
 
@@ -42,7 +42,7 @@ def find_scorer(
         directory, model = context.input_directory("preference"), policy.with_head("scalar")
     else:
         directory, model = context.input_directory("reward_distill"), student_model(context.config.reward_distill, policy)
-    summary = parse_json((directory / "summary.json").read_text(encoding="utf-8"))
+    summary = read_object(directory / "summary.json")
     folders = [directory]
     if source == "preference" and "members" in summary:
         shift, scale = (tuple(member[name] for member in summary["members"]) for name in ("shift", "scale"))

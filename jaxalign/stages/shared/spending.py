@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from jaxalign.endpoint.client import Client
 from jaxalign.endpoint.redaction import shown_url
 from jaxalign.endpoint.store import AnswerStore
-from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.registry.judges import judge_name
 from jaxalign.stages.shared import endpoints, judges
@@ -17,6 +16,7 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.storage import json_bytes, write_bytes_atomically
 from jaxalign.tracking import requests
 from jaxalign.tracking.progress import noted
+from jaxalign.tracking.workdir import read_object
 
 
 @contextlib.contextmanager
@@ -68,6 +68,6 @@ def _record(context: StageContext, client: Client, store: AnswerStore) -> None:
     model = settings.model if stored is None else stored[0]
     server = {"model": model, "urls": [shown_url(url) for url in settings.url]}
     path = context.directory / "summary.json"
-    summary = parse_json(path.read_text(encoding="utf-8")) if path.exists() else {}
+    summary = read_object(path)
     write_bytes_atomically(path, json_bytes(summary | {requests.FIELD: server | counts}))
     print(f"[{context.title}] {requests.sentence(counts, client.spending.prices.are_set)}", flush=True)

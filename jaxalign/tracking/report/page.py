@@ -56,7 +56,20 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
     if examples is not None:
         evaluate = {**(run.config.get("evaluate") or {}), "examples": examples}
         run = dataclasses.replace(run, config={**run.config, "evaluate": evaluate})
-    page = render(
+    path = run.path / "report.html"
+    try:
+        page = _page(run)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{path} cannot be written, because a file of a stage has another form than expected "
+                        f"({type(error).__name__}: {error}); restore the file, or move the folder of its stage aside to run "
+                        "the stage again") from error
+    write_atomically(path, _CONTROL.sub("\ufffd", page))
+    return path
+
+
+def _page(run: RunFiles) -> str:
+    """The report's HTML."""
+    return render(
         "report.html.j2",
         name=run.path.resolve().name,
         seed=run.config.get("seed", run.evaluation.get("seed")),
@@ -69,9 +82,6 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
         sections=sections(run),
         config=_config_lines(run),
     )
-    path = run.path / "report.html"
-    write_atomically(path, _CONTROL.sub("\ufffd", page))
-    return path
 
 
 def sections(run: RunFiles) -> list[ReportSection]:
