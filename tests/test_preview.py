@@ -185,7 +185,7 @@ def test_control_characters_in_a_text_are_escaped():
      "config.data.style is 'chatt'; it must be one of auto, compact, hh, chat; did you mean chat?"),
     (["--config.data.style=compact"], "config.data.style is 'compact', but the tokenizer of"),
     (["--config.model.source=scratch", "--config.model.path=", "--config.data.style=chat"],
-     "config.data.style is 'chat', the chat template of a pretrained model"),
+     "config.data.style is 'chat', which is for pretrained models"),
 ])
 def test_mistakes_are_reported_in_one_sentence(run, folder, arguments, message):
     config = [] if arguments[0].startswith("--model") else [f"--config={folder / 'small.py'}"]
