@@ -135,8 +135,8 @@ def test_a_dense_reward_learns():
         return [[float(token % 2 == 0) for token in ids] for ids in token_ids]
 
     optimizer = Optimizer(learning_rate=3e-2, schedule="constant")
-    dense = {"advantages": "reinforce_pp", "group_size": 1, "iterations": 10, "batch": 32, "kl_coef": 0.0, "optimizer": optimizer,
-             "gamma": 0.0, "temperature": 1.0}
+    dense = {"advantages": "reinforce_pp", "group_size": 1, "iterations": 10, "batch": 32, "kl_coef": 0.0, "gamma": 0.0,
+             "optimizer": optimizer, "temperature": 1.0}
     _, steps = run(reward=even, **dense)
     share = [step.metrics["score"] / step.metrics["response_length"] for step in steps]
     assert share[-1] > share[0] + 0.2
