@@ -21,6 +21,8 @@ setuptools.setup(
     install_requires=[
         "absl-py",
         "chex",
+        # JAX limits the size of the compile cache only with it.
+        "filelock",
         "flax",
         "jax>=0.10",
         "jinja2",

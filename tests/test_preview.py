@@ -182,10 +182,10 @@ def test_control_characters_in_a_text_are_escaped():
     (["--answers=all"], "--answers needs --messages"),
     (["--roows=2"], "--roows is not a flag"),
     (["--config.data.style=chatt"],
-     "config.data.style is 'chatt'; it must be one of auto, compact, hh, chat; did you mean chat?"),
+     "config.data.style is 'chatt'; it must be one of auto, compact, hh, chat, plain; did you mean chat?"),
     (["--config.data.style=compact"], "config.data.style is 'compact', but the tokenizer of"),
     (["--config.model.source=scratch", "--config.model.path=", "--config.data.style=chat"],
-     "config.data.style is 'chat', the chat template of a pretrained model"),
+     "config.data.style is 'chat', which is for pretrained models"),
 ])
 def test_mistakes_are_reported_in_one_sentence(run, folder, arguments, message):
     config = [] if arguments[0].startswith("--model") else [f"--config={folder / 'small.py'}"]

@@ -23,6 +23,7 @@ from jaxalign.algorithms.guards import (
     require_scalar,
     require_shape,
 )
+from jaxalign.algorithms.importance import LOG_RATIO_LIMIT
 from jaxalign.algorithms.masked import masked_sum, whiten
 
 
@@ -160,7 +161,8 @@ def vtrace(
       mask: bool, int or float [B, T]; not 0 where the policy acted.
       gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
       lam: scalar in [0, 1].
-      rho_clip: scalar above 0: determines which policy's value is learned (inf: that of the policy in training).
+      rho_clip: scalar above 0: determines which policy's value is learned (inf: that of the policy in training). Ratios never
+        exceed e^60, and products of ratios the largest number of the dtype.
       c_clip: scalar above 0, at most `rho_clip` in the paper: limits how far back an error propagates.
       pg_rho_clip: scalar above 0.
       bootstrap_value: real [B], the value after the last step of a row that was cut off; None for rows that ended: 0.
@@ -178,7 +180,8 @@ def vtrace(
     lam = jnp.asarray(lam, last.dtype)
     for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip), ("pg_rho_clip", pg_rho_clip)):
         require_positive_scalar(name, clip)
-    ratios = jnp.exp(jax.lax.stop_gradient(log_ratios))
+    ratios = jnp.exp(jnp.minimum(jax.lax.stop_gradient(log_ratios), LOG_RATIO_LIMIT))
+    largest = jnp.finfo(last.dtype).max
     rho, trace, pg_rho = (jnp.minimum(ratios, jnp.asarray(x, ratios.dtype)) for x in (rho_clip, c_clip, pg_rho_clip))
 
     def step(following: tuple[jax.Array, jax.Array], *now: jax.Array):
@@ -186,6 +189,8 @@ def vtrace(
         reward, value, discount, rho, trace, pg_rho = now
         error = rho * (reward + discount * next_value - value) + discount * lam * trace * next_error
         advantage = pg_rho * (reward + discount * (next_value + lam * next_error) - value)
+        # Products of unclipped ratios overflow, and the difference of two infinite errors is NaN.
+        error, advantage = (jnp.clip(x, -largest, largest) for x in (error, advantage))
         return (value, error), (value + error, advantage)
 
     start = last, jnp.zeros_like(last)
@@ -260,6 +265,7 @@ def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tupl
     batch, length = jnp.shape(mask)
     if jnp.ndim(gamma):
         require_shape("gamma", gamma, "[B, T]", (batch, length))
+        gamma = jnp.where(is_set(mask), jnp.asarray(gamma), 0)
     require_range("gamma", gamma, 0, 1)
     if bootstrap_value is None:
         bootstrap_value = jnp.zeros(batch)

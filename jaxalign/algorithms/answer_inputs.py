@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,9 +89,11 @@ def counted(x: Any, mask: Any) -> Any:
     return x if mask is None else jnp.where(is_set(mask), jnp.asarray(x), 0)
 
 
-def weigh(weight: jax.Array, loss: jax.Array) -> jax.Array:
-    # A response that is impossible under the policy has an infinite loss in the order with weight 0, and 0 * inf is NaN.
-    return jnp.where(weight == 0, 0, weight * loss)
+def weigh(weight: jax.Array, loss: Callable[..., jax.Array], answers: Sequence[jax.Array], *settings: Any) -> jax.Array:
+    """weight * loss(*answers, *settings), and 0 without a gradient where the weight is 0. All but the settings are [B]."""
+    # A response that is impossible under the policy has an infinite loss in the order with weight 0, and 0 * inf is NaN. The
+    # inner `where` does the same for the derivative.
+    return jnp.where(weight == 0, 0, weight * loss(*(jnp.where(weight == 0, 0, x) for x in answers), *settings))
 
 
 def reward_stats(first: jax.Array, second: jax.Array) -> PreferenceStats:

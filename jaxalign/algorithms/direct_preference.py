@@ -37,8 +37,8 @@ three exceptions:
 For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft form) by a
 constant; for "nca_pair" it equals the paper's form.
 
-Rows are independent, with two exceptions: the "aot" kinds, which need the whole batch because a micro-batch has different
-quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a row is the cost of its quantile.
+A log-probability of -inf gives the limit of the formula, which may be infinite, as may the gradient of a squared loss.
+"discopop" limits the margin to 1e30. Only a response of -inf under both policy and reference has the loss NaN.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.answer_inputs import PreferenceStats, pair_inputs, reward_stats, token_counts, weigh
 from jaxalign.algorithms.guards import require_choice, require_positive, require_positive_scalar, require_scalar, require_shape
+from jaxalign.algorithms.importance import LARGE
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.algorithms.optimal_transport import transport
 from jaxalign.registry.objectives import OBJECTIVES
@@ -121,7 +122,7 @@ def dpo(
     else:
         objective = _objective(kind, beta, first, second, selected, baseline, discopop_tau)
         weight = (label - flips) / (1 - 2 * flips) if kind == "robust" else label + flips * (1 - 2 * label)
-        loss = weigh(weight, objective(first, second, beta)) + weigh(1 - weight, objective(second, first, beta))
+        loss = weigh(weight, objective, (first, second), beta) + weigh(1 - weight, objective, (second, first), beta)
     return jnp.where(selected, loss, 0), reward_stats(beta * first, beta * second)
 
 
@@ -253,7 +254,7 @@ def sft_loss(chosen_avg_logprobs: Any, rejected_avg_logprobs: Any, label: Any = 
     """
     means = chosen_avg_logprobs, rejected_avg_logprobs
     selected, label, (first, second), _ = pair_inputs(*means, None, None, label, mask, "avg_")
-    return jnp.where(selected, -weigh(label, first) - weigh(1 - label, second), 0)
+    return jnp.where(selected, -weigh(label, jnp.asarray, (first,)) - weigh(1 - label, jnp.asarray, (second,)), 0)
 
 
 # The formulas are functions of (log-ratio of the better response, log-ratio of the worse response, beta), except those of
@@ -282,6 +283,7 @@ def _ipo(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
 @OBJECTIVES.declare("exo_pair", dpo_kind=True, smoothing_required=True)
 def _exo(margin: jax.Array, target: jax.Array) -> jax.Array:
     """KL((s(margin), s(-margin)) || (target, 1 - target))."""
+    margin = jnp.clip(margin, -LARGE, LARGE)  # The probability 0 times its infinite logarithm is NaN.
     ahead, behind = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
     return jnp.exp(ahead) * (ahead - jnp.log(target)) + jnp.exp(behind) * (behind - jnp.log1p(-target))
 
@@ -327,7 +329,7 @@ def _aot_unpaired(policy: Sequence[jax.Array], reference: Sequence[jax.Array]) -
 
 @OBJECTIVES.declare("discopop", dpo_kind=True)
 def _discopop(a: jax.Array, b: jax.Array, beta: Any, tau: Any) -> jax.Array:
-    margin = beta * (a - b)
+    margin = jnp.clip(beta * (a - b), -LARGE, LARGE)  # 0 * inf and inf - inf are NaN.
     # Multiplied in log space: exp(-margin) overflows although its product with sigmoid(margin / tau) is finite.
     exponential = jnp.exp(jax.nn.log_sigmoid(margin / tau) - margin)
     return jax.nn.sigmoid(-margin / tau) * jax.nn.softplus(-margin) + exponential
@@ -343,6 +345,6 @@ def _flips(label_smoothing: Any, needed_by: str | None) -> Any:
 
 def _baseline(baseline: Any, beta: Any, first: jax.Array, second: jax.Array, selected: jax.Array) -> jax.Array:
     if baseline is None:
-        baseline = 0.5 * beta * masked_mean(first + second, selected)
+        baseline = 0.5 * beta * masked_mean(first + second, selected & ~jnp.isinf(first + second))
     require_shape("baseline", baseline, "scalar", ())
     return jax.lax.stop_gradient(jnp.asarray(baseline, first.dtype))

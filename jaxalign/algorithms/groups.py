@@ -110,7 +110,7 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
     return scores - greedy_scores
 
 
-def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
+def informative_groups(scores: Any, group_size: int, mask: Any = None, tolerance: Any = 0.0) -> jax.Array:
     """Marks rows whose group has unequal scores. In the other groups, all advantages and gradients are 0.
 
     The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these groups and replaces the others with new ones.
@@ -119,16 +119,18 @@ def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Ar
       scores: real [B].
       group_size: responses to one prompt, in contiguous rows; scores in a group of 1 never differ.
       mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
+      tolerance: scalar, not negative; scores that differ by at most this count as equal.
 
     Returns:
       bool [B]; False for masked rows, and for groups that contain NaN.
 
     Raises:
-      ValueError: a shape differs, or the rows do not divide into groups of `group_size`.
+      ValueError: a shape differs, the rows do not divide into groups of `group_size`, or the tolerance is negative.
     """
+    require_scalar("tolerance", tolerance, 0)
     scores, selected = grouped(scores, group_size, mask, 1)
     highest, lowest = _extremes(scores, selected)
-    return (selected & (highest > lowest)).reshape(-1)
+    return (selected & (highest > lowest + tolerance)).reshape(-1)
 
 
 def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:

@@ -23,6 +23,19 @@ MODES = ("truncate", "mask")
 
 # A weight beyond e^60 carries no information except that the policies are far apart, and sums of it could overflow float32.
 LOG_RATIO_LIMIT = 60.0
+LARGE = 1e30
+"""Replaces an infinite log-ratio: sums and means of several are finite in float32."""
+
+
+def limit_log_ratio(logprobs: Any, other_logprobs: Any, limit: float | None) -> Any:
+    """`logprobs`, moved to at most `limit` nats from `other_logprobs`, so that functions of the exponential stay small.
+
+    Args:
+      logprobs: real, any shape. Where it is moved, no gradient flows into it.
+      other_logprobs: the same shape.
+      limit: scalar above 0; None for no limit.
+    """
+    return logprobs if limit is None else jnp.clip(logprobs, other_logprobs - limit, other_logprobs + limit)
 
 
 class ImportanceStats(NamedTuple):

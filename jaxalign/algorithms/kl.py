@@ -16,6 +16,7 @@ from jaxalign.algorithms.guards import (
     require_same_shape,
     require_shape,
 )
+from jaxalign.algorithms.importance import LARGE
 
 ESTIMATORS = ("k1", "k2", "k3", "abs")
 LOSSES = (*ESTIMATORS, "full")
@@ -51,6 +52,8 @@ def kl_penalty(logprobs: Any, reference_logprobs: Any, kind: str = "k1") -> jax.
         return 0.5 * difference**2
     if kind == "k3":
         # expm1, because exp(-d) - 1 cancels in float32 for small d.
+        # inf - inf is NaN; -inf is replaced because the limit of the estimate is inf.
+        difference = jnp.where(jnp.isneginf(difference), -LARGE, difference)
         return jnp.expm1(-difference) + difference
     return jnp.abs(difference)
 

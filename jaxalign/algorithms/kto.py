@@ -69,7 +69,7 @@ def kto_baseline(policy_logprobs: Any, ref_logprobs: Any, mask: Any = None) -> j
     Args:
       policy_logprobs: real [B], the summed log-probabilities of the other response's tokens after this row's prompt.
       ref_logprobs: real [B], under the reference. None: 0.
-      mask: bool, int or float [B]; 0 for padding rows. None counts all.
+      mask: bool, int or float [B]; 0 for padding rows. None counts all. Infinite log-ratios are left out.
 
     Returns:
       float32 scalar without gradient, in nats, never negative; 0 where no row counts.
@@ -78,4 +78,4 @@ def kto_baseline(policy_logprobs: Any, ref_logprobs: Any, mask: Any = None) -> j
       ValueError: a shape differs.
     """
     selected, _, log_ratios = single_inputs(policy_logprobs, ref_logprobs, mask, 1.0)
-    return jax.lax.stop_gradient(jnp.maximum(masked_mean(log_ratios, selected), 0))
+    return jax.lax.stop_gradient(jnp.maximum(masked_mean(log_ratios, selected & ~jnp.isinf(log_ratios)), 0))

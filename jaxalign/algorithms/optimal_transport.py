@@ -21,7 +21,8 @@ def transport(
     weights = jnp.where(selected[None, :], jnp.stack([label, 1 - label]), 0).reshape(-1)
 
     def cost(violation: jax.Array) -> jax.Array:
-        return (1 - flips) * jax.nn.softplus(-beta * violation) + flips * jax.nn.softplus(beta * violation)
+        kept, flipped = (-beta * violation,), (beta * violation,)
+        return weigh(1 - flips, jax.nn.softplus, kept) + weigh(flips, jax.nn.softplus, flipped)
 
     return jnp.sum(_coupled(better, worse, weights, cost).reshape(2, -1), axis=0)
 
@@ -42,4 +43,6 @@ def _coupled(x: jax.Array, y: jax.Array, weights: jax.Array, cost: Callable[[jax
         order[jnp.minimum(jnp.searchsorted(ends, middles, side="right"), last)]
         for order, ends in ((order_x, ends_x), (order_y, ends_y))
     )
-    return jnp.zeros_like(weights).at[i].add(weigh(widths, cost(x[i] - y[j])))
+    # Two equal infinite quantiles do not differ.
+    violation = jnp.where(jnp.isinf(x[i]) & (x[i] == y[j]), 0, x[i] - y[j])
+    return jnp.zeros_like(weights).at[i].add(weigh(widths, cost, (violation,)))

@@ -1,8 +1,8 @@
 """Policy losses per token; `masked.aggregate` reduces them to a scalar.
 
 No gradient flows into advantages or old log-probabilities, and masked tokens have loss 0 and no gradient, whatever their
-values. Ratios are capped at e^60, so that `exp` does not overflow. An entropy bonus is a separate loss:
--coef * aggregate(entropy, mask).
+values. Ratios are capped at e^60, so that `exp` does not overflow. A log-probability of -inf counts as -1e30, without gradient.
+An entropy bonus is a separate loss: -coef * aggregate(entropy, mask).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxalign.algorithms.guards import (
     require_scalar,
     require_shape,
 )
-from jaxalign.algorithms.importance import LOG_RATIO_LIMIT, importance_weights
+from jaxalign.algorithms.importance import LARGE, LOG_RATIO_LIMIT, importance_weights
 from jaxalign.algorithms.masked import masked_mean
 
 
@@ -154,7 +154,7 @@ def cispo(
     mask, log_ratio, advantages = _prepare(logprobs, old_logprobs, advantages, clip_low, clip_high, mask)
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio))
     weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-    loss = -weight * advantages * jnp.where(mask, as_float("logprobs", logprobs), 0)
+    loss = -weight * advantages * jnp.maximum(jnp.where(mask, as_float("logprobs", logprobs), 0), -LARGE)
     return loss, _stats(ratio, weight != ratio, log_ratio)
 
 
@@ -175,7 +175,7 @@ def policy_gradient(logprobs: Any, advantages: Any, mask: Any = None) -> jax.Arr
     mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else is_set(mask)
     require_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     advantages = jnp.where(mask, jax.lax.stop_gradient(as_float("advantages", advantages)), 0)
-    return -advantages * jnp.where(mask, as_float("logprobs", logprobs), 0)
+    return -advantages * jnp.maximum(jnp.where(mask, as_float("logprobs", logprobs), 0), -LARGE)
 
 
 class DecoupledStats(NamedTuple):
@@ -252,7 +252,8 @@ def _prepare(
     old_logprobs = jax.lax.stop_gradient(as_float("old_logprobs", old_logprobs))
     advantages = jax.lax.stop_gradient(as_float("advantages", advantages))
     # Masked and limited before `exp`: a 0 cotangent times an infinite derivative is NaN.
-    log_ratio = jnp.minimum(jnp.where(mask, as_float("logprobs", logprobs) - old_logprobs, 0), LOG_RATIO_LIMIT)
+    log_ratio = jnp.where(mask, as_float("logprobs", logprobs) - old_logprobs, 0)
+    log_ratio = jnp.clip(log_ratio, -LARGE, LOG_RATIO_LIMIT)
     return mask, log_ratio, jnp.where(mask, advantages, 0)
 
 

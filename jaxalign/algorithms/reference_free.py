@@ -93,7 +93,7 @@ def orpo(
     for name, x in (("chosen_avg_logprobs", chosen_avg_logprobs), ("rejected_avg_logprobs", rejected_avg_logprobs)):
         require_range(name, counted(x, mask), -jnp.inf, 0, tolerance=1e-6)
     first, second = (_log_odds(x) for x in pair)
-    odds = weigh(label, logistic(first, second, 1)) + weigh(1 - label, logistic(second, first, 1))
+    odds = weigh(label, logistic, (first, second), 1) + weigh(1 - label, logistic, (second, first), 1)
     loss = _add_nll(jnp.where(selected, beta * odds, 0), nll, 1.0, mask)
     return loss, reward_stats(*(jnp.where(selected, x, 0) for x in (first, second)))
 
@@ -129,7 +129,7 @@ def simpo(
     require_scalar("gamma", gamma, 0)
     selected, label, pair, _ = pair_inputs(chosen_avg_logprobs, rejected_avg_logprobs, None, None, label, mask, "avg_")
     first, second = (beta * x for x in pair)
-    loss = weigh(label, logistic(first - gamma, second, 1)) + weigh(1 - label, logistic(second - gamma, first, 1))
+    loss = weigh(label, logistic, (first - gamma, second), 1) + weigh(1 - label, logistic, (second - gamma, first), 1)
     return jnp.where(selected, loss, 0), reward_stats(first, second)
 
 

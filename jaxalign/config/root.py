@@ -54,7 +54,8 @@ class Config:
     rounds: int = field(1, "The number of rounds of answers, labels, reward model and training of the policy (the stages from "
                         "compare to the last one that trains a policy). Each later round starts from the last policy; "
                         "see docs/cai.md.", at_least(1))
-    compile_cache: str | None = field("", "Folder for cached compiled programs; empty: ~/.cache/jaxalign, None: no cache.")
+    compile_cache: str | None = field("", "Folder for cached compiled programs; empty: ~/.cache/jaxalign, None: no cache. "
+                                       "A folder keeps at most 4 GiB, or JAX_COMPILATION_CACHE_MAX_SIZE bytes.")
     profile: str = field("", "Steps to profile, as STAGE:STEP:COUNT (ppo:10:3); empty: none. Traces go to the stage's folder "
                          "`profile`.")
     sampler: str = field("local", "The sampler of the policy's responses in ppo, online_dpo, best_of_n, reward_distill and "

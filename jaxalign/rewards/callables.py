@@ -1,12 +1,14 @@
 """Calls a user's reward function, which may be slow, fail or return NaN, and returns finite scores.
 
-A reward callable has the signature `(prompts, responses, **columns) -> list of float`, with one score per response; `columns`
-are the data set's other columns, each a list with one entry per row. An entry that is None, NaN or infinite means that the row
-has no score. This module is plain Python on the host; scores become arrays only in `call_reward`.
+A reward callable has the signature `(prompts, responses, **columns) -> scores`; `columns` are the data set's other columns,
+each a list with one entry per row. It returns one entry per response: a number, or a list of one number per token. An entry
+that is None, or has NaN or infinity, means that the row has no score. A parameter named like one of `DETAILS` receives that.
+This module is plain Python on the host; scores become arrays only in `call_reward`.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import queue
@@ -17,11 +19,23 @@ from typing import Any
 
 import numpy as np
 
+from jaxalign.data.tokenizers.base import Tokenizer
+from jaxalign.endpoint.redaction import redact_secrets
 from jaxalign.errors import UserError
 
-RewardCallable = Callable[..., Sequence[float]]
+RewardCallable = Callable[..., Sequence[Any]]
+
+DETAILS = ("token_ids", "ended", "raw_responses")
+"""Parameters that a callable may name, unless a column has the name: each response's token ids with its stop token, if any;
+whether a stop token ended it; and its text with special tokens."""
 
 _SHOWN = 200  # A report keeps this many characters of an error or an entry.
+
+
+def details(tokenizer: Tokenizer, ids: Sequence[Sequence[int]], ended: Sequence[bool]) -> dict[str, list[Any]]:
+    """`DETAILS` by name, for responses with these token ids."""
+    columns = [list(map(int, own)) for own in ids], list(ended), [tokenizer.decode_raw(own) for own in ids]
+    return dict(zip(DETAILS, columns, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,16 +64,19 @@ def call_reward(
     retries: int = 2,
     timeout_s: float | None = 60.0,
     backoff_s: float = 1.0,
+    details: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, RewardReport]:
     """The callable's scores for a batch, always as finite arrays.
 
-    A call fails if it raises, takes longer than `timeout_s`, or returns anything but one entry per row. Retries follow after
-    backoff_s, 2 backoff_s, 4 backoff_s... seconds; if the last one also fails, all rows are dropped. A single row is dropped,
+    A call fails if it raises, takes longer than `timeout_s`, or returns anything but one entry per row. An entry is a number
+    or, with `details`, one number per token; if another row has numbers per token, a single number counts at the last token.
+    Retries follow after backoff_s, 2 backoff_s, 4 backoff_s... seconds;
+    if the last one also fails, all rows are dropped. A single row is dropped,
     without a retry, if its entry is None, NaN, infinite, outside float32's range or not a number. The caller must mask dropped
     rows.
 
-    The callable runs in its own thread, on copies of the lists. A call that hangs is abandoned: its thread keeps running, its
-    result is ignored, and a retry may run concurrently. A call that hangs while holding the GIL cannot be abandoned.
+    The callable runs in its own thread, on copies of its arguments. A call that hangs is abandoned: its thread keeps running,
+    its result is ignored, and a retry may run concurrently. A call that hangs while holding the GIL cannot be abandoned.
 
     Args:
       fn: `(prompts, responses, **columns) -> scores`, which returns a list, tuple or 1-D array. A UserError that it raises is
@@ -70,14 +87,18 @@ def call_reward(
       retries: additional calls after the first; not negative.
       timeout_s: time limit of a call in seconds, above 0; None for no limit.
       backoff_s: seconds before the first retry; not negative.
+      details: B entries for each of `DETAILS`; the callable receives those that it names.
 
     Returns:
-      (scores, kept, report): float32 [B], finite, 0 where dropped; bool [B]; a `RewardReport`. With 0 rows, `fn` is not called.
+      (scores, kept, report): float32 [B], or [B, T] if a row has numbers per token (T: the most tokens of a row), finite,
+      0 where dropped and past the end; bool [B]; a `RewardReport`. With 0 rows, `fn` is not called.
 
     Raises:
       UserError: `fn` is not a plain callable, a column has the wrong length or a reserved name, or a setting is out of range.
     """
     columns = dict(columns or {})
+    counts = None if details is None else [len(ids) for ids in details["token_ids"]]
+    columns = _named(fn, details or {}) | columns
     _check_call(fn, prompts, responses, columns, retries, timeout_s, backoff_s)
     rows = len(responses)
     if rows == 0:
@@ -86,9 +107,9 @@ def call_reward(
     for call in range(1 + retries):
         if call:
             time.sleep(backoff_s * 2 ** (call - 1))
-        entries, failure, timed_out = _attempt(fn, prompts, responses, columns, timeout_s)
+        entries, failure, timed_out = _attempt(fn, prompts, responses, columns, timeout_s, counts)
         if failure is None:
-            scores, kept, bad_entry = _clean(entries)
+            scores, kept, bad_entry = _clean(entries, counts)
             dropped = rows - int(kept.sum())
             report = RewardReport(rows, dropped, dropped, call + 1, call, timeouts, bad_entry or first_error)
             return scores, kept, report
@@ -96,6 +117,15 @@ def call_reward(
         first_error = first_error or failure
     report = RewardReport(rows, rows, 0, 1 + retries, 1 + retries, timeouts, first_error)
     return np.zeros(rows, np.float32), np.zeros(rows, bool), report
+
+
+def _named(fn: Any, details: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """The details that the callable has parameters for."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # Not callable, or written in C.
+        return {}
+    return {name: column for name, column in details.items() if name in parameters}
 
 
 def _check_call(
@@ -130,55 +160,69 @@ def _check_call(
 
 
 def _attempt(
-    fn: RewardCallable, prompts: Any, responses: Any, columns: Mapping[str, Any], timeout_s: float | None
+    fn: RewardCallable, prompts: Any, responses: Any, columns: Mapping[str, Any], timeout_s: float | None,
+    counts: Sequence[int] | None,
 ) -> tuple[list[Any], str | None, bool]:
     """One call: (entries, the reason if it failed, whether it hung)."""
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    copies = {name: list(column) for name, column in columns.items()}
+    given = list(prompts), list(responses), {name: list(column) for name, column in columns.items()}
 
-    def work(prompts: list[Any], responses: list[str]) -> None:
+    def work() -> None:
         try:
-            done.put((_entries(fn(prompts, responses, **copies)), None))
+            # A retry, and the other rewards of the run, must not see what the callable changes.
+            asked, texts, others = copy.deepcopy(given)
+            done.put((_entries(fn(asked, texts, **others), 1 if counts is None else 2), None))
         # Catch SystemExit too: in a thread it is silent, and the call would seem to hang.
         except BaseException as error:
             done.put((None, error))
 
     # Make it a daemon, so that an abandoned call cannot keep the program from exiting.
-    threading.Thread(target=work, args=(list(prompts), list(responses)), name="reward", daemon=True).start()
+    threading.Thread(target=work, name="reward", daemon=True).start()
     try:
         entries, error = done.get(timeout=timeout_s)
     except queue.Empty:
         return [], f"{_name(fn)} did not return within {timeout_s:g} s", True
     if isinstance(error, UserError):
-        raise error
+        raise UserError(redact_secrets(str(error))) from None
     if error is not None:
         return [], f"{_name(fn)} raised {type(error).__name__}: {_text(error)}", False
     if not isinstance(entries, list):
         return [], f"{_name(fn)} returned {entries}; a list of {len(responses)} numbers is expected", False
     if len(entries) != len(responses):
         return [], f"{_name(fn)} returned {len(entries)} scores for {len(responses)} responses", False
+    for row, (entry, count) in enumerate(zip(entries, counts or (), strict=False)):
+        if _is_row(entry) and len(entry) != count:
+            why = f"{len(entry)} numbers for the {count} tokens of response {row}; one number, or one per token, is expected"
+            return [], f"{_name(fn)} returned {why}", False
     return entries, None, False
 
 
-def _entries(result: Any) -> list[Any] | str:
-    """The result as a list, or a description of a result that is not one."""
+def _is_row(entry: Any) -> bool:
+    return isinstance(entry, (list, tuple)) or getattr(entry, "ndim", 0) == 1
+
+
+def _entries(result: Any, most_axes: int) -> list[Any] | str:
+    """The result, at most an array of `most_axes` axes, as a list, or a description of a result that is not one."""
     if isinstance(result, (list, tuple)):
         return list(result)
     if hasattr(result, "__array__") and not isinstance(result, str):
         array = np.asarray(result)
-        return list(array) if array.ndim == 1 else f"an array of shape {array.shape}"
+        return list(array) if 1 <= array.ndim <= most_axes else f"an array of shape {array.shape}"
     return "None" if result is None else f"a value of type {type(result).__name__}"
 
 
-def _clean(entries: list[Any]) -> tuple[np.ndarray, np.ndarray, str | None]:
-    """(scores float32 [B], kept bool [B], a description of the first invalid entry or None)."""
-    scores, kept = np.zeros(len(entries), np.float32), np.zeros(len(entries), bool)
-    first = None
+def _clean(entries: list[Any], counts: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray, str | None]:
+    """(scores float32 [B] or [B, T], kept bool [B], a description of the first invalid entry or None)."""
+    rows, first = len(entries), None
+    per_token = counts is not None and any(map(_is_row, entries))
+    scores, kept = np.zeros((rows, max(counts)) if per_token else rows, np.float32), np.zeros(rows, bool)
     for row, entry in enumerate(entries):
-        score = _score(entry)
-        kept[row] = score is not None
-        if score is not None:
-            scores[row] = score
+        numbers = [_score(number) for number in (entry if per_token and _is_row(entry) else [entry])]
+        kept[row] = all(number is not None for number in numbers)
+        if kept[row] and per_token:  # A single number counts at the last token.
+            scores[row, counts[row] - len(numbers) : counts[row]] = numbers[: counts[row]]
+        elif kept[row]:
+            scores[row] = numbers[0]
         elif first is None:
             first = f"the score of row {row} is {_text(entry)} ({type(entry).__name__})"
     return scores, kept, first
@@ -198,7 +242,7 @@ def _score(entry: Any) -> np.float32 | None:
 
 def _text(x: Any) -> str:
     try:
-        return str(x)[:_SHOWN]
+        return redact_secrets(str(x))[:_SHOWN]
     except Exception:
         return "not printable"
 

@@ -16,35 +16,41 @@ Answered = tuple[np.ndarray, np.ndarray, RewardReport]
 
 
 class EarlyScores:
-    """Calls `ask(rows, token ids of the responses without the stop token) -> Answered` in one thread. Each call starts when the
-    previous one returns, with all rows that have ended since."""
+    """Calls `ask(rows, responses) -> Answered` in one thread. Each call starts when the previous one returns, with all rows
+    that have ended since."""
 
-    def __init__(self, ask: Callable[[Sequence[int], Sequence[Sequence[int]]], Answered]):
+    def __init__(self, ask: Callable[[Sequence[int], Sequence[Response]], Answered]):
         self._ask, self._thread = ask, ThreadPoolExecutor(1, "early scores")
         self._waiting: collections.deque[tuple[int, Response]] = collections.deque()
-        self._calls: list[Future[tuple[list[int], Answered] | None]] = []
+        self._calls: list[Future[tuple[list[tuple[int, Response]], Answered] | None]] = []
 
     def add(self, ended: Sequence[tuple[int, Response]]) -> None:
         """Receives (number in the batch, response) for rows that have just ended, each row once. Does not block."""
         self._waiting.extend(ended)
         self._calls.append(self._thread.submit(self._call))
 
-    def _call(self) -> tuple[list[int], Answered] | None:
+    def _call(self) -> tuple[list[tuple[int, Response]], Answered] | None:
         taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not taken:
             return None
-        rows = [row for row, _ in taken]
-        return rows, self._ask(rows, [response.ids[: len(response.ids) - response.ended] for _, response in taken])
+        return taken, self._ask([row for row, _ in taken], [response for _, response in taken])
 
     def result(self, rows: int) -> tuple[np.ndarray, np.ndarray, str | None]:
-        """(scores float32 [rows], kept bool [rows], the first error or None). Waits for all calls, and raises if `ask` does."""
-        scores, kept, why = np.zeros(rows, np.float32), np.zeros(rows, bool), None
-        for call in self._calls:
-            done = call.result()
-            if done is not None:
-                index, (new_scores, has_score, report) = done
-                scores[index], kept[index] = new_scores, has_score
-                why = why or report.first_error
+        """(scores float32 [rows] or [rows, T], kept bool [rows], the first error or None). Waits for all calls, and raises if
+        `ask` does."""
+        done = [result for call in self._calls if (result := call.result()) is not None]
+        width = max((answered[0].shape[1] for _, answered in done if answered[0].ndim == 2), default=0)
+        scores, kept, why = np.zeros((rows, width) if width else rows, np.float32), np.zeros(rows, bool), None
+        for taken, (new_scores, has_score, report) in done:
+            for (row, response), score in zip(taken, new_scores, strict=True):
+                if not width:
+                    scores[row] = score
+                elif np.ndim(score):
+                    scores[row, : len(score)] = score
+                elif response.ids:  # The only number of a response counts at its last token.
+                    scores[row, len(response.ids) - 1] = score
+            kept[[row for row, _ in taken]] = has_score
+            why = why or report.first_error
         self.close()
         return scores, kept, why
 

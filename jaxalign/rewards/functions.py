@@ -11,16 +11,17 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.parallel import hosts
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored, columns_of
-from jaxalign.rewards.callables import call_reward
+from jaxalign.rewards.callables import call_reward, details
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.early import Answered, EarlyScores
+from jaxalign.rollout.responses import Response
 
 
 class FunctionReward(Reward):
     """The reward from a function `(prompts, responses, **columns) -> scores`, called through `call_reward`.
 
-    prompts are dialogues as lists of {"role", "content"}; columns are those of `columns_of`. With several processes, the first
-    one calls the function for all rows, since the function may use the network or files.
+    prompts are dialogues as lists of {"role", "content"}; columns are those of `columns_of`, and the `DETAILS` that it
+    names. With several processes, the first one calls the function for all rows, since it may use the network or files.
 
     Args:
       name: the reward's name in metrics.
@@ -46,8 +47,10 @@ class FunctionReward(Reward):
         if not self._listens or hosts.index() > 0:
             return None
 
-        def ask(rows: Sequence[int], ids: Sequence[Sequence[int]]) -> Answered:
-            return self._call([prompts[row] for row in rows], [self.tokenizer.decode(own) for own in ids])
+        def ask(rows: Sequence[int], responses: Sequence[Response]) -> Answered:
+            ended = [response.ended for response in responses]
+            texts = [self.tokenizer.decode(r.ids[: len(r.ids) - r.ended]) for r in responses]
+            return self._call([prompts[row] for row in rows], texts, [list(r.ids) for r in responses], ended)
 
         if self._early is not None:  # Left over from an abandoned rollout.
             self._early.close()
@@ -55,25 +58,30 @@ class FunctionReward(Reward):
         return self._early.add
 
     def score(self, batch: RewardBatch) -> Scored:
-        """Scores [B] from the host; rows without a score are dropped."""
+        """Scores [B] or [B, N] from the host; rows without a score are dropped."""
         early, self._early = self._early, None
-        responses = None if self._listens else batch.responses  # This fetches, so either all processes do it or none.
+        # This fetches, so either all processes do it or none.
+        given = None if self._listens else (batch.responses, batch.ids, batch.ended)
         self._listens = False
 
         def score_on_first() -> list:
-            if responses is None:
+            if given is None:
                 scores, kept, why = early.result(len(batch.prompts))
             else:
-                scores, kept, report = self._call(batch.prompts, responses)
+                scores, kept, report = self._call(batch.prompts, *given)
                 why = report.first_error
             return [scores.tolist(), kept.tolist(), why]
 
         scores, kept, why = hosts.once(score_on_first)
         self._dropped.check(len(kept) - sum(kept), len(kept), why)
-        return Scored(np.asarray(scores, np.float32), np.asarray(kept, bool))
+        scores = np.asarray(scores, np.float32)
+        if scores.ndim == 2:
+            scores = np.pad(scores, ((0, 0), (0, batch.rollout.logprobs.shape[1] - scores.shape[1])))
+        return Scored(scores, np.asarray(kept, bool))
 
-    def _call(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Answered:
+    def _call(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], ids: Sequence[Sequence[int]], ended: Sequence[bool]
+    ) -> Answered:
         dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in prompts]
-        settings = self.settings
-        columns = columns_of(prompts)
-        return call_reward(self.fn, dialogues, texts, columns, settings.retries, settings.timeout_s, settings.backoff_s)
+        limits = self.settings.retries, self.settings.timeout_s, self.settings.backoff_s
+        return call_reward(self.fn, dialogues, texts, columns_of(prompts), *limits, details(self.tokenizer, ids, ended))

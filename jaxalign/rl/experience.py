@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.groups import informative_groups
-from jaxalign.algorithms.importance import effective_sample_share, importance_weights
+from jaxalign.algorithms.importance import effective_sample_share, importance_weights, limit_log_ratio
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.config import PPOConfig
@@ -20,10 +20,10 @@ from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.rewards.scorer import LearntScore, normalised, raw_row_scores
 from jaxalign.rl.arguments import ExperienceArguments
-from jaxalign.rl.estimators import AdvantageInputs, estimate
+from jaxalign.rl.estimators import AdvantageInputs, estimate, estimator_of
 from jaxalign.rl.metrics import ExperienceMetrics
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats, response_values
-from jaxalign.rl.shaping import token_rewards
+from jaxalign.rl.shaping import level_equal_groups, token_rewards
 from jaxalign.rl.state import PPOSetup
 from jaxalign.steps.packed import each_part, pack_rollout
 
@@ -133,7 +133,8 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
     chex.assert_equal_shape([reference, logprobs, mask])
     values = zeroed(outputs["values"]) if setup.runs_critic else jnp.zeros_like(reference)
     if config.kl_estimator != "full":
-        kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
+        limit = config.log_ratio_limit if config.kl_estimator == "k3" else None
+        kl = zeroed(kl_penalty(limit_log_ratio(logprobs, reference, limit), reference, config.kl_estimator))
     elif config.kl_in == "reward":
         kl = zeroed(outputs["kl"])
     else:  # The loss computes it.
@@ -141,11 +142,15 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
     kl_coef = given.kl_coef if config.kl_in == "reward" else 0.0
     rewards = token_rewards(config, rollout, scores, kl, kl_coef, config.overlong_buffer)
     if config.skip_equal_groups:
-        settled = jnp.sum(token_rewards(config, rollout, scores, jnp.zeros_like(kl), 0.0, 0), axis=1)
-        kept = kept & informative_groups(settled, config.group_size, kept)
+        without_kl = jnp.sum(token_rewards(config, rollout, scores, jnp.zeros_like(kl), 0.0, 0), axis=1)
+        kept = kept & informative_groups(without_kl, config.group_size, kept)
     counted = mask & kept[:, None]
     log_ratios = logprobs - rollout.logprobs
-    advantages, returns = estimate(AdvantageInputs(rewards, values, log_ratios, counted, kept, baseline, config))
+    settled = rewards
+    if config.kl_in == "reward" and estimator_of(config).needs_groups:
+        rounding = kl_coef * 4 * jnp.finfo(kl.dtype).eps * masked_sum(jnp.abs(logprobs) + jnp.abs(reference), mask, axis=1)
+        settled = level_equal_groups(config, rollout, scores, rewards, rounding, kept)
+    advantages, returns = estimate(AdvantageInputs(settled, values, log_ratios, counted, kept, baseline, config))
     metrics = _metrics(config, rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl)
     if setup.recomputes:
         metrics = dataclasses.replace(metrics, sampler_gap=jnp.max(jnp.where(mask, jnp.abs(log_ratios), 0)))

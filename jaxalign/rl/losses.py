@@ -13,6 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxalign.algorithms.importance import limit_log_ratio
 from jaxalign.algorithms.kl import kl_loss
 from jaxalign.algorithms.masked import aggregate, aggregate_total
 from jaxalign.algorithms.value_losses import clipped_value_loss, huber_value_loss
@@ -64,7 +65,8 @@ def policy_loss(
     hidden = response_hidden(setup.policy, params, rows) if hidden is None else hidden
     stats = response_stats(setup.policy, params, batch.rollout, temperature, hidden, rows)
     chex.assert_equal_shape([stats.logprobs, old, batch.advantages, batch.reference_logprobs, mask])
-    per_token, surrogate = surrogate_of(config, stats.logprobs, old, batch.advantages, mask)
+    limited = limit_log_ratio(stats.logprobs, old, config.log_ratio_limit)
+    per_token, surrogate = surrogate_of(config, limited, old, batch.advantages, mask)
     if config.sampler_correction != "none":
         per_token = jnp.where(mask > 0, batch.importance, 0) * per_token
     if setup.loss_reads_reference:
@@ -75,7 +77,9 @@ def policy_loss(
         )
         per_token = per_token + kl_coef * jnp.where(mask > 0, kl, 0)
     elif config.kl_in == "loss":
-        per_token = per_token + kl_coef * kl_loss(stats.logprobs, batch.reference_logprobs, config.kl_estimator, mask)
+        limit = config.log_ratio_limit if config.kl_estimator == "k3" else None
+        limited = limit_log_ratio(stats.logprobs, batch.reference_logprobs, limit)
+        per_token = per_token + kl_coef * kl_loss(limited, batch.reference_logprobs, config.kl_estimator, mask)
     if config.entropy_coef:
         per_token = per_token - config.entropy_coef * jnp.where(mask > 0, stats.entropy, 0)
     loss = aggregate(per_token, mask, config.aggregation, whole.policy)

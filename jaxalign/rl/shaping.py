@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from jaxalign.algorithms.groups import informative_groups
 from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
 from jaxalign.config import PPOConfig
 from jaxalign.records import Rollout
@@ -28,6 +29,26 @@ def token_rewards(section: PPOConfig, rollout: Rollout, scores, kl, kl_coef, ove
         last = jnp.arange(kl.shape[1])[None, :] == rollout.response_length[:, None] - 1
         rewards = rewards + jnp.where(last, penalty[:, None], 0.0)
     return rewards
+
+
+def level_equal_groups(section: PPOConfig, rollout: Rollout, scores, rewards, rounding, kept):
+    """The rewards [B, N], without the KL penalty in groups whose scores are equal and whose totals differ by rounding alone.
+
+    Estimators that divide by a group's deviation would scale the rounding errors of the KL to whole advantages.
+
+    Args:
+      section: `config.ppo`.
+      rollout: the B responses.
+      scores: float32 [B] or [B, N].
+      rewards: float32 [B, N], with the KL penalty.
+      rounding: float32 [B], a bound of the rounding error of each row's KL penalty.
+      kept: bool [B], the rows that count.
+    """
+    plain = token_rewards(section, rollout, scores, jnp.zeros_like(rewards), 0.0, section.overlong_buffer)
+    size, tolerance = section.group_size, jnp.max(jnp.where(kept, rounding, 0), initial=0)
+    differ = informative_groups(jnp.sum(plain, axis=1), size, kept)
+    differ = differ | informative_groups(jnp.sum(rewards, axis=1), size, kept, tolerance)
+    return jnp.where(differ[:, None], rewards, plain)
 
 
 def greedy_baseline(section: PPOConfig, rollout: Rollout, scores):

@@ -216,7 +216,7 @@ def decode_chunk(
         tokens = jnp.where(writes, jnp.where(finite, token, NOT_FINITE), NOTHING)
         columns = tokens, jnp.where(writes & finite, logprob, 0.0)
         drawn = tuple(
-            jax.lax.dynamic_update_slice(whole, column[None], (loop.t, 0))
+            jax.lax.dynamic_update_slice(whole, column[None], (loop.t, jnp.int32(0)))
             for whole, column in zip(loop.drawn, columns, strict=True)
         )
         left = jnp.where(stopped | ~finite, 0, jnp.maximum(loop.left - 1, 0))

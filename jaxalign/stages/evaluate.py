@@ -30,7 +30,7 @@ from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import STAGES, Batch, policy_makers
-from jaxalign.rewards.base import columns_of
+from jaxalign.rewards.base import RewardBatch, RewardInputs, columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
@@ -41,6 +41,7 @@ from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import row_comparison
+from jaxalign.stages.shared.rewards import make_callable
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.steps import work
@@ -62,7 +63,7 @@ class EvaluateStage(BuiltinStage):
     name = "evaluate"
     config_fields = (
         *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "judge.evaluate", "stages", "data", "world", "arithmetic", "evaluate",
-        "preference.max_length", "reward.source", "reward.verifier", "sampler",
+        "preference.max_length", "reward.source", "reward.verifier", "reward.callable", "sampler",
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -138,6 +139,9 @@ class Answering:
         sampler.update(self.params, evaluated(config).index(name))
         self.world = world_of(config) if data_source(config).gold else None
         self.timing = loops.timing(context, model)
+        parts = names_in(config.reward.source)
+        inputs = RewardInputs(config, tokenizer, model, context)
+        self.reward = make_callable(inputs) if "callable" in parts and "ppo" in config.stages else None
 
     def rows(self, prompts: Sequence[Prompt], queue: Queue, progress: Progress) -> Iterator[tuple[int, list[dict]]]:
         """Answers the queue's rows of `prompts`; yields (chunk number, rows) for each of its chunks."""
@@ -164,14 +168,24 @@ class Answering:
             kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.temperature or 1.0))
             scores = [None] * self.batch if self.scorer is None else fetch(raw_rollout_scores(*self.scorer, placed)).tolist()
         answers, out = styles.answers_of(self.tokenizer, rollout, self.context.config.data.style), []
-        judged = self._judged(prompts, [text for text, _ in answers[: len(prompts)]])
+        judged, rewards = self._judged(prompts, [text for text, _ in answers[: len(prompts)]]), self._rewards(prompts, rollout)
         for i, prompt in enumerate(prompts):
             (text, ended), count = answers[i], int(rollout.response_length[i])
             out.append(
                 {"model": self.name} | prompt_row(prompt) | judged[i]
                 | {"response": text, "complete": ended, "tokens": count, "kl": float(kl[i]), "score": scores[i]}
+                | rewards[i]
             )
         return out
+
+    def _rewards(self, prompts: Sequence[Prompt], rollout: Rollout) -> list[dict]:
+        """{"reward": the score by `config.reward.callable`, summed over tokens, or None if it has none} of each answer; {}
+        without a callable."""
+        if self.reward is None:
+            return [{}] * len(prompts)
+        scored = self.reward.score(RewardBatch(rollout, prompts, 0, self.tokenizer))
+        totals = scored.scores if scored.scores.ndim == 1 else scored.scores.sum(axis=1)
+        return [{"reward": float(total) if kept else None} for total, kept in zip(totals, scored.kept, strict=True)]
 
     def _judged(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict]:
         """The rule-based verdict on each answer: the gold judge's in the world; "correct" for data with reference answers, if
@@ -208,6 +222,9 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
     means = {field: means_by_model(by_model, field) for field in ("kl", "tokens", "complete")}
     scores = {} if first[0]["score"] is None else means_by_model(by_model, "score")
     summary |= {"kl": means["kl"], "length": means["tokens"], "preference_score": scores}
+    if "reward" in first[0]:
+        scored = {name: [row for row in rows if row["reward"] is not None] for name, rows in by_model.items()}
+        summary["reward"] = means_by_model({name: rows for name, rows in scored.items() if rows}, "reward")
     return summary | {"complete": means["complete"]}
 
 

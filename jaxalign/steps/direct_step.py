@@ -20,7 +20,7 @@ from jaxalign.registry.objectives import objectives_of
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments
 from jaxalign.steps.metrics import DirectMetrics
 from jaxalign.steps.microbatch import Aux, total_weight
-from jaxalign.steps.objectives import DirectInputs, anchors, objective_loss
+from jaxalign.steps.objectives import DirectInputs, anchors, learns_from_ties, objective_loss
 from jaxalign.steps.packed import answer_parts, each_part, of_answers, pairs_alone
 from jaxalign.steps.state import TrainState, gradient_step
 
@@ -70,8 +70,11 @@ def _inputs(section: DPOConfig, policy: AnswerLogprobs, pairs: AnswerPairs) -> D
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, DirectMetrics]:
-    """One update: (state, metrics). Metrics are means over the rows of the whole batch that count, except those of the gradient
-    and the anchor."""
+    """One update: (state, metrics). Metrics are means over the rows of the batch that count, except those of the gradient, of
+    `anchor` and of `undecided`.
+
+    An update is skipped if no label of the batch prefers an answer, unless the objective `learns_from_ties`.
+    """
     model, section, frozen = arguments.model, arguments.section, arguments.frozen
     batch, packed = arguments.batch, arguments.packed
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
@@ -93,5 +96,9 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
         means = {name: masked_sum(x, pairs.weight) / total for name, x in ({"loss": loss} | reported).items()}
         return means["loss"], Aux(means)
 
-    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed))
-    return state, DirectMetrics(**aux.sums, **vars(gradient), anchor=sum(anchored))
+    informative = learns_from_ties(section) | jnp.any((batch.weight > 0) & (batch.label != 0.5))
+    state, aux, gradient = gradient_step(
+        model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed), informative
+    )
+    undecided = 1 - informative.astype(jnp.float32)
+    return state, DirectMetrics(**aux.sums, **vars(gradient), anchor=sum(anchored), undecided=undecided)

@@ -79,6 +79,7 @@ class DirectMetrics(StepMetrics):
       accuracy: the share of rows, 0 to 1, whose margin is positive.
       nll: the negative log-likelihood of the better answer, in nats per token.
       anchor: the sum of the objectives' anchors, 0 for objectives without one.
+      undecided: 1 if the update was skipped because no label of the batch prefers an answer, otherwise 0.
     """
 
     chosen_reward: jax.Array
@@ -87,6 +88,7 @@ class DirectMetrics(StepMetrics):
     accuracy: jax.Array
     nll: jax.Array
     anchor: jax.Array
+    undecided: jax.Array
 
 
 @jax.tree_util.register_dataclass

@@ -149,20 +149,17 @@ def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tup
       UserError: an objective returns anything other than a loss [B], with or without its statistics.
     """
     settings = inputs.settings
-    objectives = objectives_of(settings.objective)
+    objectives, sft_weight = objectives_of(settings.objective), _sft_weight(settings)
     inputs = _masked(inputs)
     nll = sft_loss(inputs.first_mean, inputs.second_mean, 1.0, inputs.mask)
     if len(objectives) == 1:
         loss, stats = _evaluate(objectives[0], inputs._replace(anchor=anchored[0]))
-        sft_weight = objectives[0].sft_weight
         nll = nll if objectives[0].pairs else nll * inputs.label  # Bad answers must not be imitated.
     else:
-        loss, stats, sft_weight = jnp.zeros_like(inputs.first), _implicit_rewards(inputs), 0.0
+        loss, stats = jnp.zeros_like(inputs.first), _implicit_rewards(inputs)
         weights = settings.weights or (1.0,) * len(objectives)
         for objective, anchor, weight in zip(objectives, anchored, weights, strict=True):
             loss = loss + weight * _evaluate(objective, inputs._replace(anchor=anchor))[0]
-    if settings.sft_weight is not None:
-        sft_weight = settings.sft_weight
     reported = {
         "chosen_reward": stats.chosen_rewards,
         "rejected_reward": stats.rejected_rewards,
@@ -171,6 +168,20 @@ def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tup
         "nll": nll,
     }
     return loss + sft_weight * nll, reported
+
+
+def _sft_weight(settings: DPOConfig) -> float:
+    """The weight of the likelihood term: the config's, or that of a single objective."""
+    objectives = objectives_of(settings.objective)
+    own = objectives[0].sft_weight if len(objectives) == 1 else 0.0
+    return own if settings.sft_weight is None else settings.sft_weight
+
+
+def learns_from_ties(settings: DPOConfig) -> bool:
+    """Whether a pair with label 0.5 teaches something: the likelihood of its first answer, or what a custom objective reads in
+    it. For the other objectives its gradient at the reference is 0 up to rounding."""
+    built_in = all(objective.name in OBJECTIVES.builtin for objective in objectives_of(settings.objective))
+    return bool(_sft_weight(settings)) or not built_in
 
 
 def _masked(inputs: DirectInputs) -> DirectInputs:

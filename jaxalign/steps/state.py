@@ -98,13 +98,14 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
 
 
 def gradient_step(
-    model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts
+    model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts, informative: jax.Array | None = None
 ) -> tuple[TrainState, Aux, GradientMetrics]:
     """One update with the accumulated gradients of the micro-batches.
 
     Args:
       loss_fn: `loss_fn(params, part) -> (loss, Aux)`, see `microbatch.accumulate`.
       parts: the micro-batches.
+      informative: see `apply_gradients`.
 
     Returns:
       (the new state, the combined `Aux` of the loss, the metrics of `apply_gradients`).
@@ -115,12 +116,13 @@ def gradient_step(
         """The batch's loss, estimated on the first micro-batch, for an optimizer that estimates curvature."""
         return parts.count * loss_fn(params, parts.of(0))[0]
 
-    state, metrics = apply_gradients(model, state, gradients, optimizer, loss, objective)
+    state, metrics = apply_gradients(model, state, gradients, optimizer, loss, objective, informative)
     return state, aux, metrics
 
 
 def apply_gradients(
-    model: Model, state: TrainState, gradients, optimizer, loss: jax.Array, objective: Callable | None = None
+    model: Model, state: TrainState, gradients, optimizer, loss: jax.Array, objective: Callable | None = None,
+    informative: jax.Array | None = None,
 ) -> tuple[TrainState, GradientMetrics]:
     """One update with the gradients of the whole batch.
 
@@ -130,6 +132,8 @@ def apply_gradients(
       gradients: the result of `microbatch.accumulate`, which has divided out the loss scale.
       loss: float32 [], the loss of the batch.
       objective: the loss as a function of the parameters, for optimizers that estimate curvature.
+      informative: bool [], False if the gradients consist of rounding errors only, which Adam would scale to whole steps;
+        then only the step and the loss scale change. None: True.
 
     Returns:
       (the new state, metrics). `overflowed` is that of `LossScale.explains`. Occasional overflows are expected, since the
@@ -144,8 +148,10 @@ def apply_gradients(
     updates, opt_state = update(gradients, state.opt_state, start, obj_fn=objective)
     params = optax.apply_updates(start, updates)
 
+    changes = finite if informative is None else finite & informative
+
     def keep(new, old):
-        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+        return jax.tree.map(lambda n, o: jnp.where(changes, n, o), new, old)
 
     # Two constraints, so that XLA gathers the selected parameters instead of both operands.
     params = model.sharding.constrain_tree(own_part.constrain_tree(keep(params, start), axes), axes)

@@ -13,7 +13,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Prompt
 from jaxalign.rewards.base import columns_of
-from jaxalign.rewards.callables import call_reward
+from jaxalign.rewards.callables import call_reward, details
 from jaxalign.rollout.generation import Sampler
 from jaxalign.trainers.judging import Judge
 from jaxalign.trainers.rows import as_prompts
@@ -58,16 +58,18 @@ def evaluate(
     if not models:
         raise UserError("evaluate(models) is empty; at least one language model is expected")
     asked = as_prompts(prompts, "evaluate(prompts)")
-    answers, complete = {}, {}
+    answers, complete, given = {}, {}, {}
     for name, model in models.items():
         sampler = Sampler(model, temperature=temperature, batch=batch, seed=seed)
         samples = sampler.generate(asked, max_new_tokens)
         answers[name], complete[name] = samples.texts, float(np.mean(samples.ended))
+        given[name] = details(model.tokenizer, samples.ids, samples.ended)
     dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in asked]
     measured, wins = {measure: {} for measure in measures or {}}, []
     for measure, fn in (measures or {}).items():
         for name, texts in answers.items():
-            values, kept, report = call_reward(fn, dialogues, texts, columns_of(asked), 0, None)
+            values, kept, report = call_reward(fn, dialogues, texts, columns_of(asked), 0, None, details=given[name])
+            values = values.sum(axis=1) if values.ndim == 2 else values
             if not kept.any():
                 raise UserError(f"measure {measure!r} has no number for any of the {len(texts)} answers ({report.first_error})")
             measured[measure][name] = float(np.mean(values[kept]))

@@ -11,7 +11,11 @@ import pytest
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
 from jaxalign.data.chat.model_style import resolve_auto
+from jaxalign.data.chat.styles import encode_prompt
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
+from jaxalign.records import Message
 from jaxalign.stages.shared.base import Stage
 from tests import made_tokenizers
 
@@ -103,3 +107,17 @@ def test_the_style_is_resolved_without_jax():
     code = ("import sys; from jaxalign.config import from_config_dict; from jaxalign.data.chat import model_style; "
             "model_style.resolve_auto(from_config_dict({})); assert 'jax' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_base_model_can_use_the_plain_style(folders):
+    assert resolve_auto(config(folders["base"], "plain")).data.style == "plain"
+    with pytest.raises(UserError, match="config.data.style is 'plain', which is for pretrained models"):
+        from_config_dict({"data": {"style": "plain"}})
+
+
+def test_the_plain_style_leaves_out_dialogues_of_several_turns(folders):
+    tokenizer = load_tokenizer(folders["base"])
+    turns = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
+    assert tokenizer.decode(encode_prompt(tokenizer, turns[:1], "plain")) == "a"
+    with pytest.raises(DialogueRefused, match="continues a single text"):
+        encode_prompt(tokenizer, turns, "plain")

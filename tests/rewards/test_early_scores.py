@@ -20,10 +20,10 @@ def response(*ids: int, ended: bool = False) -> Response:
 def test_a_call_has_all_responses_that_ended_during_the_previous_call_and_sampling_does_not_wait():
     calls, free, begun = [], threading.Event(), threading.Event()
 
-    def ask(rows, ids):
+    def ask(rows, responses):
         begun.set()
         assert free.wait(30)
-        calls.append((list(rows), [tuple(own) for own in ids]))
+        calls.append((list(rows), [r.ids[: len(r.ids) - r.ended] for r in responses]))
         return call_reward(lambda prompts, texts: [10.0 * row for row in prompts], rows, [""] * len(rows))
 
     scores = EarlyScores(ask)
@@ -58,3 +58,19 @@ def test_an_error_for_the_user_is_raised_where_the_scores_are_needed():
     scores.add([(0, response(4))])
     with pytest.raises(UserError, match="no column 'answer'"):
         scores.result(1)
+
+
+def test_scores_of_tokens_are_joined():
+    def ask(rows, responses):
+        ids = [list(r.ids) for r in responses]
+        details = {"token_ids": ids, "ended": [False] * len(ids), "raw_responses": [""] * len(ids)}
+        values = [[float(i) for i in own] if len(own) > 1 else 7.0 for own in ids]
+        return call_reward(lambda *_: values, rows, [""] * len(rows), details=details)
+
+    scores = EarlyScores(ask)
+    scores.add([(2, response(5, 9))])
+    scores.add([(0, response(4))])
+    scores.add([(1, response(1, 2, 3))])
+    found, kept, _ = scores.result(3)
+    np.testing.assert_array_equal(found, [[7, 0, 0], [1, 2, 3], [5, 9, 0]])
+    assert kept.all()

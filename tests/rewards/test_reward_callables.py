@@ -184,3 +184,54 @@ async def _coroutine(prompts, responses):
 def test_wrong_use_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         call_reward(**{"fn": lambda *_: [1.0] * 3, "prompts": PROMPTS, "responses": RESPONSES, **arguments})
+
+
+DETAILS = {"token_ids": [[1, 2, 9], [3], []], "ended": [True, False, False], "raw_responses": ["a b</s>", "c", ""]}
+
+
+def test_a_callable_receives_the_details_that_it_names_and_scores_tokens():
+    def reward(prompts, responses, token_ids, ended, raw_responses, **columns):
+        assert (token_ids, ended, raw_responses, columns) == (*DETAILS.values(), {"own": [1, 2, 3]})
+        return [[0.5, 1.0, -1.0], 2.0, []]
+
+    scores, kept, _ = _call(reward, details=DETAILS, columns={"own": [1, 2, 3]})
+    np.testing.assert_array_equal(scores, [[0.5, 1, -1], [2, 0, 0], [0, 0, 0]])
+    assert kept.all()
+    scores, _, _ = _call(lambda prompts, responses, **columns: [float(len(columns))] * 3, details=DETAILS)
+    np.testing.assert_array_equal(scores, [0, 0, 0])
+    scores, _, _ = _call(lambda prompts, responses, ended: ended, details=DETAILS, columns={"ended": [5.0, 6.0, 7.0]})
+    np.testing.assert_array_equal(scores, [5, 6, 7])  # A column of the data comes first.
+
+
+def test_scores_of_tokens_are_checked():
+    _, kept, report = _call(lambda *_: [[1.0, float("nan"), 1.0], [1.0], []], details=DETAILS)
+    assert kept.tolist() == [False, True, True] and "the score of row 0" in report.first_error
+    _, kept, report = _call(lambda *_: [[1.0, 1.0], [1.0], []], details=DETAILS, retries=0)
+    assert not kept.any() and "2 numbers for the 3 tokens of response 0" in report.first_error
+
+
+def test_a_callable_cannot_change_what_others_see():
+    columns, prompts = {"answer": [["a"], ["b"], ["c"]]}, [[{"role": "user", "content": "x"}] for _ in range(3)]
+
+    def reward(prompts, responses, answer):
+        answer[0].append("spoilt")
+        prompts[0][0]["content"] = "spoilt"
+        return [1.0] * 3
+
+    call_reward(reward, prompts, RESPONSES, columns)
+    assert columns == {"answer": [["a"], ["b"], ["c"]]} and prompts[0][0]["content"] == "x"
+
+
+@pytest.mark.parametrize("kind", [ValueError, UserError])
+def test_the_message_of_a_callable_has_no_secret_of_the_environment(monkeypatch, kind):
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "s3cr3t-abcdef")
+
+    def reward(prompts, responses):
+        raise kind("denied for s3cr3t-abcdef at https://me:hunter2@host/path by rule 7")
+
+    expected = r"denied for \[MY_SERVICE_TOKEN\] at https://me:\[password\]@host/path by rule 7"
+    if kind is UserError:
+        with pytest.raises(UserError, match=expected):
+            _call(reward, retries=0)
+    else:
+        assert re.search(expected, _call(reward, retries=0)[2].first_error)

@@ -49,7 +49,9 @@ def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):
     assert [row["score"] for row in metrics] == pytest.approx([0.73] * 3)  # scores are not rounded
     assert np.isfinite([row["policy_loss"] for row in metrics]).all()
     seen = [eval(line, {"null": None}) for line in path.with_suffix(".jsonl").read_text().splitlines()]
-    assert len(seen) == 24
+    asked, seen = [row for row in seen if row[3] != "rl"], [row for row in seen if row[3] == "rl"]
+    assert len(seen) == 24 and len(asked) > 0
+    assert read(workdir / "summary.json")["reward"] == pytest.approx(dict.fromkeys(("base", "sft", "ppo"), 0.73))
     prompt, response, name, source = seen[0]
     assert prompt[-1]["role"] == "user" and isinstance(response, str) and source == "rl" and name.startswith("rl-")
     assert [row[2] for row in seen[0::2]] == [row[2] for row in seen[1::2]]  # groups of two are contiguous
@@ -110,7 +112,7 @@ def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):
         path.write_text(BY_ITSELF)
         workdir = started(done, tmp_path / str(early))
         run(workdir, **changes(path, while_sampling=early, max_dropped_share=1.0) | {"ppo": changes(path)["ppo"] | {
-            "temperature": 1.3, "max_new_tokens": 72}})
+            "temperature": 1.3, "max_new_tokens": 72}, "stages": ("pretrain", "revise", "sft", "ppo")})
         logged.append(read_metrics(workdir / "ppo" / "metrics.jsonl"))
         calls.append([json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()])
     assert logged[1] == logged[0]

@@ -214,6 +214,18 @@ def test_a_batch_without_counted_pairs_has_no_gradient(objective):
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.parametrize("objective", ["sigmoid", "ipo", "apo_zero", "sigmoid+hinge"])
+def test_a_batch_without_a_decided_pair_is_skipped_and_counted(objective):
+    tied = dataclasses.replace(pairs(), label=np.full(4, 0.5, np.float32))
+    gradient, metrics = step(section(objective), tied)
+    assert (metrics["undecided"], metrics["skipped"]) == (1, 0)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+    one = dataclasses.replace(tied, label=np.array([0.5, 0.5, 1.0, 0.5], np.float32))
+    for chosen, batch in ((section(objective), one), (section(objective, sft_weight=0.5), tied)):
+        gradient, metrics = step(chosen, batch)
+        assert metrics["undecided"] == 0 and any(leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
 def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
     model, other = tiny.model(), tiny.model(vocab=40)
     with pytest.raises(ValueError, match=r"embedding \[V, D\] is \(40, 16\); this model's is \(32, 16\)"):

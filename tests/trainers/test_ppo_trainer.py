@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Checks, Mesh
+from jaxalign.config import Checks, Mesh, Optimizer
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.ppo import PPO
@@ -126,3 +126,17 @@ def test_rewards_that_return_invalid_results_are_refused(reward, message):
 def test_a_failed_check_stops_training_if_the_caller_asks_for_it():
     with pytest.raises(UserError, match="sampler_gap"):
         run(steps=1, sampler_tolerance=1e-12, checks=Checks(sampler_gap="stop"))
+
+
+def test_a_dense_reward_learns():
+    """Each even token id is rewarded where it was sampled."""
+    def even(prompts, responses, token_ids, ended, raw_responses, **columns):
+        assert len(raw_responses) == len(ended) == len(token_ids)
+        return [[float(token % 2 == 0) for token in ids] for ids in token_ids]
+
+    optimizer = Optimizer(learning_rate=3e-2, schedule="constant")
+    dense = {"advantages": "reinforce_pp", "group_size": 1, "iterations": 10, "batch": 32, "kl_coef": 0.0, "gamma": 0.0,
+             "optimizer": optimizer, "temperature": 1.0}
+    _, steps = run(reward=even, **dense)
+    share = [step.metrics["score"] / step.metrics["response_length"] for step in steps]
+    assert share[-1] > share[0] + 0.2

@@ -49,10 +49,11 @@ class DataConfig(Section):
                                     "it with their common turns as the prompt.", one_of("drop", "keep"), _SOURCE)
     limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
     style: str = field("auto", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
-                       "HH-RLHF), chat (the model's own chat template) or auto: compact for model.source=scratch; for a "
+                       "HH-RLHF), chat (the model's own chat template), plain (a single text that the answer continues, for "
+                       "base models) or auto: compact for model.source=scratch; for a "
                        "pretrained model chat if it has a chat template, compact if its tokenizer has jaxalign's "
                        "markers, else hh; for a stage of a run the style of that run.",
-                       one_of("auto", "compact", "hh", "chat"))
+                       one_of("auto", "compact", "hh", "chat", "plain"))
     thinking: str = field("auto", "Whether the policy, if it is a reasoning model such as Qwen3, thinks before it answers: on "
                           "or off sets the variable enable_thinking of the chat template for every prompt; auto: the "
                           "template's default, or for a stage of a run the setting of that run.", one_of("auto", "on", "off"))
@@ -65,8 +66,8 @@ class DataConfig(Section):
         if source.text is None and config.model.source == "scratch":
             raise UserError(f"config.data.source is {self.source!r}, which has no text to train a tokenizer and a base model "
                             "on; set config.model.source to 'huggingface'")
-        if self.style == "chat" and config.model.source == "scratch":
-            raise UserError("config.data.style is 'chat', the chat template of a pretrained model, but config.model.source is "
+        if self.style in ("chat", "plain") and config.model.source == "scratch":
+            raise UserError(f"config.data.style is {self.style!r}, which is for pretrained models, but config.model.source is "
                             "'scratch'; set it to 'huggingface', or the style to 'auto'")
 
     def _check_files(self, source: DataSourceRecord, stages: tuple[str, ...]) -> None:

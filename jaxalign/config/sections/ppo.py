@@ -75,6 +75,9 @@ class PPOConfig(SamplingFields, Trained):
                                     above(0), _LOSS)
     dual_clip: float | None = field(None, "Upper bound of the ratio for negative advantages (policy_loss=clip); None: no "
                                     "bound.", above(1), _LOSS)
+    log_ratio_limit: float | None = field(None, "Limit the log-ratio of a token to [-log_ratio_limit, log_ratio_limit] in the "
+                                          "policy loss and in the k3 estimate of the KL, with no gradient beyond; 10 is "
+                                          "usual. None: no limit; an update whose gradient overflows is skipped.", above(0))
     aggregation: str = field("token_mean", "How token losses are aggregated; see docs/ppo.md.",
                              one_of("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant"))
     entropy_coef: float = field(0.0, "Weight of the entropy bonus.", at_least(0))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.formats import USER, render_prompt, render_response
+from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.packing import completion
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
@@ -51,14 +52,14 @@ def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], style: str)
     """The ids of a dialogue up to the beginning of the answer, including bos.
 
     Raises:
-      UserError: the style is "plain" and there is more than one message.
+      DialogueRefused: the style is "plain" and there is more than one message, or the chat template refuses the dialogue.
     """
     if style == "chat":
         return chat.encode_prompt(tokenizer, messages)
     if style == "plain":
         if len(messages) != 1:
-            raise UserError(f"a prompt is a dialogue of {len(messages)} messages, but the style plain continues a single text; "
-                            "use the style chat, hh or compact")
+            raise DialogueRefused(f"a prompt is a dialogue of {len(messages)} messages, but the style plain continues a single "
+                                  "text; use the style chat, hh or compact")
         return list(tokenizer.begin_ids) + tokenizer.encode(messages[0].content)
     return list(tokenizer.begin_ids) + tokenizer.encode_segments(render_prompt(messages, style))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -140,6 +141,11 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without leading and trailing spaces. Special tokens (bos, eos, pad, markers) have no text."""
+
+    def decode_raw(self, ids: Sequence[int]) -> str:
+        """The text of ids with the names of special tokens, without spaces next to these."""
+        runs = itertools.groupby(ids, lambda token: token in self.special_ids)
+        return "".join("".join(map(self.piece, run)) if special else self.decode(list(run)) for special, run in runs)
 
     @abc.abstractmethod
     def piece(self, token: int) -> str:
