@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -108,6 +108,9 @@ def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
     Raises:
         UserError: an unknown key, a wrong type, a value out of range, or values that conflict.
     """
+    if not isinstance(values, (Mapping, config_dict.ConfigDict)):
+        raise UserError(f"the config is of type {type(values).__name__}; a ConfigDict, as default_config returns it, or a "
+                        "mapping is expected")
     config = schema.from_mapping(default_for(stage_names(values)), values)
     check(config)
     return config
@@ -124,7 +127,14 @@ def reset_unread(values: config_dict.ConfigDict, selector: str) -> None:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The config as nested dictionaries of JSON values; `from_config_dict` reads it back."""
-    return schema.to_plain(config)
+    return schema.to_plain(require_config(config, "to_dict(config)"))
+
+
+def require_config(config: Any, name: str) -> Config:
+    """`config` itself. Raises UserError, which names the argument, unless it is a `Config`."""
+    if not isinstance(config, Config):
+        raise UserError(f"{name} is of type {type(config).__name__}; a Config, as from_config_dict returns it, is expected")
+    return config
 
 
 def check(config: Config) -> None:
@@ -132,6 +142,7 @@ def check(config: Config) -> None:
 
     Sections of stages that are not in `config.stages` are not checked: the mesh need not divide a batch that never runs.
     """
+    require_config(config, "check(config)")
     records = {record.name: record for record in stages_in_order(config.stages)}
     trained = [name for name, record in records.items() if record.trains]
     if config.profile and traced_steps(config.profile)[0] not in trained:

@@ -35,7 +35,7 @@ from jaxalign.rl.state import (
     with_value_head,
     without_value_head,
 )
-from jaxalign.rollout.sampler import Engine, make_sampler
+from jaxalign.rollout.sampler import Engine, make_sampler, require_sampler
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.offload import FrozenRole
@@ -129,7 +129,7 @@ class PPO(PolicyTrainer):
             raise UserError(f"PPO({name}) is not an argument; only stage ppo of a run has helpful prompts to read: measure the "
                             "policy between the steps of PPO.fit, and mix the prompts before it")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
-        inputs = model_inputs(policy, section, self.name, **options)
+        inputs = model_inputs(policy, section, self.name, **options, argument="policy")
         # The keys of stage ppo, so that a stage and a trainer with the same seed draw the same random numbers.
         root = jax.random.fold_in(inputs.root_key, streams.STAGES["ppo"])
         super().__init__(
@@ -139,6 +139,8 @@ class PPO(PolicyTrainer):
         scorer, weights = self._as_reward(reward), self._reference_weights(reference)
         if start_critic is not None:
             self._critic_weights(start_critic)  # Raises an error for an unsuitable critic before anything runs.
+        if sampler is not None:
+            require_sampler(sampler, "PPO(sampler)")
         self._parts = PPOParts(
             policy.tokenizer, section_sampling(section, policy.stop_ids), policy.max_length,
             reward=lambda: scorer,

@@ -7,7 +7,7 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
-from jaxalign.trainers.rows import as_examples, as_judgements, as_pairs, as_prompts, is_judged, require_equal_lengths
+from jaxalign.trainers.rows import as_answered, as_examples, as_judgements, as_pairs, as_prompts, is_judged
 
 USER, ANSWER = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
 A, B = ({"role": "assistant", "content": text} for text in ("A.", "B."))
@@ -94,4 +94,4 @@ def test_invalid_data_is_refused_with_a_sentence(data, message):
 
 def test_lists_of_unequal_length_are_refused():
     with pytest.raises(UserError, match="RewardModel.score received lists of unequal length: prompts has 2, responses has 1"):
-        require_equal_lengths("RewardModel.score", prompts=["a", "b"], responses=["c"])
+        as_answered(["a", "b"], "RewardModel.score", responses=["c"])
