@@ -40,6 +40,9 @@ ja.load_model(F, seed="1") :: seed
 ja.load_model(F, seed=None) :: seed
 ja.load_model(F, seed=1.5) :: seed
 ja.load_model(F, ja.Mesh(data=64)) :: devices
+ja.load_model(F, lora=ja.Lora(rank=2, path="/nowhere")) :: lora.rank
+ja.load_model("~nosuchuser/x") :: folder
+ja.load_model(F, style="") :: style
 ja.Mesh(data=-1) :: data
 ja.Mesh(data=0) :: data
 ja.Mesh(fsdp=1.5) :: fsdp

@@ -116,3 +116,12 @@ def test_the_message_of_a_failing_reward_speaks_only_of_what_the_caller_can_chan
     with pytest.raises(ja.UserError, match="gave no score for 4 of 4 responses") as raised:
         list(names["ppo"](FAILING_REWARDS[kind]).fit(["a"]))
     assert not any(word in str(raised.value) for word in ("checkpoint", "config.", "max_dropped_share"))
+
+
+def test_a_damaged_record_of_a_run_is_refused(names):
+    folder = names["tmp"] / "damaged"
+    folder.mkdir()
+    for content in ("", "[[[", "5", '{"seed": 0'):
+        (folder / "trainer.json").write_text(content)
+        with pytest.raises(ja.UserError, match="trainer.json cannot be read"):
+            names["sft"](directory=folder).fit(EXAMPLES)

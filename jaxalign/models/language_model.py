@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxalign.config import Lora, Mesh
+from jaxalign.config import Config, Lora, Mesh, ModelConfig
 from jaxalign.config.arguments import SEED, as_path, as_text, instance_of
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.finished import is_model, is_stage, language_model_stage
@@ -325,6 +325,10 @@ def _with_adapters(base: LanguageModel, family: Family, lora: Lora, seed: int) -
     """The model with frozen weights and adapters."""
     if not lora.rank and not lora.path:
         raise UserError("lora.rank is 0 and lora.path is empty, so nothing would be trained; set one of them")
+    try:
+        lora.check(dataclasses.replace(Config(), model=ModelConfig(source="huggingface")), "lora")
+    except UserError as error:
+        raise UserError(str(error).replace("config.", "")) from None
     model, frozen = adapted(lora, base.model, family), quantise(base.params, lora.base)
     if lora.path:
         _, params = load_adapters(lora.path, family, base.model)

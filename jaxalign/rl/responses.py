@@ -77,6 +77,8 @@ def response_kl(
 
     Its gradient flows into `params` only. `hidden` (the policy's) and `rows` are as in `response_stats`.
     """
+    _require(policy, params, rollout)
+    _require(reference, reference_params, rollout)
     rows = alone(rollout) if rows is None else rows
     hidden = response_hidden(policy, params, rows) if hidden is None else hidden
     reference_rows = after(policy.sharding, rows, hidden)
@@ -106,4 +108,5 @@ def response_mask(rollout: Rollout):
 
 def experience_mask(experience: Experience):
     """float32 [B, N]: 1 at the response tokens of rows with a weight above 0."""
+    instance_of(experience, Experience, "experience", "an Experience")
     return response_mask(experience.rollout) * experience.weight[:, None]

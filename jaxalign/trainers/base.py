@@ -280,12 +280,17 @@ class Trainer:
         described = {"trainer": self.name, "seed": self.inputs.seed, "settings": dataclasses.asdict(self.section)}
         described["data"] = fingerprint(data)
         text, path = json.dumps(described, indent=2, default=str) + "\n", directory / "trainer.json"
-        recorded = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)
+        try:
+            recorded = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)
+            old = {} if recorded is None else dict(parse_json(recorded))
+        except (OSError, TypeError, ValueError) as error:
+            raise UserError(f"{self.name}(directory) is {str(directory)!r}, whose trainer.json cannot be read ({error}); give "
+                            "another directory") from None
         if recorded is None:
             hosts.once(lambda: make_folder(directory, f"{self.name}(directory)"))
             hosts.once(lambda: write_atomically(path, text))
         elif recorded != text:
-            old, new = parse_json(recorded), parse_json(text)
+            new = parse_json(text)
             differs = [name for name in new if old.get(name) != new[name]]
             raise UserError(f"{self.name}(directory) is {str(directory)!r}, which contains a run with different "
                             f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")
