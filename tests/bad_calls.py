@@ -43,6 +43,8 @@ ja.load_model(F, ja.Mesh(data=64)) :: devices
 ja.load_model(F, lora=ja.Lora(rank=2, path="/nowhere")) :: lora.rank
 ja.load_model("~nosuchuser/x") :: folder
 ja.load_model(F, style="") :: style
+ja.load_model(F, ja.Mesh(data=2**40)) :: devices
+ja.load_model(F, ja.Mesh(data=2**61 - 1)) :: devices
 ja.Mesh(data=-1) :: data
 ja.Mesh(data=0) :: data
 ja.Mesh(fsdp=1.5) :: fsdp
@@ -164,6 +166,9 @@ ja.SFT(None) :: model
 ja.SFT(F) :: model
 ja.SFT(p, learning_rate=1) :: learning_rate
 ja.SFT(p, epochs=0) :: epochs
+ja.SFT(p, batch_rows=3, micro_batches=2) :: SFT.batch_rows
+ja.SFT(p, batch_rows=10**9) :: batch_rows
+ja.SFT(p, row_length=2**40) :: row_length
 ja.SFT(p, epochs=1.5) :: epochs
 ja.SFT(p, epochs="2") :: epochs
 ja.SFT(p, epochs=None) :: epochs
@@ -301,6 +306,7 @@ ja.PPO(p, f, prompts=["a"]) :: prompts
 ja.PPO(p, f, iterations=0) :: iterations
 ja.PPO(p, f, iterations="5") :: iterations
 ja.PPO(p, f, batch=2.5) :: batch
+ja.PPO(p, f, batch=7, minibatches=2) :: PPO.batch
 ja.PPO(p, f, max_new_tokens=-1) :: max_new_tokens
 ja.PPO(p, f, kl_coef=float("nan")) :: kl_coef
 ja.PPO(p, f, kl_coef=-1) :: kl_coef

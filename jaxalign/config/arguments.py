@@ -11,8 +11,9 @@ from typing import Any
 from jaxalign.config import schema
 from jaxalign.config.constraints import between
 from jaxalign.config.reading import refuse_unread
-from jaxalign.config.root import Config
+from jaxalign.config.root import Config, check_batch
 from jaxalign.errors import UserError
+from jaxalign.registry.stages import STAGES
 
 SEED = between(0, 2**32 - 1)
 """The seeds of the Python API: a PRNG key has no more bits, so larger seeds would repeat."""
@@ -102,6 +103,8 @@ def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
     try:
         _refuse_unread(section, default, name, config)
         section.check(config, name)
+        for batch in STAGES.get(name).batches if name in STAGES else ():
+            check_batch(config, STAGES.get(name), batch)
     except UserError as error:
         raise UserError(str(error).replace(f"config.{name}.", f"{caller}.")) from None
     return section

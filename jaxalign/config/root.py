@@ -161,7 +161,7 @@ def check(config: Config) -> None:
         if record.samples and hasattr(getattr(config, record.name), "max_new_tokens"):
             check_response_length(getattr(config, record.name), config, record.name)
         for batch in record.batches:
-            _check_batch(config, record, batch)
+            check_batch(config, record, batch)
     rounds.check(config)
 
 
@@ -175,7 +175,7 @@ def _check_section(part: Any, usual: Any, config: Config, name: str) -> None:
             _check_section(getattr(part, inner), getattr(usual, inner), config, f"{name}.{inner}")
 
 
-def _check_batch(config: Config, record: StageRecord, batch: Batch) -> None:
+def check_batch(config: Config, record: StageRecord, batch: Batch) -> None:
     """Checks that a batch divides evenly into its parts, over the mesh, and over the devices that sample."""
     mesh, rows, field_name = config.mesh, schema.get(config, batch.rows), f"config.{batch.rows}"
     split = {f"config.mesh.{axis}": getattr(mesh, axis) for axis in ("data", "fsdp")}
