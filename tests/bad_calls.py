@@ -337,6 +337,7 @@ ja.evaluate({"a": 5}, ["a"]) :: models
 ja.evaluate([p], ["a"]) :: models
 ja.evaluate({5: p}, ["a"]) :: models
 ja.evaluate(p, []) :: prompts
+ja.evaluate(p, [{"prompt": "a", "x": 1}, "b"], measures={"x": f}) :: columns
 ja.evaluate(p, None) :: prompts
 ja.evaluate(p, ["a"], measures=[f]) :: measures
 ja.evaluate(p, ["a"], measures=f) :: measures

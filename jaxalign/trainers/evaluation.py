@@ -17,7 +17,7 @@ from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.callables import call_reward
 from jaxalign.rollout.generation import Sampler
 from jaxalign.trainers.judging import Judge
-from jaxalign.trainers.rows import as_prompts
+from jaxalign.trainers.rows import as_prompts, require_equal_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,7 @@ def evaluate(
         instance_of(fn, Callable, f"evaluate(measures)[{name!r}]", "a function (prompts, responses, **columns) -> numbers")
     instance_of(judge, Judge | None, "evaluate(judge)", "a jaxalign.Judge or None")
     asked = as_prompts(prompts, "evaluate(prompts)")
+    require_equal_columns(asked, "evaluate(prompts)")
     answers, complete = {}, {}
     for name, model in models.items():
         sampler = Sampler(model, temperature=temperature, batch=batch, seed=seed)

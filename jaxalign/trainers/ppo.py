@@ -41,7 +41,7 @@ from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step, TrainerInputs, model_inputs, section_from
 from jaxalign.trainers.reward_model import RewardModel
-from jaxalign.trainers.rows import as_prompts
+from jaxalign.trainers.rows import as_prompts, require_equal_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ class PPO(PolicyTrainer):
           UserError: there are no prompts, a prompt is malformed or too long, or their columns differ.
         """
         asked = as_prompts(prompts, "PPO.fit(prompts)")
-        _require_equal_columns(asked)
+        require_equal_columns(asked, "PPO.fit(prompts)")
         policy = self.inputs.language_model
         ids = [policy.prompt_ids(prompt) for prompt in asked]
         steps = self.fit_encoded(asked, ids)
@@ -291,15 +291,3 @@ class PPO(PolicyTrainer):
     def _record(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)
         self._write_checks(checks)
-
-
-def _require_equal_columns(prompts: Sequence[Prompt]) -> None:
-    """Raises UserError if a prompt has other columns than the first prompt."""
-    names = set(prompts[0].columns)
-    for number, prompt in enumerate(prompts):
-        if set(prompt.columns) != names:
-            differing = ", ".join(sorted(names ^ set(prompt.columns)))
-            raise UserError(f"PPO.fit(prompts)[{number}] and the first prompt do not have the same columns ({differing}); give "
-                            "all prompts the same columns")
-
-

@@ -57,6 +57,16 @@ def as_prompt(row: Any, where: str, number: int = 0) -> Prompt:
     return Prompt(f"prompt-{number}", _messages(row, where, _PROMPT_FORM), "python", columns)
 
 
+def require_equal_columns(prompts: Sequence[Prompt], where: str) -> None:
+    """Raises UserError if a prompt has other columns than the first prompt."""
+    names = set(prompts[0].columns)
+    for number, prompt in enumerate(prompts):
+        if set(prompt.columns) != names:
+            differing = ", ".join(sorted(names ^ set(prompt.columns)))
+            raise UserError(f"{where}[{number}] and the first prompt do not have the same columns ({differing}); give "
+                            "all prompts the same columns")
+
+
 def as_examples(data: Any, where: str) -> list[Example]:
     """Texts and answered prompts for supervised fine-tuning. Raises UserError like `as_prompts`."""
     return [_example(row, f"{where}[{i}]") for i, row in enumerate(as_rows(data, where, _EXAMPLE_FORM))]
