@@ -6,6 +6,7 @@ A batch of B rows has B / group_size groups of contiguous rows. Every function r
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -167,6 +168,10 @@ def grouped(scores: Any, size: int, mask: Any, least: int, name: str = "group_si
     mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
+    try:
+        size = operator.index(size)
+    except TypeError:
+        raise ValueError(f"{name} is {size!r}; a whole number of at least {least} is expected") from None
     require_range(name, size, least)
     rows = jnp.shape(scores)[0]
     if rows % size:

@@ -33,6 +33,8 @@ def is_set(mask: Any) -> jax.Array:
 def require_real(name: str, x: Any) -> Any:
     """The dtype of `x`, an array, a number or nested lists. Raises ValueError unless that is bool, int or float."""
     try:
+        if x is None:  # JAX would read it as float32.
+            raise TypeError("None")
         dtype = jnp.asarray(x).dtype if isinstance(x, list | tuple) else jnp.result_type(x)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not an array of numbers: {error}") from None

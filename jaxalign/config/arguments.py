@@ -1,15 +1,83 @@
-"""Builds sections from keyword arguments, for the Python API."""
+"""Checks the arguments of the Python API, and builds sections from keyword arguments."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxalign.config import schema
+from jaxalign.config.constraints import between
 from jaxalign.config.reading import refuse_unread
-from jaxalign.config.root import Config
+from jaxalign.config.root import Config, check_batch
 from jaxalign.errors import UserError
+from jaxalign.registry.stages import STAGES
+
+SEED = between(0, 2**32 - 1)
+"""The seeds of the Python API: a PRNG key has no more bits, so larger seeds would repeat."""
+
+
+def instance_of(value: Any, kind: type, name: str, expected: str) -> Any:
+    """`value` itself. Raises UserError, which completes "EXPECTED is expected", unless it is an instance of `kind`."""
+    if not isinstance(value, kind):
+        raise UserError(f"{name} is {_shown(value)} of type {type(value).__name__}; {expected} is expected")
+    return value
+
+
+def as_text(value: Any, name: str) -> str:
+    """`value` itself. Raises UserError unless it is a string that UTF-8 can encode."""
+    instance_of(value, str, name, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name} has the unpaired surrogate {value[error.start]!r} at character {error.start}, which is not "
+                        "text; decode the text again, or remove the character") from None
+    return value
+
+
+def as_path(value: Any, name: str, written: bool = False) -> Path:
+    """The path that a string or a `Path` names, with "~" expanded.
+
+    Args:
+        value: the argument.
+        name: the argument in error messages.
+        written: whether files will be written in the folder: it must be a folder, or its closest existing parent must be a
+            folder that this process may write to.
+
+    Raises:
+        UserError: the value is no string or path, is empty or too long, or nothing can be written there.
+    """
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise UserError(f"{name} is {_shown(value)} ({type(value).__name__}); the path of a folder, a string or a "
+                        "pathlib.Path, is expected")
+    try:
+        path = Path(os.fsdecode(os.fsencode(text))).expanduser()  # Raises for text that no file name can have.
+        existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{name} is {_shown(value)}, which cannot be used ({reason}); give the path of a folder") from None
+    if written and not existing.is_dir():
+        raise UserError(f"{name} is {_shown(value)}, but {existing} is a file; give the path of a folder")
+    if written and not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{name} is {_shown(value)}, but {existing} cannot be written; give another folder")
+    return path
+
+
+def make_folder(path: Path, name: str) -> None:
+    """Creates a folder with its parents. Raises UserError if that is not possible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{name} is {str(path)!r}, which cannot be created ({error.strerror}); give another folder") from None
+
+
+def _shown(value: Any) -> str:
+    """The start of a value's representation."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
@@ -35,6 +103,8 @@ def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
     try:
         _refuse_unread(section, default, name, config)
         section.check(config, name)
+        for batch in STAGES.get(name).batches if name in STAGES else ():
+            check_batch(config, STAGES.get(name), batch)
     except UserError as error:
         raise UserError(str(error).replace(f"config.{name}.", f"{caller}.")) from None
     return section

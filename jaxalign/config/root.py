@@ -109,6 +109,9 @@ def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
     Raises:
         UserError: an unknown key, a wrong type, a value out of range, or values that conflict.
     """
+    if not isinstance(values, (Mapping, config_dict.ConfigDict)):
+        raise UserError(f"the config is of type {type(values).__name__}; a ConfigDict, as default_config returns it, or a "
+                        "mapping is expected")
     config = schema.from_mapping(default_for(stage_names(values)), values)
     check(config)
     return config
@@ -153,7 +156,14 @@ def _unmet(
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The config as nested dictionaries of JSON values; `from_config_dict` reads it back."""
-    return schema.to_plain(config)
+    return schema.to_plain(require_config(config, "to_dict(config)"))
+
+
+def require_config(config: Any, name: str) -> Config:
+    """`config` itself. Raises UserError, which names the argument, unless it is a `Config`."""
+    if not isinstance(config, Config):
+        raise UserError(f"{name} is of type {type(config).__name__}; a Config, as from_config_dict returns it, is expected")
+    return config
 
 
 def check(config: Config) -> None:
@@ -161,6 +171,7 @@ def check(config: Config) -> None:
 
     Sections of stages that are not in `config.stages` are not checked: the mesh need not divide a batch that never runs.
     """
+    require_config(config, "check(config)")
     records = {record.name: record for record in stages_in_order(config.stages)}
     trained = [name for name, record in records.items() if record.trains]
     if config.profile and traced_steps(config.profile)[0] not in trained:
@@ -179,7 +190,7 @@ def check(config: Config) -> None:
         if record.samples and hasattr(getattr(config, record.name), "max_new_tokens"):
             check_response_length(getattr(config, record.name), config, record.name)
         for batch in record.batches:
-            _check_batch(config, record, batch)
+            check_batch(config, record, batch)
     rounds.check(config)
 
 
@@ -193,7 +204,7 @@ def _check_section(part: Any, usual: Any, config: Config, name: str) -> None:
             _check_section(getattr(part, inner), getattr(usual, inner), config, f"{name}.{inner}")
 
 
-def _check_batch(config: Config, record: StageRecord, batch: Batch) -> None:
+def check_batch(config: Config, record: StageRecord, batch: Batch) -> None:
     """Checks that a batch divides evenly into its parts, over the mesh, and over the devices that sample."""
     mesh, rows, field_name = config.mesh, schema.get(config, batch.rows), f"config.{batch.rows}"
     split = {f"config.mesh.{axis}": getattr(mesh, axis) for axis in ("data", "fsdp")}

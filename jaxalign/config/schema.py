@@ -140,10 +140,7 @@ def from_mapping(default: Any, values: Mapping[str, Any], path: str = "config", 
             raise UserError(unknown_name(root, f"{path}.{name}"))
         value, full = values[name], f"{path}.{name}"
         if not dataclasses.is_dataclass(kinds[name]):
-            changes[name] = convert(value, kinds[name], full)
-            check = entries[name].metadata["check"]
-            if check is not None and changes[name] is not None:
-                check.require(changes[name], full)
+            changes[name] = checked(value, kinds[name], full, entries[name].metadata["check"])
         elif type(value) is kinds[name]:
             changes[name] = from_mapping(getattr(default, name), vars(value), full, root)
         elif isinstance(value, (Mapping, config_dict.ConfigDict)):
@@ -152,6 +149,26 @@ def from_mapping(default: Any, values: Mapping[str, Any], path: str = "config", 
             fields = ", ".join(field_types(kinds[name]))
             raise UserError(f"{full} is {value!r}, but it is a section; set its fields individually: {fields}")
     return dataclasses.replace(default, **changes)
+
+
+def require_valid(instance: Any, path: str) -> None:
+    """Converts and checks the values of a section without nested sections that a caller has constructed. Raises UserError."""
+    kinds = field_types(type(instance))
+    for entry in dataclasses.fields(instance):
+        value = checked(getattr(instance, entry.name), kinds[entry.name], f"{path}.{entry.name}", entry.metadata["check"])
+        object.__setattr__(instance, entry.name, value)
+
+
+def checked(value: Any, kind: Any, path: str, check: Constraint | None = None) -> Any:
+    """`convert`, and a check that the result satisfies a constraint. A value of None satisfies any constraint.
+
+    Raises:
+        UserError: the value has the wrong type or violates the constraint.
+    """
+    value = convert(value, kind, path)
+    if check is not None and value is not None:
+        check.require(value, path)
+    return value
 
 
 def convert(value: Any, kind: Any, path: str) -> Any:

@@ -131,8 +131,8 @@ class CheckedJudge:
         """One call: the checked results. Raises _Failure if the judge raises anything but UserError."""
         ask = getattr(self.judge, method, None)
         if not callable(ask):
-            raise UserError(f"judge {self.name!r} has no method {method!r}, which this stage needs; add it, or choose another "
-                            "config.feedback.judge")
+            raise UserError(f"judge {self.name!r} has no method {method!r}, which is needed here; add it, or choose "
+                            "another judge (in a run: config.feedback.judge)")
         try:
             results = ask(requests, draw)
         except UserError:

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from jaxalign.config.arguments import as_path, as_text
 from jaxalign.data.chat.requests import parse_exemplars
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
@@ -102,6 +103,8 @@ def _given(index: int, entry: Any) -> Principle:
         return entry
     if isinstance(entry, Mapping):
         return _listed("given", index, dict(entry))
+    if isinstance(entry, str):
+        as_text(entry, f"principle {index + 1} of the constitution")
     if not isinstance(entry, str) or not entry.strip():
         raise UserError(f"principle {index + 1} of the constitution is {entry!r}; a string, a Principle or a mapping with the "
                         f"fields {', '.join(_FIELDS)} is expected")
@@ -122,7 +125,7 @@ def builtin_names() -> tuple[str, ...]:
 
 def _read(path_or_name: str | Path) -> tuple[str, dict[str, Any]]:
     """(the constitution's name, the object in its file)."""
-    name = str(path_or_name)
+    name = str(path_or_name) if str(path_or_name) in builtin_names() else str(as_path(path_or_name, "the constitution"))
     text = _read_text(name)
     try:
         data = parse_json(text)

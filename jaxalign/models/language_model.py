@@ -7,16 +7,22 @@ run. `LanguageModel.save` writes the Hugging Face layout.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jaxalign.config import Lora, Mesh
+from jaxalign.config import Config, Lora, Mesh, ModelConfig
+from jaxalign.config.arguments import SEED, as_path, as_text, instance_of
+from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.finished import is_model, is_stage, language_model_stage
+from jaxalign.config.schema import checked
 from jaxalign.data.chat.model_style import model_style
-from jaxalign.data.chat.styles import choose_style, encode_answer, encode_prompt, stop_ids
+from jaxalign.data.chat.styles import STYLES, choose_style, encode_answer, encode_prompt, stop_ids
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
@@ -24,7 +30,7 @@ from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters
 from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints import huggingface, run_folder
 from jaxalign.models.checkpoints.export import SHARD_BYTES, export
-from jaxalign.models.checkpoints.huggingface import DTYPES
+from jaxalign.models.checkpoints.huggingface import dtype_name
 from jaxalign.models.checkpoints.orbax import load_params
 from jaxalign.models.checkpoints.run_folder import merged
 from jaxalign.models.configured import adapted
@@ -79,6 +85,11 @@ class LanguageModel:
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
+        instance_of(self.model, Model, "LanguageModel(model)", "a jaxalign Model, as load_model creates it,")
+        instance_of(self.tokenizer, Tokenizer, "LanguageModel(tokenizer)", "the tokenizer of a loaded model")
+        checked(self.style, str, "LanguageModel(style)", one_of(*STYLES))
+        checked(self.max_length, int, "LanguageModel(max_length)", at_least(1))
+        _require_params(self.model, self.params)
         model = self.model.on_device_of(self.params)
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "params", committed(model.sharding, self.params))
@@ -100,7 +111,11 @@ class LanguageModel:
         return stop_ids(self.tokenizer, self.style)
 
     def with_params(self, params: Params) -> LanguageModel:
-        """The same model with other trained parameters, for example from a training state."""
+        """The same model with other trained parameters, for example from a training state.
+
+        Raises:
+          UserError: the names or shapes of `params` differ from those of the model's own parameters.
+        """
         return dataclasses.replace(self, params=params)
 
     def messages(self, prompt: Asked) -> tuple[Message, ...]:
@@ -127,11 +142,21 @@ class LanguageModel:
 
     def answer_ids(self, text: str) -> list[int]:
         """The token ids of an answer, with the token that ends it."""
-        return encode_answer(self.tokenizer, text, self.style)
+        return encode_answer(self.tokenizer, as_text(text, "text"), self.style)
 
     def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """Decodes an answer's ids. In the style "plain" the result is the continuation of the text of `prompt`, including a
-        leading space."""
+        leading space.
+
+        Raises:
+          UserError: `ids` is not a sequence of token ids, which are at least 0.
+        """
+        try:
+            ids = [operator.index(token) for token in ids]
+        except TypeError:
+            raise UserError(f"ids is {str(ids)[:60]!r}; a sequence of token ids is expected") from None
+        if min(ids, default=0) < 0:
+            raise UserError(f"ids has {min(ids)}; token ids of at least 0 are expected")
         if self.style == "plain" and len(prompt):
             before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
             if whole.startswith(before):
@@ -154,12 +179,12 @@ class LanguageModel:
           UserError: the folder is not empty, the weights are not finite, `adapters` is set but there are none, or the model
             was not read from a folder, so its tokenizer files and config.json are unknown.
         """
-        folder = Path(folder).expanduser()
+        folder, dtype = as_path(folder, "folder", written=True), dtype_name(dtype, "dtype")
+        adapters = checked(adapters, bool, "adapters")
+        shard_bytes = checked(shard_bytes, int, "shard_bytes", at_least(1))
         if self.origin is None:
             raise UserError(f"the model cannot be saved to {folder}: its tokenizer files and config.json are unknown; load "
                             "the model with load_model")
-        if dtype not in DTYPES:
-            raise UserError(f"dtype is {dtype!r}; one of {', '.join(DTYPES)} is expected")
         if adapters:
             if self.model.lora is None:
                 raise UserError("the model has no adapters to save; omit adapters=True")
@@ -182,7 +207,7 @@ def as_messages(prompt: Asked) -> tuple[Message, ...]:
     if isinstance(prompt, Prompt):
         return prompt.messages
     if isinstance(prompt, str):
-        return (Message("user", prompt),)
+        return (Message("user", as_text(prompt, "a prompt")),)
     if not isinstance(prompt, Sequence) or not prompt:
         raise UserError(f"a prompt is {str(prompt)[:60]!r}; a string, or a list of {{'role', 'content'}}, is expected")
     return tuple(_message(item) for item in prompt)
@@ -195,7 +220,25 @@ def _message(item: Any) -> Message:
     if role not in ("system", "user", "assistant") or not isinstance(content, str):
         raise UserError(f"a message of a prompt is {str(item)[:60]!r}; {{'role': 'system', 'user' or 'assistant', 'content': "
                         "text} is expected")
-    return Message(role, content)
+    return Message(role, as_text(content, "the content of a message"))
+
+
+def _require_params(model: Model, params: Params) -> None:
+    """Raises UserError unless the parameters have the names and shapes of the model's own."""
+    trees = (jax.tree.map(jnp.shape, model.abstract()), jax.tree.map(np.shape, params))
+    expected, given = (
+        {jax.tree_util.keystr(path): shape for path, shape in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_shape)}
+        for tree in trees
+    )
+    for name in (*expected, *given):
+        own, other = (f"of shape {tree[name]}" if name in tree else "absent" for tree in (expected, given))
+        if own != other:
+            raise UserError(f"params{name} is {other}, but {own} in the model; give parameters with the model's names and "
+                            "shapes, such as its own `params` after updates")
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple)
 
 
 def load_model(
@@ -229,7 +272,14 @@ def load_model(
     Raises:
       UserError: the folder is none of these, is damaged, contains a reward model, or does not fit the mesh or `max_length`.
     """
-    folder, mesh = Path(folder).expanduser(), mesh or Mesh()
+    folder, mesh = as_path(folder, "folder"), Mesh() if mesh is None else mesh
+    instance_of(mesh, Mesh, "mesh", "a jaxalign.Mesh, such as Mesh(data=2), or None")
+    instance_of(lora, Lora | None, "lora", "a jaxalign.Lora, such as Lora(rank=8), or None")
+    instance_of(family, str | Family | None, "family", "a Family, 'package.module:name', 'FILE.py:name' or None")
+    max_length = checked(max_length, int, "max_length", between(0, 2**31 - 1))
+    style, seed = checked(style, str | None, "style", one_of(*STYLES)), checked(seed, int, "seed", SEED)
+    dtype = None if dtype is None else dtype_name(dtype, "dtype")
+    compute_dtype = None if compute_dtype is None else dtype_name(compute_dtype, "compute_dtype")
     if family is not None:
         FAMILIES.register(family) if isinstance(family, Family) else use_family(family, "family")
     if not folder.is_dir():
@@ -275,6 +325,10 @@ def _with_adapters(base: LanguageModel, family: Family, lora: Lora, seed: int) -
     """The model with frozen weights and adapters."""
     if not lora.rank and not lora.path:
         raise UserError("lora.rank is 0 and lora.path is empty, so nothing would be trained; set one of them")
+    try:
+        lora.check(dataclasses.replace(Config(), model=ModelConfig(source="huggingface")), "lora")
+    except UserError as error:
+        raise UserError(str(error).replace("config.", "")) from None
     model, frozen = adapted(lora, base.model, family), quantise(base.params, lora.base)
     if lora.path:
         _, params = load_adapters(lora.path, family, base.model)

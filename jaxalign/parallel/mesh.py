@@ -72,5 +72,6 @@ def _smaller(sizes: dict[str, int], have: int) -> str:
     smaller = dict(sizes)
     while math.prod(smaller.values()) > have:
         largest = max(smaller, key=lambda name: smaller[name])
-        smaller[largest] = max(size for size in range(1, smaller[largest]) if smaller[largest] % size == 0)
+        below = min(smaller[largest], have + 1)  # An axis of more devices than there are cannot fit.
+        smaller[largest] = max(size for size in range(1, below) if smaller[largest] % size == 0)
     return " x ".join(f"{name}={size}" for name, size in smaller.items() if size > 1) or "one device"

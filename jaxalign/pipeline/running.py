@@ -8,6 +8,8 @@ import time
 import uuid
 
 from jaxalign.config import Config, rounds, schema, to_dict
+from jaxalign.config.arguments import as_path
+from jaxalign.config.root import require_config
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
@@ -42,7 +44,8 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
     Raises:
       UserError: the directory is in use, a stage there was run with other settings, or an input is missing.
     """
-    storage = LocalStorage(workdir)
+    require_config(config, "run(config)")
+    storage = LocalStorage(as_path(workdir, "run(workdir)"))
     config = with_style(config, storage)
     load = loader(config) if load is None else load
     with hosts.first_alone(storage.lock):

@@ -133,6 +133,9 @@ class Registry(Generic[R]):
           UserError: there is no record with this name, its module cannot be imported, or the object is not a record of this
             registry's type.
         """
+        if not isinstance(name, str):
+            raise UserError(f"{where or f'the name of the {self.kind}'} is {name!r:.80} of type {type(name).__name__}; a "
+                            "string is expected")
         record = self.builtin.get(name) or self._own.get(name)
         if record is not None:
             return record

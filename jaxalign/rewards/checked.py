@@ -30,13 +30,14 @@ def as_reward(
         method `score(batch)`; a function `(prompts, responses, **columns) -> scores`; the name of a verifier; or
         "package.module:name" or "FILE.py:name" for one of these.
       tokenizer: the policy's tokenizer.
-      settings: how to call a function and how many rows a reward may drop; None for the defaults of `config.reward`.
+      settings: how to call a function and how many rows a reward may drop, in a stage of a run; None for the defaults of
+        `config.reward`, outside of a run.
       name: the reward's name in metrics; None for its own name.
 
     Raises:
       UserError: `reward` has none of these forms, or cannot be imported.
     """
-    settings, given = settings or RewardConfig(), reward
+    in_run, settings, given = settings is not None, settings or RewardConfig(), reward
     if isinstance(reward, str):
         reward = VERIFIERS.get(reward) or load_object(reward, "reward")
     if isinstance(reward, type):
@@ -45,12 +46,13 @@ def as_reward(
         reward = reward.as_reward()
     if hasattr(reward, "score"):
         name = name or getattr(reward, "name", type(reward).__name__)
-        return reward if getattr(reward, "is_checked", False) else CheckedReward(reward, name, settings.max_dropped_share)
+        is_checked = getattr(reward, "is_checked", False)
+        return reward if is_checked else CheckedReward(reward, name, settings.max_dropped_share, in_run)
     if not callable(reward):
         raise UserError(f"the reward is {given!r} of type {type(given).__name__}; a function (prompts, responses, **columns) "
                         "-> scores, an object with a method score(batch), or 'module:name' of one is expected")
     name = name or getattr(reward, "__name__", type(reward).__name__)
-    return FunctionReward(name, reward, settings, tokenizer)
+    return FunctionReward(name, reward, settings, tokenizer, in_run=in_run)
 
 
 class CheckedReward(Reward):
@@ -60,13 +62,14 @@ class CheckedReward(Reward):
       reward: an object with `score(batch)`, which returns a `Scored` or an array or list of scores; `fused` and `listen` are
         optional.
       name: the reward's name in metrics and messages.
-      max_dropped_share: see `DroppedRows`.
+      max_dropped_share, in_run: see `DroppedRows`.
     """
 
     is_checked = True
 
-    def __init__(self, reward: Any, name: str, max_dropped_share: float):
-        self.name, self.reward, self._dropped = name, reward, DroppedRows(f"reward {name!r}", max_dropped_share)
+    def __init__(self, reward: Any, name: str, max_dropped_share: float, in_run: bool):
+        self.name, self.reward = name, reward
+        self._dropped = DroppedRows(f"reward {name!r}", max_dropped_share, in_run)
 
     def fused(self) -> FusedReward | None:
         """The reward's own, if it has one."""

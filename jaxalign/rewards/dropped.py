@@ -15,10 +15,12 @@ class DroppedRows:
     Attributes:
       name: the reward's name in messages.
       max_share: the largest share of a batch that may lack a score (`config.reward.max_dropped_share`).
+      in_run: whether a stage of a run uses the reward, which messages then tell how to set the share and to resume.
     """
 
     name: str
     max_share: float
+    in_run: bool = True
     _warned: bool = dataclasses.field(default=False, init=False)
 
     def check(self, dropped: int, rows: int, why: str | None) -> None:
@@ -27,6 +29,8 @@ class DroppedRows:
             return
         sentence = f"{self.name} gave no score for {dropped} of {rows} responses ({why})"
         if dropped > self.max_share * rows:
+            if not self.in_run:
+                raise UserError(f"{sentence}, more than the allowed share of {self.max_share}; fix the cause")
             raise UserError(f"{sentence}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause "
                             "and run again: training resumes from the last checkpoint")
         if not self._warned:

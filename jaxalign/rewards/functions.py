@@ -29,15 +29,17 @@ class FunctionReward(Reward):
       settings: the retries, the time limit and the share of rows that may be dropped.
       tokenizer: decodes responses that are scored while others are sampled.
       label: the function's name in messages; None for `name`.
+      in_run: as in `DroppedRows`.
     """
 
     is_checked = True
 
     def __init__(
-        self, name: str, fn: Callable, settings: RewardConfig, tokenizer: Tokenizer, label: str | None = None
+        self, name: str, fn: Callable, settings: RewardConfig, tokenizer: Tokenizer, label: str | None = None,
+        in_run: bool = True,
     ):
         self.name, self.fn, self.settings, self.tokenizer = name, fn, settings, tokenizer
-        self._dropped = DroppedRows(label or name, settings.max_dropped_share)
+        self._dropped = DroppedRows(label or name, settings.max_dropped_share, in_run)
         self._early: EarlyScores | None = None  # For the next rollout; only in the first process.
         self._listens = False  # In every process: whether the first process has early scores.
 

@@ -6,8 +6,15 @@ little. Values past a response's end are arbitrary: mask them with `response_mas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 
+from jaxalign.config.arguments import instance_of
+from jaxalign.config.constraints import above
+from jaxalign.config.schema import checked
+from jaxalign.errors import UserError
 from jaxalign.models.heads import TokenStats, gather_positions, length_mask, token_kl
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
@@ -18,6 +25,19 @@ from jaxalign.steps.packed import alone, of_answers
 def response_hidden(model: Model, params, rows: AnswerRows):
     """The trunk's last hidden states [R, T, D]."""
     return model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+
+
+def _require_rollout(rollout: Any) -> None:
+    instance_of(rollout, Rollout, "rollout", "a Rollout, as jaxalign.Sampler.rollout returns it,")
+
+
+def _require(model: Any, params: Any, rollout: Any) -> None:
+    """Raises UserError unless the arguments have the types that the functions of this module take."""
+    instance_of(model, Model, "model", "a Model, such as the attribute `model` of a LanguageModel,")
+    if not isinstance(params, Mapping) or "embedding" not in params:
+        raise UserError(f"params is of type {type(params).__name__} or lacks 'embedding'; the model's parameters are expected, "
+                        "with adapters joined with the base")
+    _require_rollout(rollout)
 
 
 def response_stats(
@@ -39,6 +59,9 @@ def response_stats(
     Returns:
       `TokenStats` of float32 [B, N] arrays, arbitrary past a response's end.
     """
+    _require(model, params, rollout)
+    if not isinstance(temperature, jax.core.Tracer):
+        temperature = checked(temperature, float, "temperature", above(0))
     rows = alone(rollout) if rows is None else rows
     hidden = response_hidden(model, params, rows) if hidden is None else hidden
     targets = gather_positions(rows.tokens, rows.heads + 1)
@@ -54,6 +77,8 @@ def response_kl(
 
     Its gradient flows into `params` only. `hidden` (the policy's) and `rows` are as in `response_stats`.
     """
+    _require(policy, params, rollout)
+    _require(reference, reference_params, rollout)
     rows = alone(rollout) if rows is None else rows
     hidden = response_hidden(policy, params, rows) if hidden is None else hidden
     reference_rows = after(policy.sharding, rows, hidden)
@@ -69,6 +94,7 @@ def response_kl(
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None, rows: AnswerRows | None = None):
     """The critic's value [B, N] of the state before each response token. `hidden` and `rows` are as in `response_stats`."""
+    _require(model, params, rollout)
     rows = alone(rollout) if rows is None else rows
     values = model.scores(params, response_hidden(model, params, rows) if hidden is None else hidden)
     return of_answers(values, rows.start + rollout.prompt_length - 1, rollout.logprobs.shape[1])
@@ -76,9 +102,11 @@ def response_values(model: Model, params, rollout: Rollout, hidden=None, rows: A
 
 def response_mask(rollout: Rollout):
     """float32 [B, N]: 1 at response tokens. It is computed from lengths, never from token ids."""
+    _require_rollout(rollout)
     return length_mask(rollout.response_length, rollout.logprobs.shape[1])
 
 
 def experience_mask(experience: Experience):
     """float32 [B, N]: 1 at the response tokens of rows with a weight above 0."""
+    instance_of(experience, Experience, "experience", "an Experience")
     return response_mask(experience.rollout) * experience.weight[:, None]

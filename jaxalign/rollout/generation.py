@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 
+from jaxalign.config.arguments import SEED, instance_of
+from jaxalign.config.constraints import at_least, between
+from jaxalign.config.schema import checked
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import Asked, LanguageModel
 from jaxalign.records import Rollout
 from jaxalign.rollout.sampler import Engine, LocalSampler, TokenSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
+
+MOST_ANSWERS = 1_000_000
+"""The maximum number of answers of one call, which are all in memory at its end."""
+_MODEL = "a language model from load_model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +79,8 @@ class Samples:
 class Sampler:
     """Samples answers from a language model.
 
-    Equal seeds give equal answers on any mesh and with any batch size. Each call of `generate` draws new answers.
+    Equal seeds give equal answers on any mesh and with any batch size. Each call of `generate` draws new answers. Calls from
+    several threads run one after another.
 
     Args:
       policy: the language model.
@@ -90,8 +99,8 @@ class Sampler:
         self, policy: LanguageModel, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, batch: int = 64,
         seed: int = 0, sampler: str | TokenSampler | Callable[[Engine], TokenSampler] = "local",
     ):
-        if not isinstance(policy, LanguageModel):
-            raise UserError(f"policy is of type {type(policy).__name__}; a language model from load_model is expected")
+        instance_of(policy, LanguageModel, "policy", _MODEL)
+        batch, seed = checked(batch, int, "batch", between(1, MOST_ANSWERS)), checked(seed, int, "seed", SEED)
         self._parts = policy.model.sharding.generation.batch_size
         self._policy, self._temperature, self._top_k, self._top_p = policy, temperature, top_k, top_p
         Sampling(1, policy.stop_ids, temperature, top_k, top_p)  # Raise for a value out of range.
@@ -99,6 +108,7 @@ class Sampler:
         self._key, self._calls, self._version = jax.random.key(seed), 0, 0
         self._sampler = make_sampler(sampler, self._engine)
         self._sampler.update(policy.weights, 0)
+        self._lock = threading.RLock()  # Calls from several threads would mix their rows.
 
     @property
     def policy(self) -> LanguageModel:
@@ -107,10 +117,11 @@ class Sampler:
 
     def update(self, policy: LanguageModel) -> None:
         """Uses the weights of another language model with the same architecture from now on."""
-        if policy.model != self._policy.model:
+        if instance_of(policy, LanguageModel, "policy", _MODEL).model != self._policy.model:
             raise UserError("the new policy's architecture or mesh differs from the sampler's; create a new Sampler")
-        self._policy, self._version = policy, self._version + 1
-        self._sampler.update(policy.weights, self._version)
+        with self._lock:
+            self._policy, self._version = policy, self._version + 1
+            self._sampler.update(policy.weights, self._version)
 
     def generate(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Samples:
         """Samples n answers to each prompt.
@@ -118,13 +129,15 @@ class Sampler:
         Args:
           prompts: each a text, a list of {"role", "content"}, or a `Prompt`.
           max_new_tokens: the maximum length of an answer, in tokens.
-          n: the number of answers to each prompt.
+          n: the number of answers to each prompt; one call samples at most `MOST_ANSWERS` (1,000,000) answers.
 
         Raises:
-          UserError: there are no prompts, or one cannot be answered (empty, or too long for the model).
+          UserError: there are no prompts, one cannot be answered (empty, or too long for the model), or there are too many
+            answers.
         """
-        ids, sampling, key = self._request(prompts, max_new_tokens, n)
-        responses = respond(self._sampler, ids, key, range(len(ids)), sampling)
+        with self._lock:
+            ids, sampling, key = self._request(prompts, max_new_tokens, n)
+            responses = respond(self._sampler, ids, key, range(len(ids)), sampling)
         samples = []
         for index, (prompt, response) in enumerate(zip(ids, responses, strict=True)):
             if response.error is not None:
@@ -140,18 +153,24 @@ class Sampler:
           A `Rollout` of numpy arrays with n consecutive rows for each prompt, in the order of the prompts. On a mesh the rows
           are padded to a multiple of the size of its batch axes; padding rows have length 0.
         """
-        ids, sampling, key = self._request(prompts, max_new_tokens, n)
         padding = dataclasses.replace(self._engine.padding, batch=self._parts)
-        return sample_rollout(self._sampler, padding, ids, key, range(len(ids)), sampling)
+        with self._lock:
+            ids, sampling, key = self._request(prompts, max_new_tokens, n)
+            return sample_rollout(self._sampler, padding, ids, key, range(len(ids)), sampling)
 
     def _request(self, prompts: Sequence[Asked], max_new_tokens: int, n: int) -> tuple[list[list[int]], Sampling, jax.Array]:
         """The token ids of each row's prompt, the settings, and the key of the next call."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
             raise UserError(f"prompts is {str(prompts)[:60]!r}; a list of at least one prompt is expected")
-        if n < 1:
-            raise UserError(f"n is {n}; at least 1 answer to each prompt is expected")
-        ids = [self._policy.prompt_ids(prompt) for prompt in prompts for _ in range(n)]
+        n, most = checked(n, int, "n", at_least(1)), MOST_ANSWERS // len(prompts)
+        if n > most:
+            raise UserError(f"n is {n:,} for {len(prompts):,} prompts; one call samples at most {MOST_ANSWERS:,} answers: "
+                            "sample fewer in each of several calls")
         sampling = Sampling(max_new_tokens, self._policy.stop_ids, self._temperature, self._top_k, self._top_p)
+        if sampling.max_new_tokens >= self._policy.max_length:
+            raise UserError(f"max_new_tokens is {max_new_tokens}; a number below {self._policy.max_length}, the model's "
+                            "maximum length of prompt plus response, is expected")
+        ids = [own for prompt in prompts for own in [self._policy.prompt_ids(prompt)] * n]
         self._calls += 1
         return ids, sampling, jax.random.fold_in(self._key, self._calls - 1)
 

@@ -14,6 +14,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
 from jaxalign.registry.core import has_methods
+from jaxalign.registry.custom import custom_code
 from jaxalign.registry.samplers import METHODS, sampler_record
 from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.responses import Padding, Response
@@ -185,16 +186,26 @@ def make_sampler(
     Raises:
       UserError: `sampler` is none of these.
     """
-    if isinstance(sampler, str):
-        created = sampler_record(sampler, where).load()(engine)
-    elif has_methods(sampler, METHODS) and not isinstance(sampler, type):
+    require_sampler(sampler, where)
+    if has_methods(sampler, METHODS) and not isinstance(sampler, type):
         created = sampler
     else:
-        created = sampler(engine) if callable(sampler) else sampler
+        make = sampler_record(sampler, where).load() if isinstance(sampler, str) else sampler
+        with custom_code(where):
+            created = make(engine)
     if isinstance(created, type) or not has_methods(created, METHODS):
         raise UserError(f"{where} is {sampler!r}, which creates an object of type {type(created).__name__}; one with the "
                         "methods submit, collect and update is expected")
     return created
+
+
+def require_sampler(sampler: Any, where: str) -> None:
+    """Raises UserError unless `sampler` has one of the forms that `make_sampler` takes. where: as there."""
+    if isinstance(sampler, str):
+        sampler_record(sampler, where)
+    elif not callable(sampler) and not has_methods(sampler, METHODS):
+        raise UserError(f"{where} is {sampler!r} of type {type(sampler).__name__}; a registered name, 'package.module:name', "
+                        "one with the methods submit, collect and update, or a function from an engine to one is expected")
 
 
 def respond(

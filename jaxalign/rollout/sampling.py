@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxalign.config.constraints import at_least
+from jaxalign.config.schema import checked
 from jaxalign.errors import UserError
 
 BLOCK = 128
@@ -32,12 +34,11 @@ class Sampling:
 
     def __post_init__(self):
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is expected")
+        kinds = {"max_new_tokens": (int, at_least(1)), "temperature": (float,), "top_k": (int, at_least(0)), "top_p": (float,)}
+        for name, (kind, *limit) in kinds.items():
+            object.__setattr__(self, name, checked(getattr(self, name), kind, name, *limit))
         if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise UserError(f"temperature is {self.temperature}; 0 (greedy) or at least {LEAST_TEMPERATURE} is expected")
-        if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}; 0 (off) or more is expected")
         strange = next((token for token in self.stop_ids if not -(1 << 31) <= token < 1 << 31), None)
         if strange is not None:
             raise UserError(f"stop_ids has {strange}; token ids are expected")

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 from jaxalign.config import section_from
+from jaxalign.config.arguments import SEED, as_path, instance_of, make_folder
+from jaxalign.config.schema import checked
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
@@ -82,6 +84,7 @@ def model_inputs(
     seed: int = 0,
     trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
     progress: bool = False,
+    argument: str = "model",
 ) -> TrainerInputs:
     """The inputs of a trainer that starts from a language model, whose own weights are not changed.
 
@@ -93,18 +96,17 @@ def model_inputs(
       seed: the seed of all randomness.
       trackers: receive the metrics of every step.
       progress: show progress on stderr.
+      argument: the name of the argument with the language model.
 
     Raises:
-      UserError: an argument has the wrong type.
+      UserError: an argument has the wrong type or value.
     """
-    if not isinstance(model, LanguageModel):
-        raise UserError(f"{name}(model) is of type {type(model).__name__}; a LanguageModel, as load_model returns it, is "
-                        "expected")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise UserError(f"{name}(seed) is {seed!r}; a whole number of at least 0 is expected")
+    instance_of(model, LanguageModel, f"{name}({argument})", "a LanguageModel, as load_model returns it,")
+    seed = checked(seed, int, f"{name}(seed)", SEED)
     loop = Loop(
-        stage=name, directory=None if directory is None else Path(directory).expanduser(), trackers=trackers,
-        progress=progress, peak=peak_flops(model.model), settings={"seed": seed} | dataclasses.asdict(section),
+        stage=name, directory=None if directory is None else as_path(directory, f"{name}(directory)", written=True),
+        trackers=_as_trackers(trackers, f"{name}(trackers)"), progress=checked(progress, bool, f"{name}(progress)"),
+        peak=peak_flops(model.model), settings={"seed": seed} | dataclasses.asdict(section),
     )
     return TrainerInputs(
         model.model,
@@ -118,6 +120,19 @@ def model_inputs(
         abstract_frozen=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), model.frozen),
         language_model=model,
     )
+
+
+def _as_trackers(trackers: Any, name: str) -> Mapping[str, Tracker] | Sequence[Tracker]:
+    """The trackers. Raises UserError unless they are a sequence of trackers or a mapping from names to trackers."""
+    trackers, one = () if trackers is None else trackers, "an object with the methods start, log and finish"
+    instance_of(trackers, Mapping | Sequence, name, "a list of trackers, or a mapping from names to trackers,")
+    named = trackers if isinstance(trackers, Mapping) else {str(i): tracker for i, tracker in enumerate(trackers)}
+    for key, tracker in named.items():
+        instance_of(key, str, f"a key of {name}", "a string")
+        if isinstance(tracker, type):
+            raise UserError(f"{name}[{key}] is the class {tracker.__name__}; {one} is expected: give an instance")
+        instance_of(tracker, Tracker, f"{name}[{key}]", one)
+    return trackers
 
 
 class Trainer:
@@ -265,12 +280,17 @@ class Trainer:
         described = {"trainer": self.name, "seed": self.inputs.seed, "settings": dataclasses.asdict(self.section)}
         described["data"] = fingerprint(data)
         text, path = json.dumps(described, indent=2, default=str) + "\n", directory / "trainer.json"
-        recorded = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)
+        try:
+            recorded = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)
+            old = {} if recorded is None else dict(parse_json(recorded))
+        except (OSError, TypeError, ValueError) as error:
+            raise UserError(f"{self.name}(directory) is {str(directory)!r}, whose trainer.json cannot be read ({error}); give "
+                            "another directory") from None
         if recorded is None:
-            hosts.once(lambda: directory.mkdir(parents=True, exist_ok=True))
+            hosts.once(lambda: make_folder(directory, f"{self.name}(directory)"))
             hosts.once(lambda: write_atomically(path, text))
         elif recorded != text:
-            old, new = parse_json(recorded), parse_json(text)
+            new = parse_json(text)
             differs = [name for name in new if old.get(name) != new[name]]
             raise UserError(f"{self.name}(directory) is {str(directory)!r}, which contains a run with different "
                             f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
+from jaxalign.config.arguments import instance_of
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Prompt
@@ -16,7 +17,7 @@ from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.callables import call_reward, details
 from jaxalign.rollout.generation import Sampler
 from jaxalign.trainers.judging import Judge
-from jaxalign.trainers.rows import as_prompts
+from jaxalign.trainers.rows import as_prompts, require_equal_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,17 @@ def evaluate(
     models = dict(models) if isinstance(models, Mapping) else {"model": models}
     if not models:
         raise UserError("evaluate(models) is empty; at least one language model is expected")
+    for name, model in models.items():
+        instance_of(name, str, "a name in evaluate(models)", "a string")
+        instance_of(model, LanguageModel, f"evaluate(models)[{name!r}]", "a language model from load_model")
+    measures = {} if measures is None else measures
+    instance_of(measures, Mapping, "evaluate(measures)", "a mapping from names to functions")
+    for name, fn in measures.items():
+        instance_of(name, str, "a name in evaluate(measures)", "a string")
+        instance_of(fn, Callable, f"evaluate(measures)[{name!r}]", "a function (prompts, responses, **columns) -> numbers")
+    instance_of(judge, Judge | None, "evaluate(judge)", "a jaxalign.Judge or None")
     asked = as_prompts(prompts, "evaluate(prompts)")
+    require_equal_columns(asked, "evaluate(prompts)")
     answers, complete, given = {}, {}, {}
     for name, model in models.items():
         sampler = Sampler(model, temperature=temperature, batch=batch, seed=seed)
@@ -65,8 +76,8 @@ def evaluate(
         answers[name], complete[name] = samples.texts, float(np.mean(samples.ended))
         given[name] = details(model.tokenizer, samples.ids, samples.ended)
     dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in asked]
-    measured, wins = {measure: {} for measure in measures or {}}, []
-    for measure, fn in (measures or {}).items():
+    measured, wins = {measure: {} for measure in measures}, []
+    for measure, fn in measures.items():
         for name, texts in answers.items():
             values, kept, report = call_reward(fn, dialogues, texts, columns_of(asked), 0, None, details=given[name])
             values = values.sum(axis=1) if values.ndim == 2 else values

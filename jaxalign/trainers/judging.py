@@ -11,6 +11,9 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import FeedbackConfig, JudgeConfig
+from jaxalign.config.arguments import SEED, instance_of
+from jaxalign.config.constraints import at_least, between
+from jaxalign.config.schema import checked
 from jaxalign.errors import UserError
 from jaxalign.feedback import critique as rounds_of
 from jaxalign.feedback.checked import CheckedJudge
@@ -22,11 +25,15 @@ from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.writer import choose_set
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Exemplar, Prompt, Revision
+from jaxalign.registry.custom import new_instance
 from jaxalign.registry.judges import judge_record
 from jaxalign.rollout.generation import Sampler
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.trainers.base import section_from
-from jaxalign.trainers.rows import as_prompts, require_equal_lengths
+from jaxalign.trainers.rows import as_answered, as_prompts
+
+_MOST_DRAWN = 1000
+"""The maximum number of principles that a call draws for a response."""
 
 
 class Judge:
@@ -64,17 +71,21 @@ class Judge:
             settings = dataclasses.replace(settings, reasoning=usual)
         self.settings = settings
         self.constitution = constitution if isinstance(constitution, Constitution) else Constitution(constitution)
+        seed = checked(seed, int, "Judge(seed)", SEED)
         self._seed, self._key = seed, jax.random.key(seed)
+        sampling, batch = Sampling(max_new_tokens, (), temperature), checked(batch, int, "Judge(batch)", at_least(1))
         calls = section_from(JudgeConfig(), {"retries": retries, "max_failed_share": max_failed_share}, "Judge")
         on_all_processes = isinstance(judge, LanguageModel)
         if isinstance(judge, LanguageModel):
-            judge = _local(judge, self.settings, self.constitution.exemplars, temperature, max_new_tokens, batch)
+            judge = _local(judge, self.settings, self.constitution.exemplars, sampling, batch)
         elif isinstance(judge, str):
             record = judge_record(judge, "Judge(judge)")
             if record.runs_base:
                 raise UserError(f"Judge(judge) is {judge!r}, which needs the base model of a pipeline run; pass a language "
                                 "model from load_model")
             judge, on_all_processes = record.load()(JudgeInputs(None, None, None, batch)), record.on_devices
+        elif isinstance(judge, type):
+            judge = new_instance(judge, f"the judge {judge.__name__}", "give an instance")
         self.judge = CheckedJudge(judge, settings=calls, on_all_processes=on_all_processes)
 
     def compare(self, prompts: Any, first: Sequence[str], second: Sequence[str]) -> list[Comparison]:
@@ -87,8 +98,7 @@ class Judge:
         Returns:
           B comparisons; `label` is the probability that the first response is better.
         """
-        asked = as_prompts(prompts, "Judge.compare(prompts)")
-        require_equal_lengths("Judge.compare", prompts=asked, first=first, second=second)
+        asked, (first, second) = as_answered(prompts, "Judge.compare", first=first, second=second)
         pairs = [Pair(*row) for row in zip(asked, first, second, strict=True)]
         labeller = Labeller(self.judge, self.constitution, self.settings, self._seed)
         return labeller.label(pairs, jax.random.fold_in(self._key, 1), 0, self.settings.invert)
@@ -104,15 +114,14 @@ class Judge:
         Returns:
           float32 [B], from 1 to 10; NaN for a response without a rating.
         """
-        asked = as_prompts(prompts, "Judge.rate(prompts)")
-        require_equal_lengths("Judge.rate", prompts=asked, responses=responses)
+        asked, (responses,) = as_answered(prompts, "Judge.rate", responses=responses)
+        principles = checked(principles, int, "Judge.rate(principles)", between(1, _MOST_DRAWN))
         rater = Rater(self.judge, self.constitution, principles, self._seed)
-        return rater.rate(asked, list(responses), jax.random.fold_in(self._key, 2), 0)
+        return rater.rate(asked, responses, jax.random.fold_in(self._key, 2), 0)
 
     def critique(self, prompts: Any, responses: Sequence[str]) -> list[str]:
         """Critiques one response to each prompt under a drawn principle. Returns B texts."""
-        asked = as_prompts(prompts, "Judge.critique(prompts)")
-        require_equal_lengths("Judge.critique", prompts=asked, responses=responses)
+        asked, (responses,) = as_answered(prompts, "Judge.critique", responses=responses)
         stream = streams.PRINCIPLES["revise"]
         rules = rounds_of.draw_principles(self.constitution, range(len(asked)), 1, self._seed, stream)
         requests = [CritiqueRequest(p.messages, r, rule) for p, r, (rule,) in zip(asked, responses, rules, strict=True)]
@@ -122,13 +131,11 @@ class Judge:
 
     def revise(self, prompts: Any, responses: Sequence[str], rounds: int = 1) -> list[Revision]:
         """Critiques and revises one response to each prompt. Returns the revisions of round 1, then of round 2, and so on."""
-        asked = as_prompts(prompts, "Judge.revise(prompts)")
-        require_equal_lengths("Judge.revise", prompts=asked, responses=responses)
+        asked, (responses,) = as_answered(prompts, "Judge.revise", responses=responses)
+        rounds = checked(rounds, int, "Judge.revise(rounds)", between(1, _MOST_DRAWN))
         return self._revise(asked, [Text(text) for text in responses], rounds)
 
     def _revise(self, prompts: Sequence[Prompt], responses: Sequence[Text], rounds: int) -> list[Revision]:
-        if rounds < 1:
-            raise UserError(f"rounds is {rounds}; at least 1 is expected")
         rows, stream = range(len(prompts)), streams.PRINCIPLES["revise"]
         rules = rounds_of.draw_principles(self.constitution, rows, rounds, self._seed, stream)
         return rounds_of.revise(self.judge, prompts, responses, rules, self._key, 0)
@@ -152,6 +159,8 @@ def revise(
       rounds * B revisions: round 1 in the order of the prompts, then round 2, and so on.
     """
     asked = as_prompts(prompts, "revise(prompts)")
+    instance_of(model, LanguageModel, "revise(model)", "a language model from load_model")
+    rounds = checked(rounds, int, "revise(rounds)", between(1, _MOST_DRAWN))
     if not isinstance(judge, Judge):
         options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "batch": batch, "seed": seed}
         judge = Judge(model if judge is None else judge, constitution, **options)
@@ -160,14 +169,13 @@ def revise(
 
 
 def _local(
-    model: LanguageModel, settings: FeedbackConfig, exemplars: Sequence[Exemplar], temperature: float, max_new_tokens: int,
-    batch: int,
+    model: LanguageModel, settings: FeedbackConfig, exemplars: Sequence[Exemplar], sampling: Sampling, batch: int
 ) -> LocalJudge:
     """A local judge that uses a language model. Raises UserError if the template set does not suit its tokenizer."""
     parts = model.model.sharding.generation.batch_size
     judge = make_local_judge(
         model.model, model.weights, model.tokenizer, settings, model.max_length, -(-batch // parts) * parts, exemplars,
-        Sampling(max_new_tokens, (), temperature),
+        sampling,
     )
     judge.writer.check(tuple(judge.writer.templates.sources), settings.reasoning)
     return judge

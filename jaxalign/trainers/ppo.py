@@ -35,13 +35,13 @@ from jaxalign.rl.state import (
     with_value_head,
     without_value_head,
 )
-from jaxalign.rollout.sampler import Engine, make_sampler
+from jaxalign.rollout.sampler import Engine, make_sampler, require_sampler
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step, TrainerInputs, model_inputs, section_from
 from jaxalign.trainers.reward_model import RewardModel
-from jaxalign.trainers.rows import as_prompts
+from jaxalign.trainers.rows import as_prompts, require_equal_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class PPO(PolicyTrainer):
             raise UserError(f"PPO({name}) is not an argument; only stage ppo of a run has helpful prompts to read: measure the "
                             "policy between the steps of PPO.fit, and mix the prompts before it")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
-        inputs = model_inputs(policy, section, self.name, **options)
+        inputs = model_inputs(policy, section, self.name, **options, argument="policy")
         # The keys of stage ppo, so that a stage and a trainer with the same seed draw the same random numbers.
         root = jax.random.fold_in(inputs.root_key, streams.STAGES["ppo"])
         super().__init__(
@@ -139,6 +139,8 @@ class PPO(PolicyTrainer):
         scorer, weights = self._as_reward(reward), self._reference_weights(reference)
         if start_critic is not None:
             self._critic_weights(start_critic)  # Raises an error for an unsuitable critic before anything runs.
+        if sampler is not None:
+            require_sampler(sampler, "PPO(sampler)")
         self._parts = PPOParts(
             policy.tokenizer, section_sampling(section, policy.stop_ids), policy.max_length,
             reward=lambda: scorer,
@@ -166,7 +168,7 @@ class PPO(PolicyTrainer):
           UserError: there are no prompts, a prompt is malformed or too long, or their columns differ.
         """
         asked = as_prompts(prompts, "PPO.fit(prompts)")
-        _require_equal_columns(asked)
+        require_equal_columns(asked, "PPO.fit(prompts)")
         policy = self.inputs.language_model
         ids = [policy.prompt_ids(prompt) for prompt in asked]
         steps = self.fit_encoded(asked, ids)
@@ -289,15 +291,3 @@ class PPO(PolicyTrainer):
     def _record(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)
         self._write_checks(checks)
-
-
-def _require_equal_columns(prompts: Sequence[Prompt]) -> None:
-    """Raises UserError if a prompt has other columns than the first prompt."""
-    names = set(prompts[0].columns)
-    for number, prompt in enumerate(prompts):
-        if set(prompt.columns) != names:
-            differing = ", ".join(sorted(names ^ set(prompt.columns)))
-            raise UserError(f"PPO.fit(prompts)[{number}] and the first prompt do not have the same columns ({differing}); give "
-                            "all prompts the same columns")
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.config import PreferenceConfig
+from jaxalign.config.arguments import as_path, make_folder
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.base import split_by_prompt
 from jaxalign.errors import UserError
@@ -33,7 +35,7 @@ from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, TrainerInputs, model_inputs, section_from
 from jaxalign.trainers.preference_quality import accuracy, held_out_metrics
-from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
+from jaxalign.trainers.rows import as_answered, as_pairs
 from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
 
 _STAGE_FIELDS = ("human", "human_weight", "on_failure")
@@ -151,7 +153,7 @@ class RewardModel(Trainer):
         for member, loader in zip(self.members, loaders, strict=True):
             self._current, directory = member, member.inputs.loop.directory
             if directory is not None:
-                hosts.once(lambda directory=directory: directory.mkdir(parents=True, exist_ok=True))
+                hosts.once(functools.partial(make_folder, directory, "RewardModel(directory)"))
             for step in member.fit(train, loader, choosing):
                 yield Step(done + step.number, step.metrics)
             done += member.training.completed
@@ -174,9 +176,7 @@ class RewardModel(Trainer):
         Raises:
           UserError: the lists differ in length or are empty, or training has not ended.
         """
-        require_equal_lengths("RewardModel.score", prompts=prompts, responses=responses)
-        asked = as_prompts(prompts, "RewardModel.score(prompts)")
-        answers = as_rows(responses, "RewardModel.score(responses)", "a text")
+        asked, (answers,) = as_answered(prompts, "RewardModel.score", responses=responses)
         pairs = self._arrays([Comparison(prompt, text, text, 0.5) for prompt, text in zip(asked, answers, strict=True)])
         scorer, params = self.scorer
         return np.asarray(normalised(scorer, all_scores(scorer, params, pairs, self.section.batch)[:, 0]))
@@ -218,7 +218,7 @@ class RewardModel(Trainer):
           folder: must be empty or not exist. The members of an ensemble go to its subfolders member-0, member-1 and so on.
           options: as in `LanguageModel.save`.
         """
-        model, folder = self.scorer[0].model, Path(folder).expanduser()
+        model, folder = self.scorer[0].model, as_path(folder, "folder", written=True)
         for number, member in enumerate(self.members):
             target = folder if len(self.members) == 1 else folder / f"member-{number}"
             dataclasses.replace(self.inputs.language_model, model=model, params=member.params).save(target, **options)

@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxalign.config.arguments import as_text
+from jaxalign.config.constraints import at_least, between
+from jaxalign.config.schema import checked
 from jaxalign.data.chat.dialogues import Dialogue, parse_judgement, parse_messages, parse_pair, split_answers
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
@@ -46,8 +49,22 @@ def as_prompt(row: Any, where: str, number: int = 0) -> Prompt:
         if "prompt" not in row:
             raise _bad_row(row, where, _PROMPT_FORM)
         columns = {name: value for name, value in row.items() if name != "prompt"}
+        wrong = next((name for name in columns if not isinstance(name, str) or name in ("prompts", "responses")), None)
+        if wrong is not None:
+            raise UserError(f"{where} has the column {wrong!r}; columns are passed to rewards by name, so a string other than "
+                            "'prompts' and 'responses' is expected")
         row = row["prompt"]
     return Prompt(f"prompt-{number}", _messages(row, where, _PROMPT_FORM), "python", columns)
+
+
+def require_equal_columns(prompts: Sequence[Prompt], where: str) -> None:
+    """Raises UserError if a prompt has other columns than the first prompt."""
+    names = set(prompts[0].columns)
+    for number, prompt in enumerate(prompts):
+        if set(prompt.columns) != names:
+            differing = ", ".join(sorted(names ^ set(prompt.columns)))
+            raise UserError(f"{where}[{number}] and the first prompt do not have the same columns ({differing}); give "
+                            "all prompts the same columns")
 
 
 def as_examples(data: Any, where: str) -> list[Example]:
@@ -90,12 +107,26 @@ def as_rows(data: Any, where: str, form: str) -> list[Any]:
     return rows
 
 
-def require_equal_lengths(where: str, **lists: Sequence[Any]) -> None:
-    """Raises UserError if the named lists differ in length."""
-    lengths = {name: len(as_rows(values, f"{where}({name})", "an item of the list")) for name, values in lists.items()}
+def as_answered(prompts: Any, where: str, **answers: Any) -> tuple[list[Prompt], list[list[str]]]:
+    """(prompts, a list of texts for each argument in `answers`), all of equal length.
+
+    Args:
+      prompts: a data set of prompts.
+      where: the function, for error messages.
+      answers: texts by the name of their argument, one for each prompt.
+
+    Raises:
+      UserError: a list is empty, has an item of the wrong type, or has another length than the prompts.
+    """
+    asked = as_prompts(prompts, f"{where}(prompts)")
+    lists = {name: as_rows(texts, f"{where}({name})", "a string") for name, texts in answers.items()}
+    for name, texts in lists.items():
+        lists[name] = [as_text(text, f"{where}({name})[{i}]") for i, text in enumerate(texts)]
+    lengths = {"prompts": len(asked)} | {name: len(texts) for name, texts in lists.items()}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise UserError(f"{where} received lists of unequal length: {said}; give one item for each row")
+    return asked, list(lists.values())
 
 
 def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dict[str, Any]]:
@@ -119,7 +150,7 @@ def _is_tensor(value: Any) -> bool:
 def _messages(value: Any, where: str, form: str) -> Dialogue:
     """The messages of a prompt. Raises UserError if they do not end with a user message."""
     if isinstance(value, str):
-        messages: Dialogue = (Message("user", value),)
+        messages: Dialogue = (Message("user", as_text(value, where)),)
     elif _are_messages(value):
         messages = tuple(value)
     elif isinstance(value, list) and value:
@@ -129,6 +160,8 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
             raise UserError(f"{where}: {error}") from None
     else:
         raise UserError(f"{where} is of type {type(value).__name__}; {form} is expected")
+    for message in messages:
+        as_text(message.content, f"{where}: the content of a message")
     last = messages[-1]
     if last.role != "user" or not last.content.strip():
         raise UserError(f"{where} ends with the {last.role} message {last.content[:40]!r}; a prompt must end with a non-empty "
@@ -138,9 +171,9 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
 
 def _example(row: Any, where: str) -> Example:
     if isinstance(row, str) and row.strip():
-        return None, row
+        return None, as_text(row, where)
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], str):
-        return _messages(row[0], where, _EXAMPLE_FORM), row[1]
+        return _messages(row[0], where, _EXAMPLE_FORM), as_text(row[1], where)
     if isinstance(row, str):
         raise UserError(f"{where} is an empty string; {_EXAMPLE_FORM} is expected")
     if not isinstance(row, Mapping):
@@ -153,9 +186,7 @@ def _example(row: Any, where: str) -> Example:
     if key is None or "prompt" not in row:
         raise _bad_row(row, where, _EXAMPLE_FORM)
     messages, answer = _messages(row["prompt"], f"{where}['prompt']", _EXAMPLE_FORM), row[key]
-    if not isinstance(answer, str):
-        raise UserError(f"{where}[{key!r}] is of type {type(answer).__name__}; a string is expected")
-    return messages, answer
+    return messages, as_text(answer, f"{where}[{key!r}]")
 
 
 def _answered(messages: Any, where: str) -> Example:
@@ -168,7 +199,8 @@ def _answered(messages: Any, where: str) -> Example:
     if len(dialogue) < 2 or dialogue[-1].role != "assistant":
         raise UserError(f"{where}['messages'] does not end with a user message followed by an assistant message; the last "
                         "message must be the answer")
-    return _messages(dialogue[:-1], where, _EXAMPLE_FORM), dialogue[-1].content
+    answer = as_text(dialogue[-1].content, f"{where}: the content of the last message")
+    return _messages(dialogue[:-1], where, _EXAMPLE_FORM), answer
 
 
 def _are_messages(value: Any) -> bool:
@@ -194,6 +226,11 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
             raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {_PAIR_FORM} is "
                             "expected")
         messages, chosen, rejected = answers
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        as_text(answer, f"{where}[{name!r}]")
+    if chosen == rejected:
+        raise UserError(f"{where}: chosen and rejected are both {chosen[:40]!r}, so the pair teaches nothing; give two "
+                        "different answers, or remove the row")
     return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin, weight=weight)
 
 
@@ -210,6 +247,9 @@ def _judgement(row: Any, where: str, number: int) -> Judgement:
         messages, answer, desirable = parse_judgement({"prompt": prompt, "completion": row[key], "label": row["label"]})
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
+    for message in messages:
+        as_text(message.content, f"{where}['prompt']")
+    as_text(answer, f"{where}[{key!r}]")
     return Judgement(Prompt(f"answer-{number}", (*system, *messages), "python"), answer, desirable)
 
 
@@ -218,11 +258,8 @@ def _number(row: Mapping, key: str, where: str, default: float | None, low: floa
     value = row.get(key, default)
     if value is default:
         return default
-    value = getattr(value, "item", lambda: value)()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high or math.isinf(value):
-        top = "" if math.isinf(high) else f" and at most {high}"
-        raise UserError(f"{where}[{key!r}] is {value!r}; a number of at least {low}{top} is expected")
-    return float(value)
+    limit = at_least(low) if math.isinf(high) else between(low, high)
+    return checked(value, float, f"{where}[{key!r}]", limit)
 
 
 def _bad_row(row: Any, where: str, form: str) -> UserError:

@@ -104,7 +104,7 @@ def test_wrong_arguments_are_refused(folders, tmp_path):
     for arguments, message in (
         ({"folder": tmp_path / "none"}, "is not a folder; give the folder of a model, or of a stage"),
         ({"max_length": 97}, "max_length is 97, but .* supports at most 96 positions"),
-        ({"style": "xml"}, "style is 'xml'; one of plain, chat, hh, compact"),
+        ({"style": "xml"}, "style is 'xml'; it must be one of plain, chat, hh, compact"),
         ({"style": "compact"}, "has no symbol '<user>'"),
         ({"lora": ja.Lora()}, "lora.rank is 0 and lora.path is empty"),
         ({"mesh": ja.Mesh(fsdp=16)}, "asks for fsdp=16 = 16 devices"),
@@ -148,7 +148,7 @@ def test_a_sampler_follows_the_policy(folders):
 @pytest.mark.parametrize(("prompts", "options", "message"), [
     ("the cat", {}, "prompts is 'the cat'; a list of at least one prompt"),
     ([], {}, "a list of at least one prompt is expected"),
-    (["x"], {"n": 0}, "n is 0; at least 1 answer"),
+    (["x"], {"n": 0}, "n is 0; it must be at least 1"),
     (["x"], {"max_new_tokens": 0}, "max_new_tokens is 0"),
     (["the cat " * 60], {}, r"prompts\[0\] has no answer: a prompt has"),
 ])

@@ -169,7 +169,7 @@ def test_a_sampler_with_unanswered_rows_is_refused():
     ("no.such.module:Thing", "no.such.module cannot be imported"),
     ("json:JSONDecoder", "names 'json:JSONDecoder', which is not a sampler"),
     (lambda engine: 3, "which creates an object of type int; one with the methods submit, collect and update"),
-    (7, "which creates an object of type int"),
+    (7, "is 7 of type int; a registered name"),
 ])
 def test_an_invalid_sampler_is_refused(engine, sampler, message):
     with pytest.raises(UserError, match=message):

@@ -151,10 +151,11 @@ def test_the_noise_depends_only_on_key_row_and_position():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"max_new_tokens": 0}, "max_new_tokens is 0; at least 1"), ({"temperature": -1.0}, "temperature is -1.0; 0"),
-    ({"temperature": float("nan")}, "temperature is nan; 0"), ({"temperature": 1e-40}, "temperature is 1e-40; 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"), ({"temperature": -1.0}, "temperature is -1.0; 0"),
+    ({"temperature": float("nan")}, "temperature is nan; a finite number"),
+    ({"temperature": 1e-40}, "temperature is 1e-40, which float32"),
     ({"stop_ids": (2**31,)}, "stop_ids has 2147483648; token ids"),
-    ({"top_k": -2}, "top_k is -2; 0"), ({"top_p": 0.0}, "top_p is 0.0; a number in"),
+    ({"top_k": -2}, "top_k is -2; it must be at least 0"), ({"top_p": 0.0}, "top_p is 0.0; a number in"),
     ({"top_p": 1.5}, "top_p is 1.5; a number in"),
 ])
 def test_settings_out_of_range_are_reported_in_one_sentence(changes, message):

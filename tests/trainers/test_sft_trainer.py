@@ -107,7 +107,7 @@ def test_a_trainer_that_has_not_trained_has_no_policy():
     ({"epochz": 2}, "SFT.epochz is not a field of SFT; did you mean epochs"),
     ({"epochs": 0}, "SFT.epochs is 0; it must be at least 1"),
     ({"learning_rate": 1.0}, "SFT.learning_rate is not a field of SFT; did you mean SFT.optimizer.learning_rate"),
-    ({"seed": -1}, r"SFT\(seed\) is -1; a whole number of at least 0 is expected"),
+    ({"seed": -1}, r"SFT\(seed\) is -1; it must be between 0 and 4294967295"),
 ])
 def test_invalid_settings_are_refused_with_a_sentence(fields, message):
     with pytest.raises(UserError, match=message):
@@ -115,7 +115,7 @@ def test_invalid_settings_are_refused_with_a_sentence(fields, message):
 
 
 def test_an_object_that_is_not_a_language_model_is_refused():
-    with pytest.raises(UserError, match=r"SFT\(model\) is of type str; a LanguageModel, as load_model returns it, is expected"):
+    with pytest.raises(UserError, match=r"SFT\(model\) is .FOLDER. of type str; a LanguageModel, as load_model returns it, is expected"):
         SFT("FOLDER")
 
 

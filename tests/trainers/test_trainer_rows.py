@@ -7,7 +7,7 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
-from jaxalign.trainers.rows import as_examples, as_judgements, as_pairs, as_prompts, is_judged, require_equal_lengths
+from jaxalign.trainers.rows import as_answered, as_examples, as_judgements, as_pairs, as_prompts, is_judged
 
 USER, ANSWER = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
 A, B = ({"role": "assistant", "content": text} for text in ("A.", "B."))
@@ -78,8 +78,8 @@ PAIR = {"prompt": "Hi.", "chosen": "A.", "rejected": "B."}
     (3, r"DPO.fit\(pairs\) is of type builtins.int"),
     ([PAIR, {"prompt": "Hi.", "good": "A."}], r"DPO.fit\(pairs\)\[1\] has the keys 'prompt', 'good'; \{\"prompt\""),
     ([PAIR, Tensor()], r"DPO.fit\(pairs\)\[1\] is of type Tensor"),
-    ([PAIR | {"label": float("nan")}], r"DPO.fit\(pairs\)\[0\]\['label'\] is nan; a number of at least 0 and at most 1"),
-    ([PAIR | {"label": "yes"}], r"\['label'\] is 'yes'; a number"),
+    ([PAIR | {"label": float("nan")}], r"DPO.fit\(pairs\)\[0\]\['label'\] is nan; a finite number is expected"),
+    ([PAIR | {"label": "yes"}], r"\['label'\] is 'yes' .str.; a float is expected"),
     ([PAIR | {"prompt": 3}], r"DPO.fit\(pairs\)\[0\]\['prompt'\] is of type int"),
     ([PAIR | {"prompt": [USER, ANSWER]}],
      r"ends with the assistant message 'Hello.'; a prompt must end with a non-empty user message"),
@@ -94,4 +94,4 @@ def test_invalid_data_is_refused_with_a_sentence(data, message):
 
 def test_lists_of_unequal_length_are_refused():
     with pytest.raises(UserError, match="RewardModel.score received lists of unequal length: prompts has 2, responses has 1"):
-        require_equal_lengths("RewardModel.score", prompts=["a", "b"], responses=["c"])
+        as_answered(["a", "b"], "RewardModel.score", responses=["c"])

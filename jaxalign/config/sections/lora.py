@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.constraints import above, at_least, one_of
+from jaxalign.config.constraints import above, between, one_of
 from jaxalign.config.reading import unless
-from jaxalign.config.schema import field
+from jaxalign.config.schema import field, require_valid
 from jaxalign.errors import UserError
 
 _ADAPTED = unless("rank", 0, "above 0")
@@ -17,7 +17,7 @@ _ADAPTED = unless("rank", 0, "above 0")
 class Lora(Section):
     """Low-rank adapters on the frozen base, in every stage that trains a policy, a critic or a preference model."""
 
-    rank: int = field(0, "Rank of each adapter; 0 trains all weights.", at_least(0))
+    rank: int = field(0, "Rank of each adapter; 0 trains all weights.", between(0, 65536))
     alpha: float = field(32.0, "Adapter outputs are multiplied by alpha / rank.", above(0), _ADAPTED)
     targets: tuple[str, ...] = field(("*",), 'Linear layers with an adapter: patterns for the names "attention.query" ... '
                                      '"mlp.down", or "q_proj" ... "down_proj".', None, _ADAPTED)
@@ -28,6 +28,9 @@ class Lora(Section):
     path: str = field("", "PEFT folder (adapter_config.json, adapter_model.safetensors) that the policy and the reference "
                       "start from, for model.source=huggingface. It determines rank, alpha, targets and kind; leave these "
                       "fields at their defaults.")
+
+    def __post_init__(self) -> None:
+        require_valid(self, "Lora")
 
     def check(self, config: WholeConfig, name: str) -> None:
         if self.base != "float32" and not self.rank and not self.path:

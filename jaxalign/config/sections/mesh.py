@@ -8,7 +8,7 @@ from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, none_or_some_of, one_of
 from jaxalign.config.division import check_divides, nearest_divisors
 from jaxalign.config.reading import unless
-from jaxalign.config.schema import field
+from jaxalign.config.schema import field, require_valid
 from jaxalign.errors import UserError
 from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
@@ -40,6 +40,9 @@ class Mesh(Section):
     offload: tuple[str, ...] = field((), "In ppo and online_dpo, arrays to keep in host memory during phases that do not need "
                                      "them: optimizer state, and frozen roles (reference, reward models). See docs/memory.md.",
                                      none_or_some_of("optimizer", "frozen"))
+
+    def __post_init__(self) -> None:
+        require_valid(self, "Mesh")
 
     def check(self, config: WholeConfig, name: str) -> None:
         if self.data % self.slices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.constraints import above, at_least, one_of
+from jaxalign.config.constraints import above, at_least, between, one_of
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import SamplingFields, Trained
@@ -31,7 +31,7 @@ class OnlineDPOConfig(SamplingFields, Trained):
 
     iterations: int = field(40, "Rounds of sampling, labelling and training.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader cycles through them.", at_least(1))
-    batch: int = field(64, "Prompts per iteration, each answered twice.", at_least(1))
+    batch: int = field(64, "Prompts per iteration, each answered twice.", between(1, 1 << 20))
     epochs: int = field(1, "Passes over the pairs of an iteration.", at_least(1))
     minibatches: int = field(1, "Optimizer steps per pass; sampling is split into the same number of parts.", at_least(1))
     reference: str = field("start", "The reference: the weights that this stage starts from, or the policy at the start of the "

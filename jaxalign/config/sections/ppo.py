@@ -46,7 +46,7 @@ class PPOConfig(SamplingFields, Trained):
 
     iterations: int = field(28, "Rounds of sampling and training.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader cycles through them.", at_least(1))
-    batch: int = field(64, "Responses per iteration.", at_least(1))
+    batch: int = field(64, "Responses per iteration.", between(1, 1 << 20))
     helpful_share: float | None = like(CompareConfig, "helpful_share")
     group_size: int = field(1, "Responses per prompt in an iteration; rloo and grpo need at least 2.", at_least(1))
     temperature: float = like(SamplingFields, "temperature", default=0.7, doc="Sampling temperature; all log-probabilities are "

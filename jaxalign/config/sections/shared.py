@@ -34,8 +34,8 @@ class Trained(Section):
 class PackedRows(Trained):
     """Supervised steps on documents packed into rows of one length."""
 
-    row_length: int = field(256, "Tokens per packed row.", at_least(8))
-    batch_rows: int = field(4, "Rows per step.", at_least(1))
+    row_length: int = field(256, "Tokens per packed row.", between(8, 1 << 20))
+    batch_rows: int = field(4, "Rows per step.", between(1, 1 << 20))
     micro_batches: int = field(0, "Number of parts a step is split into to save memory; results do not depend on it. 0: one; "
                                "on a CPU, parts of about 1,024 tokens.", at_least(0))
 
@@ -44,9 +44,9 @@ class PackedRows(Trained):
 class PackedPairs(Trained):
     """Steps on pairs of dialogues."""
 
-    batch: int = field(32, "Pairs per step.", at_least(1))
+    batch: int = field(32, "Pairs per step.", between(1, 1 << 20))
     max_length: int = field(256, "Maximum length of a dialogue with its answer, in tokens; longer dialogues lose their oldest "
-                            "turns.", at_least(8))
+                            "turns.", between(8, 1 << 20))
     held_out_share: float = field(0.15, "Fraction of the pairs held out to measure accuracy.", between(0.0, 0.9))
     micro_batch_tokens: int = field(0, "Maximum tokens of packed pairs per device in a micro-batch; results do not depend on "
                                     "it. 0: 1/16 of the maximum tokens of a batch, but at least 768.", at_least(0))

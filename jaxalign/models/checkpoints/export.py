@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxalign.config.arguments import make_folder
 from jaxalign.errors import UserError
 from jaxalign.models.blocks import fetch, row_blocks
 from jaxalign.models.checkpoints.huggingface import parse_config
@@ -103,7 +104,7 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
     def make() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        make_folder(temporary, "folder")
 
     hosts.once(make)
     try:

@@ -109,6 +109,17 @@ def _head(fields: Fields, family: Family) -> str:
     return "scalar"
 
 
+def dtype_name(dtype: Any, name: str) -> str:
+    """The name of a dtype of weights. dtype: a name in `DTYPES`, or a NumPy or JAX dtype. Raises UserError for another one."""
+    try:
+        found = "" if dtype is None else np.dtype(dtype).name
+    except TypeError:
+        found = ""
+    if found not in DTYPES:
+        raise UserError(f"{name} is {dtype!r}; one of {', '.join(DTYPES)} is expected")
+    return found
+
+
 def own_dtype(raw: Mapping[str, Any]) -> str:
     """The dtype of the weights according to config.json; float32 if it gives no supported dtype."""
     dtype = raw.get("dtype", raw.get("torch_dtype"))
