@@ -115,7 +115,8 @@ def test_invalid_settings_are_refused_with_a_sentence(fields, message):
 
 
 def test_an_object_that_is_not_a_language_model_is_refused():
-    with pytest.raises(UserError, match=r"SFT\(model\) is .FOLDER. of type str; a LanguageModel, as load_model returns it, is expected"):
+    message = r"SFT\(model\) is .FOLDER. of type str; a LanguageModel, as load_model returns it, is expected"
+    with pytest.raises(UserError, match=message):
         SFT("FOLDER")
 
 
