@@ -22,8 +22,9 @@ def sampled_by(setup, prompts):
     return stream, engine, engines.sampling(setup.config, WordTokenizer())
 
 
-def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None, **changes):
-    """Return (last state, metrics of each step) of some iterations."""
+def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None, first=0, **changes):
+    """Return (last state, metrics of each step) of some iterations. With `first` above 0 the checks of iteration 0 are left out,
+    which take longer to compile than an iteration."""
     setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
     frozen = tiny.roles(setup)
     reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
@@ -34,7 +35,7 @@ def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None
         offload_optimizer="optimizer" in offload, on_checks=on_checks,
     )
     state, metrics = iteration.offload_optimizer_state(tiny.state(setup)), []
-    for step in range(steps):
+    for step in range(first, first + steps):
         state, row = iteration(state, step)
         metrics.append({name: float(value) for name, value in by_name(row).items()})
     iteration.monitor.settle()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.groups import grpo
 from jaxalign.algorithms.guards import (
@@ -262,7 +263,7 @@ def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tupl
     """Checks and masks the arguments. -> (selected, discounts, value after the last step, *arrays), 0 where masked."""
     require_same_shape(**arrays, mask=mask)
     require_shape(next(iter(arrays)), mask, "[B, T]", (None, None))
-    batch, length = jnp.shape(mask)
+    batch, length = np.shape(mask)
     if jnp.ndim(gamma):
         require_shape("gamma", gamma, "[B, T]", (batch, length))
         gamma = jnp.where(is_set(mask), jnp.asarray(gamma), 0)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -38,7 +39,7 @@ def pair_inputs(
     """Checks and masks the inputs of pairs. -> (selected, label [B], [first, second], [their references]), 0 where masked."""
     if (ref_chosen is None) != (ref_rejected is None):
         raise ValueError("one of ref_chosen_logprobs and ref_rejected_logprobs is None; give both or neither")
-    selected = jnp.ones(jnp.shape(chosen), bool) if mask is None else is_set(mask)
+    selected = jnp.ones(np.shape(chosen), bool) if mask is None else is_set(mask)
     arrays = {f"chosen_{of}logprobs": chosen, f"rejected_{of}logprobs": rejected}
     if ref_chosen is not None:
         arrays |= {"ref_chosen_logprobs": ref_chosen, "ref_rejected_logprobs": ref_rejected}
@@ -54,8 +55,8 @@ def pair_inputs(
 
 def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Checks and masks the inputs of KTO's functions. -> (selected, desirable [B], log-ratios [B], 0 where masked)."""
-    selected = jnp.ones(jnp.shape(policy_logprobs), bool) if mask is None else is_set(mask)
-    ref_logprobs = jnp.zeros(jnp.shape(policy_logprobs)) if ref_logprobs is None else ref_logprobs
+    selected = jnp.ones(np.shape(policy_logprobs), bool) if mask is None else is_set(mask)
+    ref_logprobs = jnp.zeros(np.shape(policy_logprobs)) if ref_logprobs is None else ref_logprobs
     require_same_shape(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs, mask=selected)
     require_shape("policy_logprobs", policy_logprobs, "[B]", (None,))
     reference = jax.lax.stop_gradient(as_float("ref_logprobs", ref_logprobs))

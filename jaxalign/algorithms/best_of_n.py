@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.groups import grouped
 from jaxalign.algorithms.guards import as_float, is_set, require_range, require_same_shape, require_shape
@@ -115,12 +116,12 @@ def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) 
     Raises:
       ValueError: a shape differs, or n is not in 1..N.
     """
-    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
+    mask = jnp.ones(np.shape(scores), bool) if mask is None else mask
     values = scores if values is None else values
     require_same_shape(scores=scores, values=values, mask=mask)
     if not jnp.ndim(scores):
         raise ValueError("scores is a scalar; [..., N] is expected")
-    require_range("n", n, 1, jnp.shape(scores)[-1])
+    require_range("n", n, 1, np.shape(scores)[-1])
     scores, values = as_float("scores", scores), as_float("values", values)
     counted = is_set(mask) & jnp.isfinite(scores)
     values = jnp.where(counted, values, 0)

@@ -50,7 +50,7 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
     require_range("bins", bins, 1)
     # Checked before any computation: under `jit` a guard cannot read computed values.
     if mask is None:
-        mask = jnp.ones(jnp.shape(prob))
+        mask = jnp.ones(np.shape(prob))
     else:
         mask = as_float("mask", mask)
         prob, label = (jnp.where(mask != 0, as_float(name, x), 0) for name, x in (("prob", prob), ("label", label)))
@@ -104,7 +104,7 @@ def fit_temperature(margin: Any, label: Any, mask: Any = None, low: float = 1e-3
     if mask is None:
         # Checked before any computation: under `jit` a guard cannot read computed values.
         require_range("label", label, 0, 1)
-        mask = jnp.ones(jnp.shape(margin))
+        mask = jnp.ones(np.shape(margin))
     require_same_shape(margin=margin, label=label, mask=mask)
     mask = as_float("mask", mask)
     label = jnp.where(mask != 0, as_float("label", label), 0)

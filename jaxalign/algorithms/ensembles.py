@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import as_float, is_set, require_choice, require_range, require_scalar, require_shape
 
@@ -39,7 +40,7 @@ def combine(scores_KxB: Any, how: str = "mean", k: Any = 1.0, mask: Any = None) 
     """
     require_choice("how", how, COMBINATIONS)
     require_shape("scores_KxB", scores_KxB, "[K, B]", (None, None))
-    members, batch = jnp.shape(scores_KxB)
+    members, batch = np.shape(scores_KxB)
     require_range("K, the members of scores_KxB,", members, 2 if how == "mean_minus_std" else 1)
     scores = as_float("scores_KxB", scores_KxB)
     if mask is not None:

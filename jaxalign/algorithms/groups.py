@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -101,7 +102,7 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
     Raises:
       ValueError: a shape differs.
     """
-    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
+    mask = jnp.ones(np.shape(scores), bool) if mask is None else mask
     require_same_shape(scores=scores, greedy_scores=greedy_scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
     selected = is_set(mask)
@@ -148,7 +149,7 @@ def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:
       ValueError: a shape differs.
     """
     require_shape("mask", mask, "[B, T]", (None, None))
-    require_shape("advantages", advantages, "[B]", jnp.shape(mask)[:1])
+    require_shape("advantages", advantages, "[B]", np.shape(mask)[:1])
     return jnp.where(is_set(mask), as_float("advantages", advantages)[:, None], 0)
 
 
@@ -165,7 +166,7 @@ def grouped(scores: Any, size: int, mask: Any, least: int, name: str = "group_si
     Returns:
       (scores, selected), each [B / size, size]; scores are 0 where not selected.
     """
-    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
+    mask = jnp.ones(np.shape(scores), bool) if mask is None else mask
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
     try:
@@ -173,7 +174,7 @@ def grouped(scores: Any, size: int, mask: Any, least: int, name: str = "group_si
     except TypeError:
         raise ValueError(f"{name} is {size!r}; a whole number of at least {least} is expected") from None
     require_range(name, size, least)
-    rows = jnp.shape(scores)[0]
+    rows = np.shape(scores)[0]
     if rows % size:
         raise ValueError(f"scores has {rows} rows; a multiple of {name} = {size} is expected")
     selected = jnp.reshape(is_set(mask), (rows // size, size))

@@ -106,7 +106,7 @@ def _shaped(x: Any) -> Any:
     if hasattr(x, "shape"):
         return x
     try:
-        return jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32)
+        return jax.ShapeDtypeStruct(np.shape(x), jnp.float32)
     except (TypeError, ValueError) as error:
         raise ValueError(f"an argument is not an array: {error}") from None
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -110,7 +111,7 @@ def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any 
     """
     require_choice("kind", kind, LOSSES)
     require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
-    shape = jnp.shape(logprobs)[:-1] if kind == "full" else jnp.shape(logprobs)
+    shape = np.shape(logprobs)[:-1] if kind == "full" else np.shape(logprobs)
     mask = jnp.ones(shape, bool) if mask is None else is_set(mask)
     require_shape("mask", mask, "the shape of the loss", shape)
     # Masked before the estimator: a 0 cotangent times an infinite derivative is NaN.

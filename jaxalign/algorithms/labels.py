@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
 
@@ -138,7 +139,7 @@ def expected_score(logprobs: Any) -> jax.Array:
     Raises:
       ValueError: the last axis is not of size 10.
     """
-    leading = jnp.shape(logprobs)[:-1]
+    leading = np.shape(logprobs)[:-1]
     require_shape("logprobs", logprobs, "[..., 10]", (*leading, DIRECT_SCORES))
     probabilities = jax.nn.softmax(as_float("logprobs", logprobs), axis=-1)
     return probabilities @ jnp.arange(1, DIRECT_SCORES + 1, dtype=probabilities.dtype)

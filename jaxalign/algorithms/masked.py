@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -121,7 +122,7 @@ def aggregate_total(mask: Any, mode: str = "token_mean", max_length: Any = None)
     sequences = jnp.sum(jnp.any(mask > 0, axis=1).astype(mask.dtype))
     if mode != "token_sum_constant":
         return sequences
-    max_length = jnp.shape(mask)[1] if max_length is None else max_length
+    max_length = np.shape(mask)[1] if max_length is None else max_length
     require_positive_scalar("max_length", max_length)
     return sequences * max_length
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -85,10 +86,10 @@ def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Arr
     Raises:
       ValueError: a shape differs, or a weight is not finite.
     """
-    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else is_set(mask)
+    mask = jnp.ones(np.shape(scores), bool) if mask is None else is_set(mask)
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[K, B]", (None, None))
-    require_shape("weights", weights, "[K]", jnp.shape(scores)[:1])
+    require_shape("weights", weights, "[K]", np.shape(scores)[:1])
     largest = float(jnp.finfo(jnp.float32).max)
     require_range("weights", weights, -largest, largest)
     scores, weights = as_float("scores", scores), as_float("weights", weights)[:, None]
@@ -175,7 +176,7 @@ def shape_rewards(
         outside 0..N.
     """
     require_shape("kl", kl, "[B, N]", (None, None))
-    batch, length = jnp.shape(kl)
+    batch, length = np.shape(kl)
     per_token = jnp.ndim(scores) == 2
     require_shape("scores", scores, *(("[B, N]", (batch, length)) if per_token else ("[B]", (batch,))))
     require_shape("response_length", response_length, "[B]", (batch,))
