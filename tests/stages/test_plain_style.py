@@ -15,7 +15,7 @@ from jaxalign.trainers.sft import packed
 from tests.folders import write_model
 
 SIZES = {"batch": 8, "max_new_tokens": 8}
-REWARD = "def score(prompts, responses, columns):\n    return [float('a' in text) for text in responses]\n"
+REWARD = "def score(prompts, responses, **columns):\n    return [float('a' in text) for text in responses]\n"
 
 
 @pytest.mark.slow
@@ -45,6 +45,6 @@ def test_a_base_model_is_trained_on_plain_texts_by_sft_dpo_and_ppo(tmp_path, cap
     length = len(tokenizer.encode(messages[0].content)) + len(tokenizer.encode_segments([answer])) + 1
     assert tokenizer.decode(batch.tokens[0][: length - 1]) == messages[0].content + answer  # No roles, no markers.
     assert json.loads((tmp_path / "run" / "sft" / "summary.json").read_text())["data"]["rows"] == 25
-    assert " of 25 rows of config.data.source 'preferences_jsonl' were left out" in capsys.readouterr().out
+    assert "1 rejected by the chat template or the style; dropped (lines 25)" in capsys.readouterr().out
     assert {json.loads(path.read_text())["config"]["data"]["style"] for path in (tmp_path / "run").glob("*/manifest.json")
             if "style" in json.loads(path.read_text())["config"].get("data", {})} == {"plain"}
