@@ -39,6 +39,18 @@ def test_usual_stages_cause_no_warning(stages):
     assert not warned(stages=stages)
 
 
+@pytest.mark.parametrize(("stages", "more", "warns"), [
+    (("pretrain", "ppo"), {"reward": {"source": "callable", "callable": "m:f"}}, True),
+    (("pretrain", "ppo"), {"reward": {"source": "ai_feedback"}, "world": {"ratings": 0.2}}, False),
+    (("pretrain", "revise"), {}, False), (("pretrain", "evaluate"), {}, False),
+])
+def test_a_constitution_that_no_judge_reads_is_named(stages, more, warns):
+    config = from_config_dict({"stages": stages, "feedback": {"constitution": "mine.json"}} | more)
+    sentences = unread(config, loader(config))
+    assert [sentence[:65] for sentence in sentences] == warns * [
+        "config.feedback.constitution is 'mine.json', which has no effect,"]
+
+
 class Reader(Stage):
     """Leaves out some rows, and reads no stage."""
 

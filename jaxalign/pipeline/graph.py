@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from jaxalign.config import Config, rounds
+from jaxalign.config import Config, FeedbackConfig, rounds
+from jaxalign.config.sections.feedback import ppo_methods
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.stages.shared.base import Stage
@@ -88,7 +89,8 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
 
 
 def unread(config: Config, load: Load) -> list[str]:
-    """A sentence for each planned stage whose output is ignored: a later stage trains, but none that is planned reads it."""
+    """A sentence for each planned stage whose output is ignored: a later stage trains, but none that is planned reads it; and
+    for each setting of the judge if no stage asks one."""
     planned = rounds.folders(config)
     read = {source for name in planned if name != "report" for source in inputs(config, name, load)}
     trainers = {record.name for record in stages_in_order(config.stages) if record.trains}
@@ -99,4 +101,17 @@ def unread(config: Config, load: Load) -> list[str]:
             sentences.append(f"config.stages has {rounds.parse(name)[0]}, but no stage of this run reads the output of stage "
                              f"{rounds.label(name)} ({', '.join(later)} will train without it): remove it, or change the "
                              "stages or options that make the later stages read other data")
-    return sentences
+    return sentences + _unasked(config)
+
+
+def _unasked(config: Config) -> list[str]:
+    """A sentence for each setting of the judge that differs from its default although no stage asks a judge."""
+    records = stages_in_order(config.stages)
+    # A custom stage may read these settings without asking, and evaluation asks a judge that can compare.
+    may_ask = any(each.asks_judge or each.name == "evaluate" or each.name not in STAGES.builtin for each in records)
+    if may_ask or ("ppo" in config.stages and ppo_methods(config)):
+        return []
+    given = {name: getattr(config.feedback, name) for name in ("constitution", "judge", "templates")}
+    return [f"config.feedback.{name} is {value!r}, which has no effect, since no stage of this run asks a judge: add revise, "
+            "compare, online_dpo or evaluate to config.stages, or leave the field at its default"
+            for name, value in given.items() if value != getattr(FeedbackConfig, name)]
