@@ -90,7 +90,7 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
 
 def unread(config: Config, load: Load) -> list[str]:
     """A sentence for each planned stage whose output is ignored: a later stage trains, but none that is planned reads it; and
-    for each setting of the judge if no stage asks one."""
+    for each setting that no stage reads."""
     planned = rounds.folders(config)
     read = {source for name in planned if name != "report" for source in inputs(config, name, load)}
     trainers = {record.name for record in stages_in_order(config.stages) if record.trains}
@@ -101,17 +101,30 @@ def unread(config: Config, load: Load) -> list[str]:
             sentences.append(f"config.stages has {rounds.parse(name)[0]}, but no stage of this run reads the output of stage "
                              f"{rounds.label(name)} ({', '.join(later)} will train without it): remove it, or change the "
                              "stages or options that make the later stages read other data")
-    return sentences + _unasked(config)
+    return sentences + _ignored_settings(config)
 
 
-def _unasked(config: Config) -> list[str]:
-    """A sentence for each setting of the judge that differs from its default although no stage asks a judge."""
+def _ignored_settings(config: Config) -> list[str]:
+    """A sentence for each setting of the judge that no stage asks, and for each file of prompts that no stage reads.
+
+    A custom stage may read any of them.
+    """
     records = stages_in_order(config.stages)
-    # A custom stage may read these settings without asking, and evaluation asks a judge that can compare.
-    may_ask = any(each.asks_judge or each.name == "evaluate" or each.name not in STAGES.builtin for each in records)
-    if may_ask or ("ppo" in config.stages and ppo_methods(config)):
+    names = {record.name for record in records}
+    if not names <= set(STAGES.builtin):
         return []
-    given = {name: getattr(config.feedback, name) for name in ("constitution", "judge", "templates")}
-    return [f"config.feedback.{name} is {value!r}, which has no effect, since no stage of this run asks a judge: add revise, "
-            "compare, online_dpo or evaluate to config.stages, or leave the field at its default"
-            for name, value in given.items() if value != getattr(FeedbackConfig, name)]
+    given: dict[str, tuple[str, str]] = {}  # The value of each ignored field, and what to do about it.
+    if not any(record.asks_judge for record in records) and "evaluate" not in names and not (
+            "ppo" in names and ppo_methods(config)):
+        remedy = "no stage of this run asks a judge: add revise, compare, online_dpo or evaluate to config.stages"
+        given |= {f"feedback.{name}": (value, remedy) for name in ("constitution", "judge", "templates")
+                  if (value := getattr(config.feedback, name)) != getattr(FeedbackConfig, name)}
+    data, shares = config.data, [getattr(config, name).helpful_share for name in ("compare", "ppo") if name in names]
+    evaluates = "evaluate" in names and not data.eval
+    if data.source == "prompts_jsonl" and (data.rl or data.train) and "revise" not in names and not evaluates:
+        remedy = "the prompts of this run are those of data.rl: add revise to config.stages"
+        measured = any(share is not None for share in shares) or ("ppo" in names and config.ppo.alarms.every)
+        given |= {f"data.{name}": (value, remedy) for name in ("red_team", "helpful")
+                  if (value := getattr(data, name)) and not (name == "helpful" and measured)}
+    return [f"config.{name} is {value!r}, which has no effect, since {remedy}, or leave the field at its default"
+            for name, (value, remedy) in given.items()]
