@@ -104,8 +104,8 @@ def test_a_small_share_of_prompts_with_a_chosen_answer_is_warned_about_or_stops_
     best_of_n._check_share(context, 100, 50)
     assert not capsys.readouterr().out
     best_of_n._check_share(context, 100, 5)
-    assert capsys.readouterr().out.startswith("[best_of_n] warning: only 5 of 100 prompts have a complete answer that scores at "
-                                              "least 0.5; lower best_of_n.threshold")
+    assert capsys.readouterr().out.startswith("[best_of_n] warning: only 5 of 100 prompts have a complete answer that scores "
+                                              "at least 0.5; lower best_of_n.threshold")
     with pytest.raises(UserError, match=r"config.best_of_n.required_share is 0.05, but only 4 of 100 rows \(4.0%\)"):
         best_of_n._check_share(context, 100, 4)
     with pytest.raises(UserError, match="none of the 100 prompts has a complete answer that scores at least 0.5"):
