@@ -9,6 +9,7 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.stages.revise import _warn_early
 from jaxalign.stages.sft import SftStage
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.labelled import labelled_pairs, revisions
@@ -65,6 +66,15 @@ def test_a_small_share_of_usable_revisions_stops_sft(model, tmp_path):
     accepting = dataclasses.replace(made.config.sft, required_share=0.005)
     accepted = dataclasses.replace(made, config=dataclasses.replace(made.config, sft=accepting))
     assert revisions(accepted)[2].usable == 29
+
+
+def test_revise_warns_after_its_first_rows_if_sft_would_refuse_them(model, tmp_path, capsys):
+    config = context(model, tmp_path, []).config
+    _warn_early(config, [revision(i, None if i < 5 else "cut_off") for i in range(100)])
+    assert not capsys.readouterr().out
+    _warn_early(config, [revision(i, None if i < 4 else "cut_off") for i in range(100)])
+    assert capsys.readouterr().out.startswith("[revise] warning: config.sft.required_share is 0.05, but only 4 of 100 rows "
+                                              "(4.0%) can be used so far: 4 of 100 answers and revisions can be trained on; ")
 
 
 def test_a_small_share_of_usable_pairs_stops_the_training_on_them(model, tmp_path):
