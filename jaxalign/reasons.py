@@ -89,6 +89,13 @@ def few_usable(section: Any, total: int, usable: int) -> str | None:
     return None
 
 
+def too_few(total: int, usable: int, field: str, least: float) -> str | None:
+    """A sentence that names the field with the smallest accepted share of usable rows, if theirs is smaller; else None."""
+    if usable >= least * total:
+        return None
+    return f"config.{field} is {least:g}, but only {usable:,} of {total:,} rows ({usable / total:.1%}) can be used"
+
+
 _ADVICE = {
     "cut_off": "raise revise.max_new_tokens, start from a model that ends its answers, or set sft.keep to ('unchanged', "
                "'cut_off')",
@@ -166,14 +173,22 @@ MOSTLY = 0.5
 
 
 def label_warnings(summary: Mapping[str, Any]) -> list[str]:
-    """Sentences with remedies if few pairs have a decided label, if the judge gave most of its probability to text other than
-    the options, or if many of the decided labels are due to chance. summary: that of stage compare."""
+    """Sentences with remedies if few pairs have a decided label, if most have no verdict at all, if the judge gave most of its
+    probability to text other than the options, or if many of the decided labels are due to chance.
+
+    Args:
+      summary: that of stage compare.
+    """
     warnings = []
     total, mass, chance = summary["pairs"], summary.get("outside_mass"), summary["calibration"]["chance_share"]
     decided = total - sum(summary["outcomes"].values())
     remedy = "choose a better judge, or other templates (feedback.templates)"
+    unread = sum(count for name, count in summary["outcomes"].items() if name in PROBLEMS or name == "missing_answer")
     if decided < LEAST_DECIDED * total:
         warnings.append(f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}")
+    elif unread > MOSTLY * total:
+        warnings.append(f"{unread:,} of {total:,} pairs have no answers, or no verdict that could be read: "
+                        f"{pair_advice(summary)}")
     if mass is not None and mass > MOSTLY:
         warnings.append(f"the judge gave {mass:.0%} of its probability to text other than the options, so its verdicts say "
                         f"little; {remedy}")

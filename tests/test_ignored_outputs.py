@@ -39,6 +39,32 @@ def test_usual_stages_cause_no_warning(stages):
     assert not warned(stages=stages)
 
 
+@pytest.mark.parametrize(("stages", "more", "warns"), [
+    (("pretrain", "ppo"), {"reward": {"source": "callable", "callable": "m:f"}}, True),
+    (("pretrain", "ppo"), {"reward": {"source": "ai_feedback"}, "world": {"ratings": 0.2}}, False),
+    (("pretrain", "revise"), {}, False), (("pretrain", "evaluate"), {}, False),
+])
+def test_a_constitution_that_no_judge_reads_is_named(stages, more, warns):
+    config = from_config_dict({"stages": stages, "feedback": {"constitution": "mine.json"}} | more)
+    sentences = unread(config, loader(config))
+    assert [sentence[:65] for sentence in sentences] == warns * [
+        "config.feedback.constitution is 'mine.json', which has no effect,"]
+
+
+@pytest.mark.parametrize(("values", "ignored"), [
+    ({}, ["red_team", "helpful"]),
+    ({"data": {"eval": "e.jsonl"}, "stages": ("ppo", "evaluate")}, ["red_team", "helpful"]),
+    ({"stages": ("ppo", "evaluate")}, []),  # Evaluation reads prompts that are held out of these files.
+    ({"ppo": {"helpful_share": 0.5}}, ["red_team"]),
+    ({"data": {"rl": ""}}, []),
+])
+def test_files_of_prompts_that_no_stage_reads_are_named(values, ignored):
+    data = {"source": "prompts_jsonl", "rl": "rl.txt", "red_team": "r.txt", "helpful": "h.txt"} | values.get("data", {})
+    reward = {"source": "callable", "callable": "m:f"}
+    config = from_config_dict({"stages": ("ppo",), "reward": reward} | PRETRAINED | values | {"data": data})
+    assert [sentence.split()[0] for sentence in unread(config, loader(config))] == [f"config.data.{name}" for name in ignored]
+
+
 class Reader(Stage):
     """Leaves out some rows, and reads no stage."""
 

@@ -36,6 +36,21 @@ def test_few_decided_pairs_are_reported_with_a_remedy():
     assert reasons.label_warnings(compared(outcomes={"identical": 90})) == []
 
 
+@pytest.mark.parametrize(("reason", "warned"), [("unreadable", True), ("missing_answer", True), ("undecided", False)])
+def test_pairs_that_mostly_have_no_verdict_are_reported(reason, warned):
+    """A label that is undecided is a verdict; an answer of the judge that cannot be read is none."""
+    warnings = reasons.label_warnings(compared(outcomes={reason: 51}))
+    assert [warning[:62] for warning in warnings] == warned * [
+        "51 of 100 pairs have no answers, or no verdict that could be r"]
+    assert reasons.label_warnings(compared(outcomes={reason: 50})) == []
+
+
+def test_a_share_of_usable_rows_below_the_required_one_is_named_with_its_field():
+    assert reasons.too_few(3584, 29, "sft.required_share", 0.05) == (
+        "config.sft.required_share is 0.05, but only 29 of 3,584 rows (0.8%) can be used")
+    assert reasons.too_few(100, 5, "sft.required_share", 0.05) is None and reasons.too_few(0, 0, "x", 0.05) is None
+
+
 def test_a_judge_that_prefers_a_position_is_named_as_the_reason():
     summary = compared(outcomes={"undecided": 95}, order_agreement=0.25, position_bias=-0.3)
     [warning] = reasons.label_warnings(summary)

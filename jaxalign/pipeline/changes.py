@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config, rounds, schema, to_dict
-from jaxalign.data.chat.model_style import resolve_auto
+from jaxalign.data.chat.model_style import check_data, resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, read_graph
 from jaxalign.registry.judges import judge_field, judge_file
@@ -118,12 +118,14 @@ def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
 
 
 def with_style(config: Config, storage: Storage) -> Config:
-    """`resolve_auto` of the config. If the model's folder no longer exists, "auto" is the style of the last run with it."""
+    """`resolve_auto` of the config, whose data is checked. If the model's folder no longer exists, "auto" is the style of the
+    last run with it."""
     try:
         last = read_json(storage, CONFIG)
         recorded = last["data"]["style"] if last["model"]["path"] == config.model.path else None
     except (OSError, ValueError, TypeError, KeyError):
         recorded = None
+    check_data(config)
     return resolve_auto(config, recorded)
 
 

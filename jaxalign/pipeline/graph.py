@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from jaxalign.config import Config, rounds
+from jaxalign.config import Config, FeedbackConfig, rounds
+from jaxalign.config.sections.feedback import ppo_methods
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.stages.shared.base import Stage
@@ -88,7 +89,8 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
 
 
 def unread(config: Config, load: Load) -> list[str]:
-    """A sentence for each planned stage whose output is ignored: a later stage trains, but none that is planned reads it."""
+    """A sentence for each planned stage whose output is ignored: a later stage trains, but none that is planned reads it; and
+    for each setting that no stage reads."""
     planned = rounds.folders(config)
     read = {source for name in planned if name != "report" for source in inputs(config, name, load)}
     trainers = {record.name for record in stages_in_order(config.stages) if record.trains}
@@ -99,4 +101,30 @@ def unread(config: Config, load: Load) -> list[str]:
             sentences.append(f"config.stages has {rounds.parse(name)[0]}, but no stage of this run reads the output of stage "
                              f"{rounds.label(name)} ({', '.join(later)} will train without it): remove it, or change the "
                              "stages or options that make the later stages read other data")
-    return sentences
+    return sentences + _ignored_settings(config)
+
+
+def _ignored_settings(config: Config) -> list[str]:
+    """A sentence for each setting of the judge that no stage asks, and for each file of prompts that no stage reads.
+
+    A custom stage may read any of them.
+    """
+    records = stages_in_order(config.stages)
+    names = {record.name for record in records}
+    if not names <= set(STAGES.builtin):
+        return []
+    given: dict[str, tuple[str, str]] = {}  # The value of each ignored field, and what to do about it.
+    if not any(record.asks_judge for record in records) and "evaluate" not in names and not (
+            "ppo" in names and ppo_methods(config)):
+        remedy = "no stage of this run asks a judge: add revise, compare, online_dpo or evaluate to config.stages"
+        given |= {f"feedback.{name}": (value, remedy) for name in ("constitution", "judge", "templates")
+                  if (value := getattr(config.feedback, name)) != getattr(FeedbackConfig, name)}
+    data, shares = config.data, [getattr(config, name).helpful_share for name in ("compare", "ppo") if name in names]
+    evaluates = "evaluate" in names and not data.eval
+    if data.source == "prompts_jsonl" and (data.rl or data.train) and "revise" not in names and not evaluates:
+        remedy = "the prompts of this run are those of data.rl: add revise to config.stages"
+        measured = any(share is not None for share in shares) or ("ppo" in names and config.ppo.alarms.every)
+        given |= {f"data.{name}": (value, remedy) for name in ("red_team", "helpful")
+                  if (value := getattr(data, name)) and not (name == "helpful" and measured)}
+    return [f"config.{name} is {value!r}, which has no effect, since {remedy}, or leave the field at its default"
+            for name, (value, remedy) in given.items()]

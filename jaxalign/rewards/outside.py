@@ -12,8 +12,7 @@ from jaxalign.algorithms.rewards import normalise_scores
 from jaxalign.config import Config, RewardConfig
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.dialogues import cut_front
-from jaxalign.data.chat.formats import USER
-from jaxalign.data.chat.styles import encode_answer, encode_prompt
+from jaxalign.data.chat.styles import encode_answer, encode_prompt, require_style
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.tokenizers import files as tokenizer_files
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
@@ -143,19 +142,10 @@ def load_reward_model(settings: RewardConfig, sharding: Sharding, clip: float | 
 
 
 def _style(settings: RewardConfig, tokenizer: Tokenizer) -> str:
-    template = tokenizer.files.chat_template
     style = settings.model_style
     if style == "auto":
-        return "hh" if template is None else "chat"
-    if style == "chat" and template is None:
-        raise UserError(f"config.reward.model_style is 'chat', but {settings.model} has no chat template; put "
-                        "chat_template.jinja there, or set model_style to 'hh'")
-    if style == "compact":
-        try:
-            tokenizer.marker_id(USER)
-        except UserError:
-            raise UserError(f"config.reward.model_style is 'compact', but the tokenizer of {settings.model} has no symbol "
-                            f"{USER!r}; set it to 'hh' or 'chat'") from None
+        return "hh" if tokenizer.files.chat_template is None else "chat"
+    require_style(tokenizer, style, "config.reward.model_style")
     return style
 
 

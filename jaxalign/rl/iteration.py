@@ -154,6 +154,7 @@ class Iteration:
             self.sampler.update(params, step)
             listener = self.reward.listen(batch.prompts)
             rollout = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, self.sampling, listener)
+            self.monitor.sampled(step, rollout)
             self._lengths = rollout.prompt_length + rollout.response_length
             phase.tokens, phase.flops = work.sampled(self.setup.reference, rollout)
             self._new_tokens = phase.tokens

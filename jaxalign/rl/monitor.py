@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 
 import jax
 
+from jaxalign.errors import UserError
+from jaxalign.reasons import MOSTLY, too_few
 from jaxalign.records import Experience, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import Check, act_on, gap_check, gradients_check, ratio_check, sampler_difference, unexplained
@@ -34,6 +37,31 @@ class Monitor:
         self._config, self._policies = setup.config, setup.config.checks
         self._act_on = functools.partial(act_on, policies=self._policies, stage=name)
         self._pending: tuple[int, jax.Array, jax.Array] | None = None
+        self._warned = False
+
+    def sampled(self, step: int, rollout: Rollout) -> None:
+        """Warns once if most responses of an iteration have no stop token, and replaced or reduced scores therefore.
+
+        Args:
+          step: the iteration.
+          rollout: the responses; numpy arrays.
+
+        Raises:
+          UserError: the share of responses with a stop token is below `config.ppo.required_share`.
+        """
+        config, ended = self._config, rollout.ended[rollout.prompt_length > 0]
+        total, usable = len(ended), int(ended.sum())
+        remedy = "raise ppo.max_new_tokens, or start from a model that ends its answers"
+        why = f"the other responses of iteration {step} have no stop token within ppo.max_new_tokens ({config.max_new_tokens})"
+        few = too_few(total, usable, "ppo.required_share", config.required_share)
+        if few:
+            raise UserError(f"{few}: {why}; {remedy}")
+        if usable < MOSTLY * total and config.missing_eos != "none" and not self._warned:
+            self._warned = True
+            logging.getLogger("jaxalign").warning(
+                "ppo: only %d of %d responses can keep their score: %s, and ppo.missing_eos is '%s'; %s", usable, total, why,
+                config.missing_eos, remedy,
+            )
 
     def must_recompute(self, params, step: int, rollout: Rollout) -> bool:
         """Whether the trainer must recompute a new rollout's old log-probabilities. params: the policy's, joined."""

@@ -18,6 +18,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.reasons import MOSTLY, too_few
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
@@ -52,17 +53,27 @@ class BestOfNStage(BuiltinStage):
         _choose(context, model, tokenizer, shards)
         rows = list(shards.read())
         chosen = [row for row in rows if row["response"] is not None]
-        if not chosen:
-            raise UserError(
-                f"none of the {len(rows)} prompts has a complete answer"
-                + (f" that scores at least {section.threshold}" if section.threshold is not None else "")
-                + "; lower best_of_n.threshold, or raise best_of_n.max_new_tokens"
-            )
+        _check_share(context, len(rows), len(chosen))
         answers = ((row_prompt(row).messages, row["response"]) for row in chosen)
         packed_rows, cut = packed(tokenizer, answers, config.data.style, section.row_length)
         steps = EpochLoader(len(packed_rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
-        extra = summarise(rows, section.n) | {"chosen": len(chosen), "cut": cut}
+        extra = summarise(rows, section.n) | {"chosen": len(chosen), "chosen_share": len(chosen) / len(rows), "cut": cut}
         train_supervised(context, section, policy_inputs(context, model, shared=False), packed_rows, None, steps, extra)
+
+
+def _check_share(context: StageContext, total: int, chosen: int) -> None:
+    """Warns if less than half of the prompts have a chosen answer, and raises UserError if too few have one."""
+    section = context.config.best_of_n
+    scoring = f" that scores at least {section.threshold}" if section.threshold is not None else ""
+    remedy = "lower best_of_n.threshold, or raise best_of_n.max_new_tokens"
+    if not chosen:
+        raise UserError(f"none of the {total} prompts has a complete answer{scoring}; {remedy}")
+    few = too_few(total, chosen, "best_of_n.required_share", section.required_share)
+    if few:
+        raise UserError(f"{few}, since the other prompts have no complete answer{scoring}; {remedy}")
+    if chosen < MOSTLY * total:
+        print(f"[{context.title}] warning: only {chosen:,} of {total:,} prompts have a complete answer{scoring}; {remedy}",
+              flush=True)
 
 
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:

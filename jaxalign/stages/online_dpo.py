@@ -85,5 +85,5 @@ class OnlineDPOStage(BuiltinStage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        summary["checks"] = read_object(context.directory / CHECKS)
+        summary["checks"] = read_object(context.directory / CHECKS, list)
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})

@@ -87,9 +87,10 @@ class PPOStage(BuiltinStage):
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")
-        checks = read_object(context.directory / CHECKS)
+        checks = read_object(context.directory / CHECKS, list)
         summary = {"iterations": len(rows), "checks": checks, "stopped_early": int(sum(r["stopped_early"] for r in rows))}
         summary |= {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"]}
         summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}
+        summary |= {"ended_share_first": rows[0]["eos_rate"], "ended_share_last": rows[-1]["eos_rate"]}
         summary |= {"sampler_gap_max": max(row["sampler_gap"] for row in rows)}
         return summary | (alarms.summary(context, rows) if context.config.ppo.alarms.every else {})

@@ -13,6 +13,7 @@ from jaxalign.config import Config
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
 from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
+from jaxalign.reasons import advice, too_few
 from jaxalign.records import Revision
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
@@ -77,6 +78,8 @@ class ReviseStage(BuiltinStage):
                                 prompt, 0, None, said.text, None, None, said.complete, outcome, said.notes, said.reasoning
                             ))
                 _write(shards, queue, revisions)
+                if queue is left[0] and len(left) > 1:
+                    _warn_early(config, list(shards.read()))
                 progress.update(len(rows))
         rows = list(shards.read())
         usable = revision_report(config, rows)
@@ -102,6 +105,15 @@ def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:
     rounds = range(0, len(rows), len(queue.rows))
     for number, indices in queue.chunks.items():
         shards.write(number, [rows[first + index - queue.rows.start] for first in rounds for index in indices])
+
+
+def _warn_early(config: Config, rows: Sequence[dict]) -> None:
+    """Warns after the first queue if stage sft would refuse the rows, so that a long run need not end before one knows."""
+    report = revision_report(config, rows)
+    few = too_few(report.total, report.usable, "sft.required_share", config.sft.required_share)
+    if few and "sft" in config.stages:
+        print(f"[revise] warning: {few} so far: {report.sentences()[0]}; stage sft stops if this goes on: "
+              f"{advice(report.reasons)}", flush=True)
 
 
 def _summary(rows: Sequence[dict], rounds: int) -> dict:

@@ -206,14 +206,16 @@ def _read_stage(path: Path) -> StageFiles:
                       None if inputs is None else tuple(inputs), recorded.get("config") or {}, read_object(path / LEFT_OUT))
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if the file does not exist. Raises UserError if the file has anything else."""
+def read_object(path: Path, kind: type = dict) -> Any:
+    """A JSON object, or with kind=list an array, from a file; empty if the file does not exist. Raises UserError if the file
+    has anything else."""
     if not path.exists():
-        return {}
+        return kind()
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); fix it, or move it away and run the stage again.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} contains a {type(content).__name__}; a JSON object is expected.")
+    if not isinstance(content, kind):
+        expected = "object" if kind is dict else "array"
+        raise UserError(f"{path} contains a {type(content).__name__}; a JSON {expected} is expected.")
     return content

@@ -9,13 +9,14 @@ import sys
 import pytest
 
 from jaxalign import pipeline
-from jaxalign.config import from_config_dict, to_dict
-from jaxalign.data.chat.model_style import resolve_auto
-from jaxalign.data.chat.styles import encode_prompt
+from jaxalign.config import RewardConfig, from_config_dict, to_dict
+from jaxalign.data.chat.model_style import check_data, resolve_auto
+from jaxalign.data.chat.styles import choose_style, encode_prompt
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
+from jaxalign.rewards import outside
 from jaxalign.stages.shared.base import Stage
 from tests import made_tokenizers
 
@@ -45,8 +46,8 @@ def test_a_model_from_scratch_uses_the_compact_markers():
 
 
 @pytest.mark.parametrize(("folder", "style", "message"), [
-    ("base", "chat", "config.data.style is 'chat', but .* has no chat template; set it to 'auto'"),
-    ("chat", "compact", "config.data.style is 'compact', but the tokenizer of .* no symbol '<user>'.*'auto', 'chat' or 'hh'"),
+    ("base", "chat", "config.data.style is 'chat', but .* has no chat template; set it to 'hh'"),
+    ("chat", "compact", "config.data.style is 'compact', but the tokenizer of .* no symbol '<user>'.*'chat' .*'hh'"),
 ])
 def test_a_style_that_the_model_cannot_write_is_refused(folders, tmp_path, folder, style, message):
     with pytest.raises(UserError, match=message) as error:
@@ -121,3 +122,47 @@ def test_the_plain_style_leaves_out_dialogues_of_several_turns(folders):
     assert tokenizer.decode(encode_prompt(tokenizer, turns[:1], "plain")) == "a"
     with pytest.raises(DialogueRefused, match="continues a single text"):
         encode_prompt(tokenizer, turns, "plain")
+
+
+def test_a_style_has_one_check_with_one_wording(folders):
+    """A run, `load_model` and jaxalign.sample, and an external reward model differ only in the name of the setting."""
+    tokenizer = load_tokenizer(folders["base"])
+    for style in ("compact", "chat"):
+        found = set()
+        for name, call in (
+            ("config.data.style", lambda style=style: resolve_auto(config(folders["base"], style))),
+            ("style", lambda style=style: choose_style(tokenizer, style)),
+            ("config.reward.model_style", lambda style=style: outside._style(RewardConfig(model_style=style), tokenizer)),
+        ):
+            with pytest.raises(UserError) as error:
+                call()
+            assert str(error.value).startswith(f"{name} is {style!r}, but ")
+            found.add(str(error.value).removeprefix(name))
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({}, "config.stages has pretrain, which trains a base from scratch, but .* set config.stages to revise,sft,compare"),
+    ({"stages": ("revise", "sft")}, "config.data.source is 'world', its default, so revise, sft would use the toy prompts .* "
+                                    "set config.data.source to 'prompts_jsonl' .* or config.world.with_own_model to True"),
+    ({"stages": ("ppo",), "reward": {"source": "callable", "callable": "m:f"}}, "so ppo would use the toy prompts"),
+])
+def test_a_pretrained_model_is_not_trained_on_the_toy_world_unless_asked(folders, tmp_path, values, message):
+    made = {"compile_cache": None, "model": {"source": "huggingface", "path": str(folders["chat"])}} | values
+    with pytest.raises(UserError, match=message) as error:
+        pipeline.run(from_config_dict(made), tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run" / "config.json").exists()
+    if values:
+        check_data(from_config_dict(made | {"world": {"with_own_model": True}}))
+
+
+def test_a_tokenizer_with_the_markers_may_use_the_world(folders, tmp_path):
+    folder = made_tokenizers.qwen(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "<critique_request>"))
+    check_data(from_config_dict({"stages": ("revise",), "model": {"source": "huggingface", "path": str(folder)}}))
+
+
+def test_the_toy_world_is_asked_for_only_where_that_has_an_effect():
+    with pytest.raises(UserError, match="config.world.with_own_model is True, which has no effect when config.model.source"):
+        from_config_dict({"world": {"with_own_model": True}})

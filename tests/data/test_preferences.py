@@ -167,7 +167,7 @@ def test_a_dialogue_that_the_chat_template_rejects_is_listed_and_affects_no_othe
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs, report = read_preferences(path, count_tokens=count, max_tokens=5)
     assert [pair.prompt.id for pair in pairs] == ["pairs:1", "pairs:3"] and report.refused == (2,)
-    assert "1 rejected by the model's chat template; dropped (lines 2)" in report.sentences()
+    assert "1 rejected by the chat template or the style; dropped (lines 2)" in report.sentences()
 
 
 def test_a_prompt_that_the_chat_template_rejects_is_listed():

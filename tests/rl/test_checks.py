@@ -11,8 +11,10 @@ import pytest
 
 from jaxalign.config import Checks
 from jaxalign.errors import UserError
+from jaxalign.records import Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import Check, act_on, gradients_check, sampler_difference
+from jaxalign.rl.monitor import Monitor
 from jaxalign.rl.step_zero import share_not_finite, step_zero_checks
 from jaxalign.steps import loss_scale
 from tests import tiny
@@ -157,3 +159,30 @@ def test_every_check_of_step_0_has_its_own_policy(name):
 
 def test_a_skipped_update_fails_the_check_of_gradients():
     assert gradients_check(0.0, "share").passed and not gradients_check(0.25, "share").passed
+
+
+def responses(ended: int) -> Rollout:
+    """Eight responses, of which `ended` have a stop token, and two rows that only fill the batch."""
+    row, length = np.arange(10), np.ones(10, np.int32)
+    tokens, logprobs = np.ones((10, 4), np.int32), np.zeros((10, 2), np.float32)
+    return Rollout(tokens, np.where(row < 8, length, 0), length, logprobs, row < ended)
+
+
+def test_responses_without_a_stop_token_are_warned_about_once_and_stop_a_run_below_the_required_share(caplog):
+    setup = tiny.setup()
+    monitor = Monitor(setup)
+    with caplog.at_level(logging.WARNING, "jaxalign"):
+        monitor.sampled(0, responses(4))
+        assert not caplog.records
+        monitor.sampled(1, responses(3))
+        monitor.sampled(2, responses(0))
+        kept = dataclasses.replace(setup, config=dataclasses.replace(setup.config, missing_eos="none"))
+        Monitor(kept).sampled(0, responses(0))
+    [record] = caplog.records
+    assert record.getMessage().startswith("ppo: only 3 of 8 responses can keep their score: the other responses of iteration 1 "
+                                          "have no stop token within ppo.max_new_tokens (8), and ppo.missing_eos is 'replace'")
+    strict = dataclasses.replace(setup, config=dataclasses.replace(setup.config, required_share=0.5))
+    Monitor(strict).sampled(0, responses(4))
+    with pytest.raises(UserError, match=r"config.ppo.required_share is 0.5, but only 3 of 8 rows \(37.5%\) can be used: the "
+                                        "other responses of iteration 7 have no stop token .* raise ppo.max_new_tokens"):
+        Monitor(strict).sampled(7, responses(3))

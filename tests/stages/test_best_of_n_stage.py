@@ -10,9 +10,12 @@ import shutil
 import numpy as np
 import pytest
 
+from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt, Rollout
+from jaxalign.stages import best_of_n
 from jaxalign.stages.best_of_n import _rows, summarise
+from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.metrics import read_metrics
 from tests.feedback.fakes import WordTokenizer
 from tests.small_run import read, rows, run
@@ -94,3 +97,16 @@ def test_the_best_answer_that_ended_is_chosen():
 def test_the_expected_best_is_the_mean_over_subsets():
     found = summarise([{"scores": [1.0, 2.0, 6.0]}], 3)
     assert found["expected_best"] == pytest.approx([3.0, (2 + 6 + 6) / 3, 6.0])
+
+
+def test_a_small_share_of_prompts_with_a_chosen_answer_is_warned_about_or_stops_the_stage(tmp_path, capsys):
+    context = StageContext(from_config_dict({"best_of_n": {"threshold": 0.5}}), tmp_path, tmp_path / "best_of_n", False)
+    best_of_n._check_share(context, 100, 50)
+    assert not capsys.readouterr().out
+    best_of_n._check_share(context, 100, 5)
+    assert capsys.readouterr().out.startswith("[best_of_n] warning: only 5 of 100 prompts have a complete answer that scores "
+                                              "at least 0.5; lower best_of_n.threshold")
+    with pytest.raises(UserError, match=r"config.best_of_n.required_share is 0.05, but only 4 of 100 rows \(4.0%\)"):
+        best_of_n._check_share(context, 100, 4)
+    with pytest.raises(UserError, match="none of the 100 prompts has a complete answer that scores at least 0.5"):
+        best_of_n._check_share(context, 100, 0)

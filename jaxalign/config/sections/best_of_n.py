@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.constraints import at_least
+from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import PackedRows, SamplingFields
@@ -19,5 +19,7 @@ class BestOfNConfig(SamplingFields, PackedRows):
     batch: int = field(128, "Answers per chunk, a multiple of n; also the number of rows decoded together. Up to 4 chunks form "
                        "one queue.", at_least(1))
     threshold: float | None = field(None, "Drop prompts whose best answer has a lower raw score than this; None: keep all.")
+    required_share: float = field(0.05, "Stop if a smaller share of the prompts has a complete answer above the threshold.",
+                                  between(0.0, 1.0))
     epochs: int = field(2, "Passes over the selected answers.", at_least(1))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "The stage's optimizer.")

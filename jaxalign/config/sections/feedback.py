@@ -67,6 +67,8 @@ class FeedbackConfig(Section):
     reasonings: int = field(1, "Number of sampled chains of thought per verdict, whose probabilities are averaged; above 1, "
                             "reasoning_temperature must be above 0.", at_least(1), _REASONING)
     undecided: str = field("drop", "Keep undecided comparisons with label 0.5 (half), or drop them.", one_of("half", "drop"))
+    required_share: float = field(0.05, "Stop before preference or dpo if a smaller share of the pairs of stage compare can be "
+                                  "trained on.", between(0.0, 1.0))
     undecided_weight: float = field(1.0, "With undecided=half: the weight of an undecided pair's loss.", between(0.0, 1.0),
                                     when("undecided", "half"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0), _REASONING)

@@ -105,6 +105,8 @@ class PPOConfig(SamplingFields, Trained):
                              one_of("none", "replace", "penalty", "zero"))
     missing_eos_value: float = field(-1.0, "The new score (replace), or the number to subtract (penalty).", None,
                                      when("missing_eos", "replace", "penalty"))
+    required_share: float = field(0.0, "Stop if a smaller share of an iteration's responses has a stop token. If it is below "
+                                  "0.5, and missing_eos is not none, the run warns.", between(0.0, 1.0))
     overlong_buffer: int = field(0, "Number of tokens before max_new_tokens over which a length penalty grows to 1 (DAPO); 0: "
                                  "no penalty.", at_least(0))
     score_clip: float | None = field(None, "Clip the scores of reward models to [-score_clip, score_clip]; None: no clipping.",

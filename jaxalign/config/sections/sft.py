@@ -22,4 +22,5 @@ class SFTConfig(PackedRows):
     min_rows: int = field(64, "Warn if fewer rows can be trained on.", at_least(0))
     min_share: float = field(0.5, "Warn if a smaller share of the rows of revise can be trained on.", between(0.0, 1.0))
     required_rows: int = field(8, "Stop if fewer rows of revise can be trained on.", at_least(0))
+    required_share: float = field(0.05, "Stop if a smaller share of the rows of revise can be trained on.", between(0.0, 1.0))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "The stage's optimizer.")

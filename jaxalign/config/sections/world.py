@@ -29,9 +29,11 @@ class WorldConfig(Section):
                         _SCRATCH)
     ratings: float = field(0.0, "Fraction of the text that demonstrates how to rate answers from 1 to 10; required by "
                            "reward.source=ai_feedback.", between(0.0, 0.5), _SOURCE, _SCRATCH)
-
     reasoned: float = field(0.85, "Fraction of the demonstrated judgements and ratings that begin with reasoning; the others "
                             "state the verdict at once.", between(0.0, 1.0), _SOURCE, _SCRATCH)
+    with_own_model: bool = field(False, "Use the toy prompts of the world with a pretrained model whose tokenizer lacks "
+                                 "jaxalign's markers; otherwise such a run is refused, since its data should be your own.",
+                                 None, when("data.source", "world"), when("model.source", "huggingface"))
 
     def check(self, config: WholeConfig, name: str) -> None:
         if data_source(config).feedback and self.held_out_topics >= self.topics:

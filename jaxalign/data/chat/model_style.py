@@ -14,6 +14,7 @@ from jaxalign.config import Config, check
 from jaxalign.config.finished import base_stage, tokenizer_path
 from jaxalign.data.tokenizers.files import THINKING, read_tokenizer_files
 from jaxalign.errors import UserError
+from jaxalign.registry.stages import stages_in_order
 
 _MARKER = b"<critique_request>"
 """A symbol that only the tokenizers have that jaxalign trains."""
@@ -61,9 +62,7 @@ def model_style(config: Config) -> str:
     folder = Path(config.model.path).expanduser()
     if read_tokenizer_files(folder).chat_template is not None:
         return "chat"
-    path = tokenizer_path(config, Path())
-    files = [path / name for name in ("tokenizer.json", "tokenizer.model")] if path.is_dir() else [path]
-    return "compact" if any(_MARKER in file.read_bytes() for file in files if file.is_file()) else "hh"
+    return "compact" if _has_markers(config) else "hh"
 
 
 def _thinking(config: Config, style: str) -> str:
@@ -88,24 +87,43 @@ def _thinking(config: Config, style: str) -> str:
 
 
 def _check_style(config: Config, style: str) -> None:
-    if config.model.source == "scratch":
+    if config.model.source == "scratch" or style not in ("chat", "compact"):
         return
     path = tokenizer_path(config, Path())
-    if style == "chat" and (path.is_file() or read_tokenizer_files(path).chat_template is None):
-        raise UserError(f"config.data.style is 'chat', but {config.model.path} has no chat template; set it to 'auto', or put "
-                        "chat_template.jinja there")
-    if style == "compact":
-        _require_markers(config.model.path, path)
-
-
-def _require_markers(model: str, path: Path) -> None:
+    if style == "chat" and path.is_dir() and read_tokenizer_files(path).chat_template is not None:
+        return
     # These modules import JAX, and few runs need them.
-    from jaxalign.data.chat.formats import USER
+    from jaxalign.data.chat.styles import require_style
     from jaxalign.data.tokenizers.load import load_tokenizer
 
-    tokenizer = load_tokenizer(path)
-    try:
-        tokenizer.marker_id(USER)
-    except UserError:
-        raise UserError(f"config.data.style is 'compact', but the tokenizer of {model} has no symbol {USER!r}, which only "
-                        "models trained from scratch by jaxalign have; set it to 'auto', 'chat' or 'hh'") from None
+    require_style(load_tokenizer(path), style, "config.data.style")
+
+
+def _has_markers(config: Config) -> bool:
+    """Whether the tokenizer of a pretrained model has jaxalign's markers."""
+    path = tokenizer_path(config, Path())
+    files = [path / name for name in ("tokenizer.json", "tokenizer.model")] if path.is_dir() else [path]
+    return any(_MARKER in file.read_bytes() for file in files if file.is_file())
+
+
+def check_data(config: Config) -> None:
+    """Checks that a pretrained model is not trained on data that is only for models from scratch.
+
+    Raises:
+        UserError: stage pretrain would train a base that no stage reads, or the rows would be those of the embedded world,
+            although the model's tokenizer has no markers for it and `config.world.with_own_model` does not ask for it.
+    """
+    if config.model.source == "scratch" or not os.path.exists(Path(config.model.path).expanduser()):
+        return
+    records = stages_in_order(config.stages)
+    if any(record.name == "pretrain" for record in records):
+        others = ",".join(name for name in config.stages if name != "pretrain")
+        raise UserError("config.stages has pretrain, which trains a base from scratch, but config.model.source is "
+                        f"'huggingface', so no stage would read that base: set config.stages to {others}")
+    readers = [record.name for record in records if record.learns_from]
+    if config.data.source != "world" or config.world.with_own_model or not readers or _has_markers(config):
+        return
+    raise UserError(f"config.data.source is 'world', its default, so {', '.join(readers)} would use the toy prompts of the "
+                    f"embedded world with {config.model.path}: set config.data.source to 'prompts_jsonl' and "
+                    "config.data.red_team (for revise) or config.data.rl to a file of your prompts, or to 'preferences_jsonl' "
+                    "and config.data.train to a file of your pairs, or config.world.with_own_model to True for the toy prompts")

@@ -27,20 +27,25 @@ def choose_style(tokenizer: Tokenizer, asked: str | None, known: str | None = No
     Raises:
       UserError: the style is not one of `STYLES`, or the tokenizer does not support it.
     """
-    template = tokenizer.files.chat_template
-    style = asked or known or ("plain" if template is None else "chat")
+    style = asked or known or ("plain" if tokenizer.files.chat_template is None else "chat")
     if style not in STYLES:
         raise UserError(f"style is {style!r}; one of {', '.join(STYLES)} is expected")
-    if style == "chat" and template is None:
-        raise UserError("the model's folder has no chat template; set the style to plain, hh or compact, or put "
-                        "chat_template.jinja there")
+    require_style(tokenizer, style, "style")
+    return style
+
+
+def require_style(tokenizer: Tokenizer, style: str, name: str) -> None:
+    """Raises UserError if a model's tokenizer does not support a style. name: the field or argument with the style."""
+    model = tokenizer.files.folder
+    if style == "chat" and tokenizer.files.chat_template is None:
+        raise UserError(f"{name} is 'chat', but {model} has no chat template; set it to 'hh', or put chat_template.jinja there")
     if style == "compact":
         try:
             tokenizer.marker_id(USER)
         except UserError:
-            raise UserError(f"the tokenizer has no symbol {USER!r}, which the style compact needs; it is for models trained "
-                            "from scratch by jaxalign") from None
-    return style
+            raise UserError(f"{name} is 'compact', but the tokenizer of {model} has no symbol {USER!r}, which only models "
+                            "trained from scratch by jaxalign have; set it to 'chat' if the model has a chat template, else to "
+                            "'hh'") from None
 
 
 def stop_ids(tokenizer: Tokenizer, style: str) -> tuple[int, ...]:

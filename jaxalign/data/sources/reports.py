@@ -70,7 +70,7 @@ class PreferenceReport(FileReport):
         "empty_answers": "with an empty answer",
         "cut": "too long, oldest turns cut",
         "too_long": "too long even with only the last question; dropped",
-        "refused": "rejected by the model's chat template; dropped",
+        "refused": "rejected by the chat template or the style; dropped",
         "bad_margins": "with a margin that is not a number of at least 0; read as 0",
     }
 

@@ -88,8 +88,10 @@ REQUEST_KINDS = {"critique": "critique", "revise": "revision", "compare": "compa
 
 
 def _check_requests(config: Config, stage: str, tokenizer: Tokenizer, max_length: int) -> None:
-    """Checks that a local judge with this tokenizer and context can be asked what a stage asks."""
+    """Checks that a local judge with this tokenizer and context can be asked what a stage asks, if it asks anything."""
     methods = asked_methods(config, stage)
+    if not methods:
+        return
     writer = make_writer(tokenizer, config.feedback, max_length)
     reasoning = config.feedback.reasons(config)
     new = config.revise.max_new_tokens if stage == "revise" else config.feedback.max_reasoning_tokens if reasoning else 1

@@ -33,6 +33,7 @@ def summarise(rows: Sequence[Mapping[str, Any]], calibration: Calibration) -> di
         "undecided": sum(not pair.decided for pair in asked),
         "unparsable": sum(pair.problem is not None for pair in asked),
         "outcomes": count_outcomes(row.get("outcome") for row in rows),
+        "decided_share": sum(pair.decided for pair in asked) / max(1, len(rows)),
         "outside_mass": _mean(outside),
         **({"disagreement": _mean(apart)} if apart else {}),
         **_self_agreement(labels),

@@ -11,7 +11,7 @@ from jaxalign.data.sources.base import SourceReport, few_dialogues, few_held_out
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
-from jaxalign.reasons import COMPARISON, advice, few_usable, usable_sentence
+from jaxalign.reasons import COMPARISON, advice, few_usable, too_few, usable_sentence
 from jaxalign.records import Comparison, Message, PrincipleLabel
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
@@ -65,14 +65,17 @@ def read_comparisons(shards: Shards, undecided: str, undecided_weight: float = 1
 
 
 def labelled_pairs(context: StageContext) -> list[Comparison]:
-    """The training pairs from this run's compare stage. Raises UserError if there are none."""
+    """The training pairs from this run's compare stage. Raises UserError if there are none, or if their share is below
+    `feedback.required_share`."""
     shards, feedback = Shards(context.input_directory("compare")), context.config.feedback
     pairs = read_comparisons(shards, feedback.undecided, feedback.undecided_weight)
-    if not pairs:
-        outcomes = [row.get("outcome") for row in shards.read()]
+    outcomes = [row.get("outcome") for row in shards.read()]
+    few = too_few(len(outcomes), len(pairs), "feedback.required_share", feedback.required_share)
+    if few or not pairs:
         reasons = outcomes_of.count_outcomes(outcomes)
-        sentence = usable_sentence("pairs of stage compare", len(outcomes), 0, reasons, known=COMPARISON)
-        raise UserError(f"{sentence}; {advice(reasons, COMPARISON)}")
+        sentence = usable_sentence("pairs of stage compare", len(outcomes), len(pairs), reasons, known=COMPARISON)
+        raise UserError(f"{few}: {sentence}; {advice(reasons, COMPARISON)}" if pairs else
+                        f"{sentence}; {advice(reasons, COMPARISON)}")
     return pairs
 
 
@@ -126,8 +129,8 @@ class RevisionReport:
         return [usable_sentence("answers and revisions", self.total, self.usable, self.reasons, self.kept)]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        return dataclasses.asdict(self)
+        """The report as JSON values, with the share of usable rows."""
+        return dataclasses.asdict(self) | {"share": self.usable / max(1, self.total)}
 
 
 def revision_report(config: Config, rows: Iterable[Mapping[str, Any]]) -> RevisionReport:
@@ -154,7 +157,7 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     Every 20th answer is held out, or more of them, at equal distances, to reach `data.min_held_out`.
 
     Raises:
-      UserError: fewer than `sft.required_rows`, or fewer than 2, can be used.
+      UserError: fewer than `sft.required_rows`, a smaller share than `sft.required_share`, or fewer than 2 can be used.
     """
     config = context.config
     rows = list(Shards(context.input_directory("revise")).read())
@@ -165,6 +168,9 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     if len(answers) < max(2, required):
         needed = f"sft.required_rows is {required}" if required > 1 else "sft needs at least 2 rows"
         raise UserError(f"{needed}, but {report.sentences()[0]}; {advice(report.reasons)}")
+    few = too_few(report.total, report.usable, "sft.required_share", config.sft.required_share)
+    if few:
+        raise UserError(f"{few}: {report.sentences()[0]}; {advice(report.reasons)}")
     total, every, minimum = len(answers), range(0, len(answers), 20), config.data.min_held_out
     count = held_out_count(total, len(every), minimum)
     held = set(every if count == len(every) else (i * total // count for i in range(count)))

@@ -209,7 +209,7 @@ def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
 def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_length: int, where: str) -> list:
     """The comparisons or judgements of at most `max_length` tokens, their dialogues cut at a turn if needed.
 
-    Prints the number of rows that do not fit, or that the model's chat template rejects.
+    Prints the number of rows that do not fit, or that the chat template or the style rejects.
 
     Args:
       max_length: the maximum length of a dialogue with its answer; model.max_length is a further limit.
@@ -228,7 +228,7 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
     if dropped:
         context.left_out[where] = {"total": len(rows), "dropped": dropped, "cut": 0}
         print(f"[{context.title}] {dropped} of {len(rows)} rows of {where} were left out: they do not fit into {most} "
-              "tokens, or the model's chat template rejects them", flush=True)
+              f"tokens, or {_rejecting(config)} them", flush=True)
     return kept
 
 
