@@ -218,8 +218,13 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"a_new_feature": 1}, "a_new_feature is '1', which this model family does not support"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "rope_type.* is 'dynamic', which is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type.* is 'yarn'"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 8.0}}, "rope_type.* is 'proportional', which is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": "8"}}, "factor is '8'; a positive float"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "low_freq_factor": 1.0}}, "low_freq_factor is '1.0'"),
+        ({"rope_scaling": {"rope_type": "yarn", "rope_theta": 1}}, "rope_theta is 1.0"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "1 factors, but rotate 3"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, -2], "long_factor": [1]}}, r"short_factor\[1\] is -2"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": 3, "long_factor": [1]}}, "short_factor is 3; a list"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "mscale is '1.0'"),
         ({"architectures": ["LlamaForTokenClassification"]}, r"architectures is .*\['LlamaForCausalLM'\] or"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "Classification with 2 labels; one label, the reward"),
@@ -236,6 +241,15 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
 def test_features_that_the_decoder_lacks_are_refused_by_name(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         read_config(_write(tmp_path / "hf", _CONFIG, {}, **changes))
+
+
+def test_positions_end_where_longrope_would_change_the_frequencies(tmp_path):
+    scaling = {"rope_type": "longrope", "short_factor": [1, 2, 3], "long_factor": [9, 9, 9], "factor": 4,
+               "original_max_position_embeddings": 24}
+    config = read_config(_write(tmp_path / "hf", _CONFIG, {}, rope_scaling=scaling))
+    assert config.max_positions == 24
+    with pytest.raises(UserError, match="model.max_length is 25, but .* supports at most 24 positions"):
+        check_length(tmp_path / "hf", config, 25)
 
 
 @pytest.mark.parametrize(("field", "value"), [

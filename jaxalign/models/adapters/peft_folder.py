@@ -81,7 +81,7 @@ def _expected(adapted: Adapted, base: Model) -> dict[str, tuple[int, ...]]:
     """The names and shapes of all stored weights."""
     shapes: dict[str, tuple[int, ...]] = {}
     for module, lines in adapted.modules.items():
-        inputs, outputs = int(np.prod(lines[0].inputs)), len(lines) * int(np.prod(lines[0].outputs))
+        inputs, outputs = int(np.prod(lines[0].inputs)), sum(int(np.prod(line.outputs)) for line in lines)
         for layer in range(base.config.layers):
             name, rank = _PREFIX + module.format(layer=layer), adapted.ranks[module]
             shapes |= {name + _A: (rank, inputs), name + _B: (outputs, rank)}

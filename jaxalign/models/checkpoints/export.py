@@ -71,7 +71,7 @@ def export(
     tensors = ((place, number) for place in places(family, model) for number in np.ndindex(place.stack))
     for place, number in sorted(tensors, key=lambda both: both[1][:1]):
         stored.setdefault(place.name(number), []).append((place, number))
-    shapes = {name: parts[0][0].layout.stored_shape for name, parts in stored.items()}
+    shapes = {name: parts[0][0].stored_shape for name, parts in stored.items()}
     planned = plan(
         [Planned(name, shape, math.prod(shape) * kind.itemsize) for name, shape in shapes.items()], shard_bytes
     )
@@ -119,6 +119,10 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, ...]]], dtype: np.dtype) -> Iterator[np.ndarray]:
     """One stored tensor in blocks of rows, from all leaves that it contains."""
     parts = sorted(parts, key=lambda part: part[0].weight.pick)
+    if len(parts) > 1 and parts[0][0].layout.parts == 1:  # The parts follow each other.
+        for part in parts:
+            yield from _blocks(params, name, [part], dtype)
+        return
     layout = parts[0][0].layout
     leaves = [functools.reduce(operator.getitem, place.weight.path, params) for place, _ in parts]
     number = tuple((at, at + 1) for at in parts[0][1])

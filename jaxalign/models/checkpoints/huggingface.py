@@ -84,7 +84,9 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
         raise UserError(f"{path}: the model family {family.model_type!r} does not give the arguments of DecoderConfig "
                         f"({error})") from error
     fields.finish()
-    positions = None if raw.get("max_position_embeddings") is None else fields.integer("max_position_embeddings")
+    limits = [decoder.rope_scaling and decoder.rope_scaling.positions]
+    limits += [None if raw.get("max_position_embeddings") is None else fields.integer("max_position_embeddings")]
+    positions = min((limit for limit in limits if limit is not None), default=None)
     bos, eos = raw.get("bos_token_id"), raw.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
@@ -169,7 +171,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
     tied_head = family.lm_head if model.head == "lm" and model.config.tie_embeddings else None
     abstract, params = model.abstract(), {}
     with open_weights(folder) as weights:
-        shapes = {place.name(number): place.layout.stored_shape for place in stored for number in np.ndindex(place.stack)}
+        shapes = {place.name(number): place.stored_shape for place in stored for number in np.ndindex(place.stack)}
         weights.check(shapes, lambda name: name.endswith(_DERIVED) or name == tied_head)
         if tied_head in weights.names:
             _check_tied(weights, stored, tied_head)
@@ -197,7 +199,7 @@ class _BlockedLeaves(NamedTuple):
         for number in np.ndindex(*(stop - start for start, stop in bounds[:stack])):
             name = self.place.name(tuple(at + start for at, (start, _) in zip(number, bounds[:stack], strict=True)))
             for part in row_blocks(layout, inner, self.dtype.itemsize):
-                stored = self.weights.read(name, layout.window(part), self.dtype)
+                stored = self.weights.read(name, self.place.window(part), self.dtype)
                 begin = tuple(start - origin for (start, _), (origin, _) in zip(part, inner, strict=True))
                 yield (*number, *begin), layout.to_decoder(stored, part)[(None,) * stack]
 
