@@ -219,6 +219,44 @@ def test_an_exported_model_is_the_same_model_in_transformers(pair, tmp_path):
     np.testing.assert_array_equal(_torch_logits(again, tokens), _torch_logits(reference, tokens))
 
 
+_WRAPPERS = {
+    "gemma3": ("Gemma3", "gemma3", "siglip_vision_model"), "gemma3-untied": ("Gemma3", "gemma3", "siglip_vision_model"),
+    "mistral3": ("Mistral3", "mistral", "pixtral"), "mistral3-tied": ("Mistral3", "mistral-wide", "pixtral"),
+    "llava": ("Llava", "llama-odd", "clip_vision_model"), "llava-qwen": ("LlavaNext", "qwen2", "clip_vision_model"),
+}
+
+
+@pytest.mark.parametrize("old_names", [False, True])
+@pytest.mark.parametrize("name", _WRAPPERS)
+def test_the_text_model_of_a_multimodal_model(name, old_names, tmp_path, caplog):
+    """old_names: the names of the released files, language_model.model.*, which `save_pretrained` also writes."""
+    kind, case, vision = _WRAPPERS[name]
+    text_kind, changes = CASES[case]
+    tied = {"tie_word_embeddings": False} if name == "gemma3-untied" else {}
+    text = getattr(transformers, f"{text_kind}Config")(**_COMMON | changes | tied)
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+             "patch_size": 4, "head_dim": 8}
+    sizes |= {"projection_dim": 8} if vision == "clip_vision_model" else {}
+    outer = {"tie_word_embeddings": text.tie_word_embeddings}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=transformers.AutoConfig.for_model(vision, **sizes), **outer, image_token_index=50,
+    )
+    torch.manual_seed(0)
+    reference = getattr(transformers, f"{kind}ForConditionalGeneration")(config).float().eval()
+    reference.save_pretrained(tmp_path / "whole", save_original_format=old_names)
+    found = read_config(tmp_path / "whole")
+    model = Model(found.decoder)
+    params = load_params(tmp_path / "whole", model)
+    assert [record.message for record in caplog.records if "only its text model is loaded" in record.message]
+    tokens = np.random.default_rng(0).integers(1, 49, (2, 9)).astype(np.int32)
+    expected = _torch_logits(reference, tokens)
+    _close(model.logits(params, model.hidden(params, tokens)), expected)
+    export(tmp_path / "text", model, params, config=found.raw)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager")
+    assert type(again).__name__ == found.family.architecture
+    _close(_torch_logits(again, tokens), expected)
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe-plain"])
 def test_the_load_balance_of_experts_equals_that_of_transformers(name, tmp_path):
     reference = _reference(name)

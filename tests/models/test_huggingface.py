@@ -218,7 +218,7 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"a_new_feature": 1}, "a_new_feature is '1', which this model family does not support"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
-        ({"rope_scaling": {"rope_type": "proportional", "factor": 8.0}}, "rope_type.* is 'proportional', which is not supported"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 8.0}}, "rope_type.* is 'proportional', which is not"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": "8"}}, "factor is '8'; a positive float"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "low_freq_factor": 1.0}}, "low_freq_factor is '1.0'"),
         ({"rope_scaling": {"rope_type": "yarn", "rope_theta": 1}}, "rope_theta is 1.0"),
@@ -261,6 +261,23 @@ def test_positions_end_where_longrope_would_change_the_frequencies(tmp_path):
 def test_numbers_that_no_model_has_are_refused_by_name(tmp_path, field, value):
     with pytest.raises(UserError, match=f"config.json: {'factor' if field == 'rope_scaling' else field} is .*expected"):
         read_config(_write(tmp_path / "hf", _CONFIG, {}, **{field: value}))
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"text_config": None}, "text_config is 'None'; the fields of the text model are expected, since model_type is 'llava'"),
+    ({"text_config": {"model_type": "opt"}}, "model_type is 'opt', which is not supported"),
+    ({"text_config": _CONFIG, "architectures": ["LlavaForTokenClassification"]}, "a ...ForConditionalGeneration is"),
+])
+def test_a_multimodal_model_without_a_known_text_model_is_refused_by_name(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        read_config(_write(tmp_path / "hf", {"model_type": "llava"}, {}, **changes))
+
+
+def test_a_multimodal_config_lacks_the_sizes_that_are_usual(tmp_path):
+    text = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "model_type": "gemma3_text"}
+    config = read_config(_write(tmp_path / "hf", {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}, {}))
+    assert (config.decoder.vocab, config.decoder.heads, config.decoder.kv_heads, config.eos_ids) == (262208, 8, 4, (1, 106))
+    assert (config.family.model_type, config.wrapper) == ("gemma3_text", "gemma3")
 
 
 @pytest.mark.parametrize(
