@@ -77,7 +77,8 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     fields = Fields(path, raw)
     kind = fields.get("model_type")
     if kind not in FAMILIES:
-        raise fields.unsupported("model_type", kind, f"{', '.join((*FAMILIES.names(), *WRAPPERS))}, or a family of your own (model.family),")
+        raise fields.unsupported("model_type", kind, f"{', '.join((*FAMILIES.names(), *WRAPPERS))}, or a family of your own "
+                                 "(model.family),")
     family = FAMILIES.get(kind)
     head = _head(fields, family)
     try:

@@ -40,12 +40,12 @@ def text_fields(path: pathlib.Path, raw: dict[str, Any]) -> dict[str, Any]:
     """
     text = raw.get("text_config")
     if not isinstance(text, dict):
-        raise UserError(f"{path}: text_config is {str(text)[:60]!r}; the fields of the text model are expected, since model_type "
-                        f"is {raw['model_type']!r}")
+        raise UserError(f"{path}: text_config is {str(text)[:60]!r}; the fields of the text model are expected, since "
+                        f"model_type is {raw['model_type']!r}")
     named = raw.get("architectures") or []
     if not isinstance(named, list) or any(not str(name).endswith("ForConditionalGeneration") for name in named):
-        raise UserError(f"{path}: architectures is {str(named)[:60]}; a ...ForConditionalGeneration is expected, since model_type "
-                        f"is {raw['model_type']!r}")
+        raise UserError(f"{path}: architectures is {str(named)[:60]}; a ...ForConditionalGeneration is expected, since "
+                        f"model_type is {raw['model_type']!r}")
     given = {name: value for name, value in text.items() if value is not None and name != "architectures"}
     kind = given.get("model_type", WRAPPERS[raw["model_type"]])
     shared = {name: raw[name] for name in _SHARED if raw.get(name) is not None}
