@@ -108,7 +108,7 @@ def _exchange(child: subprocess.Popen, line: bytes) -> dict[str, Any]:
         if not part or len(received) > sandbox.MAX_BYTES:
             child.kill()
             return {"fault": _explain(child.wait()), "limit": True}
-    return parse_json(received)
+    return parse_json(bytes(received))
 
 
 def _explain(code: int) -> str:
