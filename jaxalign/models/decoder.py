@@ -23,7 +23,7 @@ from jaxalign.models.attention.dispatch import Attend
 from jaxalign.models.attention.plain import windowed
 from jaxalign.models.cache import ROW_AXIS, Cache, Tiers, all_tiers, attend_cache, by_tier, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
-from jaxalign.models.layers import KEPT, MLP, Attention, Norm, Turn, keep, param, turn
+from jaxalign.models.layers import KEPT, MLP, Attention, Norm, Turn, keep, param, times, turn
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
 from jaxalign.parallel.sharding import Sharding
 
@@ -40,6 +40,14 @@ class Rows(NamedTuple):
     segment_ids: jax.Array | None
 
 
+class Kind(NamedTuple):
+    """In what a layer, or each of all layers, differs from the others, bool [] or [L]: local, whether it has the window;
+    unrotated, whether it does not rotate queries and keys. None if all layers are alike."""
+
+    local: jax.Array | None
+    unrotated: jax.Array | None
+
+
 class Output(NamedTuple):
     """hidden [B, T, D] after the final norm; cache: keys and values of every layer (T slots) if requested, else None; load of
     the experts summed over all layers, None without experts."""
@@ -52,9 +60,9 @@ class Output(NamedTuple):
 class Block(nnx.Module):
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        self.attention_norm = Norm(config)
         self.attention = Attention(config, rngs)
-        self.mlp_norm = Norm(config)
+        if config.pre_norms:
+            self.attention_norm, self.mlp_norm = Norm(config), Norm(config)
         self.mlp = MLP(config, rngs) if config.experts is None else MixtureMLP(config, rngs)
         if config.sandwich_norms:
             self.after_attention_norm, self.after_mlp_norm = Norm(config), Norm(config)
@@ -65,13 +73,14 @@ class Block(nnx.Module):
         """`attention(q, k, v) -> (heads, extra)`; returns the new activations, `extra` (for the cache) and the Load."""
         config = self.config
         own = adapters.part("attention")
-        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), by, own, sharding)
+        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD) if config.pre_norms else x_BxTxD, by, own, sharding)
         heads, extra = attention(q, k, v)
         attended = keep(self.attention.project("out", heads, "btnh,nhd->btd", own))
         if config.sandwich_norms:
             attended = self.after_attention_norm(attended)
-        after = sharding.constrain(x_BxTxD + attended, ("batch", "residual", "embed"))
-        normed = self.mlp_norm(x_BxTxD if config.parallel_residual else after)
+        after = sharding.constrain(x_BxTxD + times(attended, config.residual_factor), ("batch", "residual", "embed"))
+        read = x_BxTxD if config.parallel_residual else after
+        normed = self.mlp_norm(read) if config.pre_norms else read
         load = None
         if config.experts is None:
             out = self.mlp(normed, adapters.part("mlp"), sharding)
@@ -79,7 +88,7 @@ class Block(nnx.Module):
             out, load = self.mlp(normed, counted_BxT, sharding)
         if config.sandwich_norms:
             out = self.after_mlp_norm(out)
-        return sharding.constrain(after + out, ("batch", "residual", "embed")), extra, load
+        return sharding.constrain(after + times(out, config.residual_factor), ("batch", "residual", "embed")), extra, load
 
 
 class Decoder(nnx.Module):
@@ -109,20 +118,34 @@ class Decoder(nnx.Module):
         x = table[tokens]
         if self.config.scale_embeddings:
             x = x * jnp.asarray(self.config.embed**0.5, x.dtype)
+        x = times(x, self.config.embedding_factor)
         return sharding.constrain(x, ("batch", "residual", "embed"))
 
-    def _local(self) -> jax.Array | None:
-        """bool [L]: which layers have the window; None if all layers are alike."""
-        return jnp.asarray(self.config.local_layers) if self.config.mixed_layers else None
-
-    def _turns(self, positions_BxT: jax.Array) -> Callable[[jax.Array | None], Turn]:
-        """The rotation of a layer's queries and keys, as a function of whether the layer has the window."""
+    def _kinds(self) -> Kind:
+        """The `Kind` of all layers, [L]."""
         config = self.config
-        if not config.mixed_layers:
-            by = turn(positions_BxT, config.frequencies(bool(config.local_layers) and all(config.local_layers)))
-            return lambda local: by
-        near, far = (turn(positions_BxT, config.frequencies(local)) for local in (True, False))
-        return lambda local: jax.tree.map(lambda *both: jnp.where(local, *both), near, far)
+        return Kind(jnp.asarray(config.local_layers) if config.mixed_layers else None,
+                    jnp.asarray(config.unrotated_layers) if any(config.unrotated_layers) else None)
+
+    def _turns(self, positions_BxT: jax.Array) -> Callable[[Kind], Turn]:
+        """The rotation of a layer's queries and keys, as a function of its `Kind`."""
+        config = self.config
+
+        def turned(local: bool) -> Turn:
+            return turn(positions_BxT, config.frequencies(local), config.magnitude(local))
+
+        if config.mixed_layers:
+            near, far = turned(True), turned(False)
+        else:
+            near = far = turned(bool(config.local_layers) and all(config.local_layers))
+
+        def of_layer(kind: Kind) -> Turn:
+            by = far if kind.local is None else jax.tree.map(lambda *both: jnp.where(kind.local, *both), near, far)
+            if kind.unrotated is None:
+                return by
+            return Turn(jnp.where(kind.unrotated, 1.0, by.cosine), jnp.where(kind.unrotated, 0.0, by.sine))
+
+        return of_layer
 
     def hidden(
         self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], sharding: Sharding, keep_cache: bool = False,
@@ -139,13 +162,13 @@ class Decoder(nnx.Module):
             attend, turns = attention_of(rows), self._turns(rows.positions)
 
             def body(x, indexed):
-                local, layer, own, *earlier = indexed
+                kind, layer, own, *earlier = indexed
 
                 def attention(q, k, v):
-                    return attend(q, k, v, local, *earlier), stored(self.config, k, v) if keep_cache else None
+                    return attend(q, k, v, kind.local, *earlier), stored(self.config, k, v) if keep_cache else None
 
                 own = Adapters(adapters.lora, own)
-                x, kept, load = nnx.merge(graph, layer)(x, turns(local), rows.counted, own, sharding, attention)
+                x, kept, load = nnx.merge(graph, layer)(x, turns(kind), rows.counted, own, sharding, attention)
                 return x, (kept, load)
 
             policy = _SAVED[self.config.remat_saves] if self.config.remat else _LEAN
@@ -154,7 +177,7 @@ class Decoder(nnx.Module):
             x, (kept, loads) = jax.lax.scan(body, x, stacked)
             return x, (kept, None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads))
 
-        stacked, x = (self._local(), layers, adapters.tree), self._embed(tokens_BxT, sharding)
+        stacked, x = (self._kinds(), layers, adapters.tree), self._embed(tokens_BxT, sharding)
         stacked += () if past is None else (past,)
         if is_pipelined(sharding) and not keep_cache:
             x, (kept, load) = run_stages(sharding, run, stacked, x, rows)
@@ -165,8 +188,8 @@ class Decoder(nnx.Module):
         return Output(self.final_norm(x), kept, load)
 
     def layers_apart(self, adapters: Adapters = NO_ADAPTERS) -> list:
-        """The unstacked layers, as `decode` takes them: each is (whether it has the window, its parameters, its adapters)."""
-        stacked = self._local(), nnx.split(self.blocks)[1], adapters.tree
+        """The unstacked layers, as `decode` takes them: each is (its `Kind`, its parameters, its adapters)."""
+        stacked = self._kinds(), nnx.split(self.blocks)[1], adapters.tree
         return [jax.tree.map(lambda leaf: leaf[i], stacked) for i in range(self.config.layers)]  # noqa: B023
 
     def decode(
@@ -188,7 +211,7 @@ class Decoder(nnx.Module):
 
         def body(carry, indexed):
             x, caches = carry
-            index, local, layer, own = indexed
+            index, kind, layer, own = indexed
 
             def attention(q, k, v):
                 written, heads = [], []
@@ -196,19 +219,19 @@ class Decoder(nnx.Module):
                 for cache, (q, k, v), S, age, seen in zip(caches, qkv, slots, age_1xS, seen_BxS, strict=True):
                     new = write(cache, index, slot % S, stored(self.config, k, v))
                     layer = new if index is None else jax.tree.map(lambda x: x[index], new)
-                    mask = windowed(self.config, local, seen, lambda age=age: age)
+                    mask = windowed(self.config, kind.local, seen, lambda age=age: age)
                     heads.append(attend_cache(q, layer, mask, self.config.scale, self.config.attention_softcap))
                     written.append(new)
                 return all_tiers(parts, heads), tuple(written)
 
             counted = jnp.ones((len(tokens_B), 1))
             own = Adapters(adapters.lora, own)
-            x, caches, _ = nnx.merge(graph, layer)(x, turns(local), counted, own, sharding, attention)
+            x, caches, _ = nnx.merge(graph, layer)(x, turns(kind), counted, own, sharding, attention)
             return (x, caches), None
 
         x = self._embed(tokens_B[:, None], sharding)
         if layers is None:
-            numbered = jnp.arange(self.config.layers), self._local(), stacked, adapters.tree
+            numbered = jnp.arange(self.config.layers), self._kinds(), stacked, adapters.tree
             (x, caches), _ = jax.lax.scan(body, (x, tuple(cache for (cache,) in tiers)), numbered)
             return self.final_norm(x)[:, 0], tuple((cache,) for cache in caches)
         written = []

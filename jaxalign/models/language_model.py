@@ -189,7 +189,8 @@ class LanguageModel:
             if self.model.lora is None:
                 raise UserError("the model has no adapters to save; omit adapters=True")
             family = huggingface.parse_config(folder / "config.json", dict(self.origin.fields)).family
-            export_adapters(folder, family, self.model, self.params, str(self.origin.folder))
+            export_adapters(folder, family, self.model, self.params, str(self.origin.folder), self.origin.folder,
+                            self.origin.files)
             return
         model, params = merged(self.model, self.weights)
         export(

@@ -36,10 +36,12 @@ class Turn(NamedTuple):
     sine: jax.Array
 
 
-def turn(positions_BxT: jax.Array, frequency: jax.Array) -> Turn:
-    """The `Turn` at these positions. frequency float32 [n]: radians per position for each pair of dimensions."""
+def turn(positions_BxT: jax.Array, frequency: jax.Array, magnitude: float = 1.0) -> Turn:
+    """The `Turn` at these positions, times `magnitude`. frequency float32 [n]: radians per position for each pair of
+    dimensions."""
     angle = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
-    return Turn(jnp.cos(angle), jnp.sin(angle))
+    by = Turn(jnp.cos(angle), jnp.sin(angle))
+    return by if magnitude == 1 else Turn(by.cosine * magnitude, by.sine * magnitude)
 
 
 def rotate(x_BxTxHxh: jax.Array, by: Turn) -> jax.Array:
@@ -100,6 +102,11 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
+def times(x: jax.Array, factor: float) -> jax.Array:
+    """x * factor, in the dtype of x; x itself if the factor is 1."""
+    return x if factor == 1 else (x * jnp.float32(factor)).astype(x.dtype)
+
+
 def activate(name: str, x: jax.Array) -> jax.Array:
     """Applies the named activation function; the result has the dtype of x. float16 is computed in float32: the cube in
     gelu_tanh would overflow beyond 40."""
@@ -112,23 +119,27 @@ def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: fl
 
 
 class Norm(nnx.Module):
-    """Normalises the last axis in float32: RMSNorm with scale w ("rms") or 1 + w ("rms_plus_one"), or LayerNorm ("layer")."""
+    """Normalises the last axes in float32: RMSNorm with scale w ("rms") or 1 + w ("rms_plus_one"), or LayerNorm ("layer").
 
-    def __init__(self, config: DecoderConfig, width: int | None = None):
-        width = config.embed if width is None else width
+    sizes, names: the sizes of the normalised axes, by default the width of the residual stream, and their logical names.
+    """
+
+    def __init__(self, config: DecoderConfig, sizes: tuple[int, ...] = (), names: tuple[str, ...] = ("norm",)):
+        sizes = sizes or (config.embed,)
         zero_is_identity = config.norm == "rms_plus_one"
-        self.scale = nnx.Param((jnp.zeros if zero_is_identity else jnp.ones)((width,), jnp.float32), axes=("norm",))
+        self.scale = nnx.Param((jnp.zeros if zero_is_identity else jnp.ones)(sizes, jnp.float32), axes=names)
         if config.norm == "layer":
-            self.bias = nnx.Param(jnp.zeros((width,), jnp.float32), axes=("norm",))
-        self.eps, self.kind = config.norm_eps, config.norm
+            self.bias = nnx.Param(jnp.zeros(sizes, jnp.float32), axes=names)
+        self.eps, self.kind, self.axes = config.norm_eps, config.norm, tuple(range(-len(sizes), 0))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x32, scale = x.astype(jnp.float32), jnp.expand_dims(self.scale[...], range(x.ndim - 1))
+        others = range(x.ndim - len(self.axes))
+        x32, scale = x.astype(jnp.float32), jnp.expand_dims(self.scale[...], others)
         if self.kind == "layer":
-            x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+            x32 = x32 - jnp.mean(x32, axis=self.axes, keepdims=True)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=self.axes, keepdims=True) + self.eps)
         if self.kind == "layer":
-            return (normed * scale + jnp.expand_dims(self.bias[...], range(x.ndim - 1))).astype(x.dtype)
+            return (normed * scale + jnp.expand_dims(self.bias[...], others)).astype(x.dtype)
         return (normed * (1 + scale if self.kind == "rms_plus_one" else scale)).astype(x.dtype)
 
 
@@ -165,7 +176,11 @@ class Attention(Linear):
         if config.out_bias:
             self.out_bias = nnx.Param(jnp.zeros((D,), jnp.float32), axes=("norm",))
         if config.head_norm:
-            self.query_norm, self.key_norm = Norm(config, h), Norm(config, h)
+            if config.joint_head_norm:
+                self.query_norm = Norm(config, (H, h), ("heads", "head_dim"))
+                self.key_norm = Norm(config, (K, h), ("kv_heads", "head_dim"))
+            else:
+                self.query_norm, self.key_norm = Norm(config, (h,)), Norm(config, (h,))
 
     def heads(self, x_BxTxD, by: Turn, adapters: Adapters, sharding: Sharding):
         """Rotated queries [B, T, H, h] and keys, and values [B, T, K, h]."""

@@ -24,6 +24,7 @@ from jaxalign.models.decoder import Decoder, Output, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.generation import gathered
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, split_positions, token_stats, weighted_nll
+from jaxalign.models.layers import times
 from jaxalign.parallel.sharding import Sharding, one_device
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
@@ -331,14 +332,14 @@ class Model:
         return tuple(constrained)
 
     def unembedding(self, params: Params) -> jax.Array:
-        """The LM head's weight [D, V], without the padding of the vocabulary."""
-        weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
+        """The LM head's weight [D, V] times the logits' factor, without the padding of the vocabulary."""
+        weight = times(params["embedding"].T if self.config.tie_embeddings else params["unembedding"], self.config.logit_factor)
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     def head_weight(self, params: Params, dtype) -> jax.Array:
         """`unembedding` in `dtype` for the chunked heads: gathered once instead of in each chunk, and split only over the
         vocabulary."""
-        weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
+        weight = times(params["embedding"].T if self.config.tie_embeddings else params["unembedding"], self.config.logit_factor)
         weight = gathered(self.sharding, weight.astype(dtype))
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 

@@ -55,6 +55,11 @@ FAMILIES = Registry("model family", Family, (
     Family("gemma", "GemmaForCausalLM", f"{_MODULES}.gemma:decoder", _LLAMA_WEIGHTS),
     Family("gemma2", "Gemma2ForCausalLM", f"{_MODULES}.gemma2:decoder", _LLAMA_WEIGHTS),
     Family("gemma3_text", "Gemma3ForCausalLM", f"{_MODULES}.gemma3:decoder", _LLAMA_WEIGHTS),
+    Family("phi3", "Phi3ForCausalLM", f"{_MODULES}.phi3:decoder", f"{_MODULES}.phi3:weights"),
+    Family("olmo2", "Olmo2ForCausalLM", f"{_MODULES}.olmo:olmo2", _LLAMA_WEIGHTS),
+    Family("olmo3", "Olmo3ForCausalLM", f"{_MODULES}.olmo:olmo3", _LLAMA_WEIGHTS),
+    Family("smollm3", "SmolLM3ForCausalLM", f"{_MODULES}.smollm3:decoder", _LLAMA_WEIGHTS),
+    Family("granite", "GraniteForCausalLM", f"{_MODULES}.granite:decoder", _LLAMA_WEIGHTS),
     Family("gpt_neox", "GPTNeoXForCausalLM", f"{_MODULES}.neox:decoder", f"{_MODULES}.neox:weights", "embed_out.weight"),
 ))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import string
 
 import pytest
+import sentencepiece
 
 from jaxalign.data.chat.formats import MARKERS
-from jaxalign.data.tokenizers.export import tokenizer_files
+from jaxalign.data.tokenizers.export import folder_files, tokenizer_files
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.data.world import make_world
 
@@ -60,3 +64,56 @@ def test_encoded_text_decodes_to_itself(both):
     ours, theirs, _ = both
     ids = ours.encode("The cat sat, 19 + 7.")
     assert theirs.decode(ids) == ours.decode(ids) == "The cat sat, 19 + 7."
+
+
+_LIKE_LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+_MODELS = {
+    "bpe": {"model_type": "bpe", **_LIKE_LLAMA},
+    "bpe-strips": {"model_type": "bpe", **_LIKE_LLAMA, "remove_extra_whitespaces": True},
+    "bpe-no-prefix": {"model_type": "bpe", **_LIKE_LLAMA, "add_dummy_prefix": False},
+    "unigram": {"model_type": "unigram", **_LIKE_LLAMA}, "unigram-nfkc": {"model_type": "unigram"},
+}
+
+
+def _source(folder, name, settings):
+    """A folder with a tokenizer.model, an added token and no tokenizer.json."""
+    lines, model = make_world(0, 24, 4).documents("train", 4_000), io.BytesIO()
+    texts = (part for document in lines for part in document if part not in MARKERS)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts, model_writer=model, vocab_size=420, minloglevel=2, character_coverage=0.99, num_threads=1,
+        hard_vocab_limit=False, **_MODELS[name],
+    )
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
+    added = {"added_tokens_decoder": {str(pieces): {"content": "<|end|>", "special": True}}, "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | added))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "settings"), [
+    ("bpe", {}), ("bpe", {"legacy": False, "tokenizer_class": "LlamaTokenizer", "add_bos_token": False}), ("bpe-strips", {}),
+    ("bpe-no-prefix", {"tokenizer_class": "GemmaTokenizer"}), ("unigram", {"legacy": False}), ("unigram-nfkc", {}),
+])
+def test_a_folder_with_only_a_sentencepiece_model_gets_an_equal_tokenizer_json(name, settings, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = _source(tmp_path / "source", name, settings)
+    ours, files = load_tokenizer(folder), folder_files(folder)
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    theirs, again = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    letters = random.Random(1)
+    fuzz = ["".join(letters.choices(string.printable + "  aeiou\u00fc\u4e2d\U0001f98a", k=60)) for _ in range(300)]
+    for text in (*_TEXTS, *fuzz):
+        assert theirs.encode(text, add_special_tokens=False) == ours.encode(text) == again.encode(text), text
+    dialogue = "<s>What is it?<|end|>\nI do not know.<|end|>"
+    expected = ours.encode_template(dialogue).ids
+    assert theirs.encode(dialogue, add_special_tokens=False) == expected == again.encode_template(dialogue).ids
+    assert theirs.encode("the cat") == [*ours.begin_ids, *ours.encode("the cat")]
+    assert (theirs.eos_token_id, again.eos_id, again.begin_ids) == (ours.eos_id, ours.eos_id, ours.begin_ids)
+
+
+def test_a_sentencepiece_model_without_an_equal_tokenizer_json_is_named(tmp_path, caplog):
+    folder = _source(tmp_path / "source", "bpe-strips", {"legacy": False})
+    assert folder_files(folder) == {}
+    assert "without a tokenizer.json, because none gives the same ids" in caplog.text

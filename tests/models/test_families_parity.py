@@ -35,6 +35,8 @@ _ODD = {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 35, "
 _GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 18, "intermediate_size": 22}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}
+_YARN = {"rope_type": "yarn", "rope_theta": 200.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 300.0, "short_factor": [1.0, 1.3], "long_factor": [2.0, 7.0]}
 _LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
 
 CASES = {
@@ -42,6 +44,33 @@ CASES = {
     "llama-odd": ("Llama", {**_ODD, "head_dim": 6, "attention_bias": True, "mlp_bias": True}),
     "llama-3.1": ("Llama", {**_GROUPED, "head_dim": 8, "rope_parameters": _LLAMA3, "max_position_embeddings": 128}),
     "llama-linear": ("Llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": _LINEAR}),
+    "llama-yarn": ("Llama", {**_GROUPED, "head_dim": 12, "rope_parameters": _YARN}),
+    "llama-yarn-wide": ("Llama", {**_GROUPED, "head_dim": 12, "rope_parameters": _YARN | {
+        "beta_fast": 9.0, "beta_slow": 0.6, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.4}}),
+    "qwen3-yarn": ("Qwen3", {**_ODD, "num_key_value_heads": 1, "head_dim": 6, "rope_parameters": _YARN | {
+        "attention_factor": 1.7}}),
+    "llama-dynamic": ("Llama", {**_GROUPED, "head_dim": 6, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}}),
+    "phi3": ("Phi3", {**_GROUPED, "hidden_size": 24, "num_key_value_heads": 2, "sliding_window": 5, "bos_token_id": 1}),
+    "phi3-partial": ("Phi3", {
+        "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 77.0, "partial_rotary_factor": 0.5}}),
+    "phi3-long": ("Phi3", {
+        "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "original_max_position_embeddings": 32,
+        "max_position_embeddings": 256, "rope_parameters": _LONGROPE | {"partial_rotary_factor": 0.5}}),
+    "olmo2": ("Olmo2", {**_GROUPED, "hidden_size": 24}),
+    "olmo2-bias": ("Olmo2", {"num_attention_heads": 5, "num_key_value_heads": 5, "attention_bias": True,
+                             "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3", {**_GROUPED, "hidden_size": 24, "num_hidden_layers": 5, "sliding_window": 4, "rope_parameters": {
+        "full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 200.0}}}),
+    "smollm3": ("SmolLM3", {**_GROUPED, "hidden_size": 24, "num_hidden_layers": 5}),
+    "smollm3-window": ("SmolLM3", {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "no_rope_layers": [1, 0, 1], "use_sliding_window": True,
+        "sliding_window": 4, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    "granite": ("Granite", {**_GROUPED, "hidden_size": 24, "embedding_multiplier": 3.0, "attention_multiplier": 0.3,
+                            "residual_multiplier": 0.6, "logits_scaling": 7.0}),
+    "granite-tied": ("Granite", {"num_attention_heads": 5, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True,
+                                 "tie_word_embeddings": True, "logits_scaling": 4.0, "attention_multiplier": 0.5}),
     "mistral": ("Mistral", {**_GROUPED, "head_dim": 4, "sliding_window": 5}),
     "mistral-wide": ("Mistral", {**_ODD, "head_dim": 8, "sliding_window": None, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {"num_attention_heads": 10, "num_key_value_heads": 5, "tie_word_embeddings": True}),
@@ -190,6 +219,44 @@ def test_an_exported_model_is_the_same_model_in_transformers(pair, tmp_path):
     np.testing.assert_array_equal(_torch_logits(again, tokens), _torch_logits(reference, tokens))
 
 
+_WRAPPERS = {
+    "gemma3": ("Gemma3", "gemma3", "siglip_vision_model"), "gemma3-untied": ("Gemma3", "gemma3", "siglip_vision_model"),
+    "mistral3": ("Mistral3", "mistral", "pixtral"), "mistral3-tied": ("Mistral3", "mistral-wide", "pixtral"),
+    "llava": ("Llava", "llama-odd", "clip_vision_model"), "llava-qwen": ("LlavaNext", "qwen2", "clip_vision_model"),
+}
+
+
+@pytest.mark.parametrize("old_names", [False, True])
+@pytest.mark.parametrize("name", _WRAPPERS)
+def test_the_text_model_of_a_multimodal_model(name, old_names, tmp_path, caplog):
+    """old_names: the names of the released files, language_model.model.*, which `save_pretrained` also writes."""
+    kind, case, vision = _WRAPPERS[name]
+    text_kind, changes = CASES[case]
+    tied = {"tie_word_embeddings": False} if name == "gemma3-untied" else {}
+    text = getattr(transformers, f"{text_kind}Config")(**_COMMON | changes | tied)
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+             "patch_size": 4, "head_dim": 8}
+    sizes |= {"projection_dim": 8} if vision == "clip_vision_model" else {}
+    outer = {"tie_word_embeddings": text.tie_word_embeddings}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=transformers.AutoConfig.for_model(vision, **sizes), **outer, image_token_index=50,
+    )
+    torch.manual_seed(0)
+    reference = getattr(transformers, f"{kind}ForConditionalGeneration")(config).float().eval()
+    reference.save_pretrained(tmp_path / "whole", save_original_format=old_names)
+    found = read_config(tmp_path / "whole")
+    model = Model(found.decoder)
+    params = load_params(tmp_path / "whole", model)
+    assert [record.message for record in caplog.records if "only its text model is loaded" in record.message]
+    tokens = np.random.default_rng(0).integers(1, 49, (2, 9)).astype(np.int32)
+    expected = _torch_logits(reference, tokens)
+    _close(model.logits(params, model.hidden(params, tokens)), expected)
+    export(tmp_path / "text", model, params, config=found.raw)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager")
+    assert type(again).__name__ == found.family.architecture
+    _close(_torch_logits(again, tokens), expected)
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe-plain"])
 def test_the_load_balance_of_experts_equals_that_of_transformers(name, tmp_path):
     reference = _reference(name)
@@ -208,7 +275,11 @@ def test_the_load_balance_of_experts_equals_that_of_transformers(name, tmp_path)
 @pytest.mark.parametrize(
     ("family", "field", "value"),
     [
-        ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        ("llama", "rope_scaling", {"rope_type": "proportional", "factor": 4.0}),
+        ("phi3", "full_attn_mod", 2),
+        ("olmo2", "clip_qkv", 8.0),
+        ("smollm3", "no_rope_layers", [2, 1, 1, 1, 1]),
+        ("granite", "logits_scaling", "8"),
         ("llama", "hidden_act", "mish"),
         ("llama", "attention_dropout", 0.1),
         ("llama", "embedding_multiplier", 12.0),

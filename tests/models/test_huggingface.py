@@ -218,8 +218,13 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"a_new_feature": 1}, "a_new_feature is '1', which this model family does not support"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "rope_type.* is 'dynamic', which is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type.* is 'yarn'"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 8.0}}, "rope_type.* is 'proportional', which is not"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": "8"}}, "factor is '8'; a positive float"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "low_freq_factor": 1.0}}, "low_freq_factor is '1.0'"),
+        ({"rope_scaling": {"rope_type": "yarn", "rope_theta": 1}}, "rope_theta is 1.0"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "1 factors, but rotate 3"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, -2], "long_factor": [1]}}, r"short_factor\[1\] is -2"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": 3, "long_factor": [1]}}, "short_factor is 3; a list"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "mscale is '1.0'"),
         ({"architectures": ["LlamaForTokenClassification"]}, r"architectures is .*\['LlamaForCausalLM'\] or"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "Classification with 2 labels; one label, the reward"),
@@ -238,6 +243,15 @@ def test_features_that_the_decoder_lacks_are_refused_by_name(tmp_path, changes, 
         read_config(_write(tmp_path / "hf", _CONFIG, {}, **changes))
 
 
+def test_positions_end_where_longrope_would_change_the_frequencies(tmp_path):
+    scaling = {"rope_type": "longrope", "short_factor": [1, 2, 3], "long_factor": [9, 9, 9], "factor": 4,
+               "original_max_position_embeddings": 24}
+    config = read_config(_write(tmp_path / "hf", _CONFIG, {}, rope_scaling=scaling))
+    assert config.max_positions == 24
+    with pytest.raises(UserError, match="model.max_length is 25, but .* supports at most 24 positions"):
+        check_length(tmp_path / "hf", config, 25)
+
+
 @pytest.mark.parametrize(("field", "value"), [
     *((field, value) for field in ("rms_norm_eps", "rope_theta") for value in (math.nan, math.inf, 1e39, 1e-50, 10**300)),
     *(("rope_scaling", {"rope_type": "linear", "factor": value}) for value in (math.nan, math.inf)),
@@ -247,6 +261,23 @@ def test_features_that_the_decoder_lacks_are_refused_by_name(tmp_path, changes, 
 def test_numbers_that_no_model_has_are_refused_by_name(tmp_path, field, value):
     with pytest.raises(UserError, match=f"config.json: {'factor' if field == 'rope_scaling' else field} is .*expected"):
         read_config(_write(tmp_path / "hf", _CONFIG, {}, **{field: value}))
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"text_config": None}, "text_config is 'None'; the fields of the text model are expected, since model_type is 'llava'"),
+    ({"text_config": {"model_type": "opt"}}, "model_type is 'opt', which is not supported"),
+    ({"text_config": _CONFIG, "architectures": ["LlavaForTokenClassification"]}, "a ...ForConditionalGeneration is"),
+])
+def test_a_multimodal_model_without_a_known_text_model_is_refused_by_name(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        read_config(_write(tmp_path / "hf", {"model_type": "llava"}, {}, **changes))
+
+
+def test_a_multimodal_config_lacks_the_sizes_that_are_usual(tmp_path):
+    text = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "model_type": "gemma3_text"}
+    config = read_config(_write(tmp_path / "hf", {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}, {}))
+    assert (config.decoder.vocab, config.decoder.heads, config.decoder.kv_heads, config.eos_ids) == (262208, 8, 4, (1, 106))
+    assert (config.family.model_type, config.wrapper) == ("gemma3_text", "gemma3")
 
 
 @pytest.mark.parametrize(

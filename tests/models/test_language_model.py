@@ -90,6 +90,7 @@ def test_adapters_are_saved_separately_or_merged(folders, tmp_path):
     policy = policy.with_params(jax.tree.map(lambda x: x + 0.1, policy.params))
     policy.save(tmp_path / "whole")
     policy.save(tmp_path / "peft", adapters=True)
+    assert load_tokenizer(tmp_path / "peft").encode("the cat") == policy.tokenizer.encode("the cat")
     tokens = np.asarray([policy.prompt_ids("the cat sat on a mat")], np.int32)
     expected = policy.model.hidden(policy.weights, tokens)
     whole = ja.load_model(tmp_path / "whole")

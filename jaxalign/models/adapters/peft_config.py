@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import math
 import os
 import pathlib
 import re
@@ -43,7 +44,8 @@ class AdaptedLinear(NamedTuple):
 
     part, name: the decoder's names. module: the stored name, with "{layer}". If the module holds several of the decoder's
     kernels (for example queries, keys and values), this one is part `pick` of `parts` along axis `axis` of the module's
-    outputs. inputs, outputs: the sizes of the kernel's axes.
+    outputs; with axis None the kernels' outputs follow each other, and those of this one begin at `start`. inputs, outputs: the
+    sizes of the kernel's axes.
     """
 
     part: str
@@ -51,18 +53,23 @@ class AdaptedLinear(NamedTuple):
     module: str
     pick: int
     parts: int
-    axis: int
+    axis: int | None
+    start: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
     def split(self, value: np.ndarray) -> np.ndarray:
         """[module's outputs, ...] to this kernel's [*outputs, ...]."""
+        if self.axis is None:
+            return value[self.start : self.start + math.prod(self.outputs)].reshape(*self.outputs, *value.shape[1:])
         axes = (*self.outputs[: self.axis], self.parts, *self.outputs[self.axis :])
         return value.reshape(*axes, *value.shape[1:]).take(self.pick, axis=self.axis)
 
     def fuse(self, values: list[np.ndarray]) -> np.ndarray:
         """One [*outputs, ...] for each part to [module's outputs, ...]."""
         rest = values[0].shape[len(self.outputs) :]
+        if self.axis is None:
+            return np.concatenate([value.reshape(-1, *rest) for value in values])
         return np.stack(values, axis=self.axis).reshape(-1, *rest)
 
 
@@ -95,15 +102,16 @@ def linear_modules(family: Family, model: Model) -> dict[str, tuple[AdaptedLinea
             stored[weight.stored.removesuffix(".weight")].append((key, weight))
     modules = {}
     for module, entries in stored.items():
-        parts = []
-        for (part, name), weight in entries:
+        parts, start = [], 0
+        for (part, name), weight in sorted(entries, key=lambda entry: entry[1].pick):
             outputs = re.match(r"\(([^)]*)\)|(\S+)", weight.layout)
             letters = (outputs[1] or outputs[2]).split()
             _, *shape = blocks[part][name].shape
             count = LINEAR[part, name][0]
-            axis = letters.index("n") if "n" in letters else 0
+            axis = letters.index("n") if "n" in letters else None
             sizes = tuple(shape[:count]), tuple(shape[count:])
-            parts.append(AdaptedLinear(part, name, module, weight.pick, len(entries), axis, *sizes))
+            parts.append(AdaptedLinear(part, name, module, weight.pick, len(entries), axis, start, *sizes))
+            start += math.prod(sizes[1])
         modules[module] = tuple(parts)
     return modules
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,10 +21,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from jaxalign.data.tokenizers.export import folder_files
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.adapters.peft_config import CONFIG, Adapted, AdaptedLinear, linear_modules, read_adapted
-from jaxalign.models.checkpoints.export import check_target, whole_folder
+from jaxalign.models.checkpoints.export import TOKENIZER_FILES, check_target, copy_files, whole_folder
 from jaxalign.models.checkpoints.safetensors import FLOATS, some
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
@@ -81,7 +83,7 @@ def _expected(adapted: Adapted, base: Model) -> dict[str, tuple[int, ...]]:
     """The names and shapes of all stored weights."""
     shapes: dict[str, tuple[int, ...]] = {}
     for module, lines in adapted.modules.items():
-        inputs, outputs = int(np.prod(lines[0].inputs)), len(lines) * int(np.prod(lines[0].outputs))
+        inputs, outputs = int(np.prod(lines[0].inputs)), sum(int(np.prod(line.outputs)) for line in lines)
         for layer in range(base.config.layers):
             name, rank = _PREFIX + module.format(layer=layer), adapted.ranks[module]
             shapes |= {name + _A: (rank, inputs), name + _B: (outputs, rank)}
@@ -123,11 +125,15 @@ def _check(path: pathlib.Path, names: set[str], expected: dict, stored: dict) ->
         raise UserError(f"{path} does not contain the expected adapters: {'; '.join(problems)}")
 
 
-def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, params: Params, base_name: str = "") -> None:
-    """Writes trained parameters as a PEFT directory. The write is atomic.
+def export_adapters(
+    folder: str | pathlib.Path, family: Family, model: Model, params: Params, base_name: str = "",
+    source: pathlib.Path | None = None, files: Mapping[str, str] | None = None,
+) -> None:
+    """Writes trained parameters as a PEFT directory, with the tokenizer. The write is atomic.
 
     model: with `lora`; a scalar head is written as "score". params: at least the trained ones. base_name: the base model's name
-    for adapter_config.json. With several processes all must call it; the first one writes.
+    for adapter_config.json. source: a folder whose tokenizer files are copied, as in `export`. files: the texts of further
+    files, by name. With several processes all must call it; the first one writes.
 
     Raises:
       UserError: the folder exists and is not empty, or DoRA adapts only some kernels of a module of several kernels.
@@ -143,6 +149,8 @@ def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, pa
         if hosts.is_first():
             save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
             (place / CONFIG).write_text(content + "\n", encoding="utf-8")
+            converted = {} if source is None or files else folder_files(source)
+            copy_files(place, source, TOKENIZER_FILES, converted | dict(files or {}))
 
 
 def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.ndarray], dict[str, int]]:

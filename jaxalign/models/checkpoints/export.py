@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxalign.config.arguments import make_folder
+from jaxalign.data.tokenizers.export import folder_files
 from jaxalign.errors import UserError
 from jaxalign.models.blocks import fetch, row_blocks
 from jaxalign.models.checkpoints.huggingface import parse_config
@@ -52,7 +53,8 @@ def export(
       model: with the head "lm" or "scalar" (which becomes ...ForSequenceClassification with one label).
       params: its parameters, on any mesh; the padding of the tables is left out.
       config: fields of config.json. This function sets those that describe the output (architecture, dtype, labels).
-      source: a folder whose tokenizer files and generation_config.json are copied.
+      source: a folder whose tokenizer files and generation_config.json are copied; a SentencePiece model also becomes a
+        tokenizer.json.
       files: the texts of further files, by name.
       dtype: "float32", "bfloat16" or "float16".
       shard_bytes: the maximum size of a file.
@@ -71,7 +73,7 @@ def export(
     tensors = ((place, number) for place in places(family, model) for number in np.ndindex(place.stack))
     for place, number in sorted(tensors, key=lambda both: both[1][:1]):
         stored.setdefault(place.name(number), []).append((place, number))
-    shapes = {name: parts[0][0].layout.stored_shape for name, parts in stored.items()}
+    shapes = {name: parts[0][0].stored_shape for name, parts in stored.items()}
     planned = plan(
         [Planned(name, shape, math.prod(shape) * kind.itemsize) for name, shape in shapes.items()], shard_bytes
     )
@@ -86,7 +88,8 @@ def export(
                     pass
         if writes:
             write_index(temporary, planned)
-            write_texts(temporary, config, source, files or {}, generates=model.head == "lm")
+            converted = {} if source is None or files else folder_files(source)
+            write_texts(temporary, config, source, converted | dict(files or {}), generates=model.head == "lm")
 
 
 def check_target(folder: pathlib.Path) -> None:
@@ -119,6 +122,10 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, ...]]], dtype: np.dtype) -> Iterator[np.ndarray]:
     """One stored tensor in blocks of rows, from all leaves that it contains."""
     parts = sorted(parts, key=lambda part: part[0].weight.pick)
+    if len(parts) > 1 and parts[0][0].layout.parts == 1:  # The parts follow each other.
+        for part in parts:
+            yield from _blocks(params, name, [part], dtype)
+        return
     layout = parts[0][0].layout
     leaves = [functools.reduce(operator.getitem, place.weight.path, params) for place, _ in parts]
     number = tuple((at, at + 1) for at in parts[0][1])
@@ -157,13 +164,18 @@ def write_texts(
 ) -> None:
     """Writes all files except the weights: config.json, the source's tokenizer, `files`, and a generating model's config."""
     objects = {"config.json": config}
-    for name in (*TOKENIZER_FILES, *((_GENERATION,) if generates else ())) if source is not None else ():
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    copy_files(folder, source, (*TOKENIZER_FILES, *((_GENERATION,) if generates else ())), files)
     if generates and not (folder / _GENERATION).exists():
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         objects[_GENERATION] = {name: config[name] for name in ids if config.get(name) is not None}
     for name, content in objects.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def copy_files(folder: pathlib.Path, source: pathlib.Path | None, names: Sequence[str], files: Mapping[str, str]) -> None:
+    """Copies the files of `source` that exist, then writes `files`, which take precedence."""
+    for name in names if source is not None else ():
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")

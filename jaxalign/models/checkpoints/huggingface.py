@@ -24,6 +24,7 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.blocks import place_blocks, row_blocks
 from jaxalign.models.checkpoints.layout import Bounds, Place, places
 from jaxalign.models.checkpoints.safetensors import Weights, open_weights
+from jaxalign.models.checkpoints.wrappers import WRAPPERS, say_text_only, text_fields, text_weights
 from jaxalign.models.families.base import Fields
 from jaxalign.models.model import Model, Params
 from jaxalign.registry.families import FAMILIES, Family
@@ -40,7 +41,8 @@ class CheckpointConfig:
 
     head: "lm", or "scalar" for a reward model (...ForSequenceClassification with one label).
     max_positions: the model's longest sequence, None if not given; likewise, bos_id is None and eos_ids is empty.
-    raw: the fields as they are in the file.
+    raw: the fields as they are in the file; of a multimodal model, those of its text model.
+    wrapper: the model_type of the multimodal model, None for a text model.
     """
 
     family: Family
@@ -50,6 +52,7 @@ class CheckpointConfig:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     raw: dict[str, Any] = dataclasses.field(repr=False)
+    wrapper: str | None = None
 
 
 def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", vocab_multiple: int = 1) -> CheckpointConfig:
@@ -68,10 +71,14 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     """`read_config` of the given contents. path: only for error messages."""
     if not isinstance(raw, dict) or "model_type" not in raw:
         raise UserError(f"{path} is not a model's config: it has no model_type, such as 'llama'")
+    wrapper = None
+    if raw["model_type"] in tuple(WRAPPERS):  # A tuple, since the value may not be hashable.
+        wrapper, raw = raw["model_type"], text_fields(path, raw)
     fields = Fields(path, raw)
     kind = fields.get("model_type")
     if kind not in FAMILIES:
-        raise fields.unsupported("model_type", kind, f"{', '.join(FAMILIES.names())}, or a family of your own (model.family),")
+        raise fields.unsupported("model_type", kind, f"{', '.join((*FAMILIES.names(), *WRAPPERS))}, or a family of your own "
+                                 "(model.family),")
     family = FAMILIES.get(kind)
     head = _head(fields, family)
     try:
@@ -84,7 +91,9 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
         raise UserError(f"{path}: the model family {family.model_type!r} does not give the arguments of DecoderConfig "
                         f"({error})") from error
     fields.finish()
-    positions = None if raw.get("max_position_embeddings") is None else fields.integer("max_position_embeddings")
+    limits = [decoder.rope_scaling and decoder.rope_scaling.positions]
+    limits += [None if raw.get("max_position_embeddings") is None else fields.integer("max_position_embeddings")]
+    positions = min((limit for limit in limits if limit is not None), default=None)
     bos, eos = raw.get("bos_token_id"), raw.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
@@ -93,7 +102,7 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
         # `check_vocabulary` compares the ids of eos with the embedding and with those of the tokenizer.
         if any(value < 0 or (value >= decoder.vocab and name == "bos_token_id") for value in values):
             raise UserError(f"{path}: {name} is {raw[name]!r}; an id of the vocabulary is expected, 0 to {decoder.vocab - 1}")
-    return CheckpointConfig(family, decoder, head, positions, bos, eos_ids, raw)
+    return CheckpointConfig(family, decoder, head, positions, bos, eos_ids, raw, wrapper)
 
 
 def _head(fields: Fields, family: Family) -> str:
@@ -169,7 +178,10 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
     tied_head = family.lm_head if model.head == "lm" and model.config.tie_embeddings else None
     abstract, params = model.abstract(), {}
     with open_weights(folder) as weights:
-        shapes = {place.name(number): place.layout.stored_shape for place in stored for number in np.ndindex(place.stack)}
+        if config.wrapper is not None:
+            say_text_only(pathlib.Path(folder), config.wrapper)
+            weights = weights.renamed(text_weights(weights.names))
+        shapes = {place.name(number): place.stored_shape for place in stored for number in np.ndindex(place.stack)}
         weights.check(shapes, lambda name: name.endswith(_DERIVED) or name == tied_head)
         if tied_head in weights.names:
             _check_tied(weights, stored, tied_head)
@@ -197,7 +209,7 @@ class _BlockedLeaves(NamedTuple):
         for number in np.ndindex(*(stop - start for start, stop in bounds[:stack])):
             name = self.place.name(tuple(at + start for at, (start, _) in zip(number, bounds[:stack], strict=True)))
             for part in row_blocks(layout, inner, self.dtype.itemsize):
-                stored = self.weights.read(name, layout.window(part), self.dtype)
+                stored = self.weights.read(name, self.place.window(part), self.dtype)
                 begin = tuple(start - origin for (start, _), (origin, _) in zip(part, inner, strict=True))
                 yield (*number, *begin), layout.to_decoder(stored, part)[(None,) * stack]
 

@@ -92,11 +92,20 @@ class Place:
 
     stack: the sizes of the leaf's leading axes (layers, experts), along which separate tensors are stacked. The indices of the
     stored tensors are np.ndindex(stack): (), (layer,) or (layer, expert).
+    start: the first index of this leaf along the stored tensor's first axis, if parts follow each other there.
+    stored_shape: the shape of the whole stored tensor.
     """
 
     weight: Weight
     layout: CheckpointLayout
     stack: tuple[int, ...]
+    start: int
+    stored_shape: tuple[int, ...]
+
+    def window(self, bounds: Bounds) -> tuple[slice, ...]:
+        """The smallest block of the stored tensor, one slice per axis, that contains these bounds of the leaf."""
+        first, *others = self.layout.window(bounds)
+        return slice(first.start + self.start, first.stop + self.start), *others
 
     def name(self, number: tuple[int, ...]) -> str:
         """The stored name of the tensor with that index."""
@@ -117,11 +126,21 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
         raise ValueError(f"head {model.head!r} does not exist in the Hugging Face layout; 'lm' or 'scalar' is expected")
     elif not c.tie_embeddings:
         weights.append(Weight(family.lm_head, ("unembedding",), "V D -> D V"))
-    fused = collections.Counter(weight.stored for weight in weights)
+    fused: dict[str, list[Weight]] = collections.defaultdict(list)
+    for weight in sorted(weights, key=lambda weight: weight.pick):
+        fused[weight.stored].append(weight)
     experts = c.experts.count if c.experts else 1
     sizes = {"D": c.embed, "H": c.heads, "K": c.kv_heads, "h": c.head_dim, "F": c.mlp, "V": c.vocab, "E": experts, "1": 1}
     leaves = []
     for weight in weights:
         stack = tuple(size for word, size in (("{layer}", c.layers), ("{expert}", experts)) if word in weight.stored)
-        leaves.append(Place(weight, CheckpointLayout(weight.layout, sizes | {"n": fused[weight.stored]}, weight.pick), stack))
+        parts = fused[weight.stored]
+        layout, *others = (
+            CheckpointLayout(part.layout, sizes | {"n": len(parts)}, part.pick) for part in (weight, *parts)
+        )
+        start, rows = 0, layout.stored_shape[0]
+        if layout.parts == 1:  # The parts follow each other.
+            rows = sum(other.stored_shape[0] for other in others)
+            start = sum(other.stored_shape[0] for other, part in zip(others, parts, strict=True) if part.pick < weight.pick)
+        leaves.append(Place(weight, layout, stack, start, (rows, *layout.stored_shape[1:])))
     return tuple(leaves)

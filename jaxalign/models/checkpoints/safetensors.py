@@ -66,17 +66,25 @@ class _File:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """The named tensors of one folder. Use `open_weights`. files: the open file of each tensor."""
+    """The named tensors of one folder. Use `open_weights`. files: the open file of each tensor, and its name in that file."""
 
     folder: pathlib.Path
-    files: dict[str, _File]
+    files: dict[str, tuple[_File, str]]
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self.files)
 
+    def renamed(self, names: Mapping[str, str]) -> Weights:
+        """Only the tensors whose present names are the values of `names`, by the keys."""
+        return Weights(self.folder, {new: self.files[name] for new, name in names.items()})
+
+    def _stored(self, name: str) -> _Stored:
+        file, stored = self.files[name]
+        return file.tensors[stored]
+
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.files[name].tensors[name].shape
+        return self._stored(name).shape
 
     def read(self, name: str, window: tuple[slice, ...] = (), dtype="float32") -> np.ndarray:
         """Reads a block of the tensor (by default all of it) and converts it to `dtype`, a floating-point type.
@@ -84,9 +92,10 @@ class Weights:
         Raises:
           UserError: the block contains numbers that are not finite, or too large for `dtype`.
         """
-        value = self.files[name].read(name, window, np.dtype(dtype))
+        file, stored = self.files[name]
+        value = file.read(stored, window, np.dtype(dtype))
         if not np.isfinite(value).all():
-            wide = self.files[name].read(name, window, np.dtype("float64"))
+            wide = file.read(stored, window, np.dtype("float64"))
             if np.isfinite(wide).all():
                 raise UserError(f"{name} in {self.folder} contains numbers too large for {np.dtype(dtype)}; choose another "
                                 "dtype")
@@ -108,7 +117,7 @@ class Weights:
         shapes = {name: self.shape(name) for name in sorted(self.names & set(expected))}
         if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, s in shapes.items() if s != expected[n]]:
             problems.append(f"shapes do not match config.json: {some(wrong)}")
-        types = {name: self.files[name].tensors[name].dtype for name in shapes}
+        types = {name: self._stored(name).dtype for name in shapes}
         if odd := [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATS]:
             problems.append(f"weights are not in one of {', '.join(FLOATS)}: {some(odd)}")
         if problems:
@@ -143,7 +152,7 @@ def open_weights(folder: str | pathlib.Path) -> Iterator[Weights]:
             raise UserError(f"{folder / INDEX} lists weights that its files do not contain: {some(lost)}")
         if extra := sorted(f"{name} in {file}" for file in inside for name in inside[file] if index.get(name) != file):
             raise UserError(f"{folder / INDEX} does not list weights that its files contain: {some(extra)}")
-        yield Weights(folder, {name: opened[file] for name, file in index.items()})
+        yield Weights(folder, {name: (opened[file], name) for name, file in index.items()})
 
 
 def weight_files(folder: pathlib.Path) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ fused weight.
 
 from __future__ import annotations
 
+import math
 import pathlib
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ class Weight(NamedTuple):
     stored: its name in the files; "{layer}" and "{expert}" stand for the indices along which the decoder's leaf is stacked.
     path: its path in the parameter tree.
     layout: "stored axes -> the decoder's axes" by letters, such as "(H h) D -> D H h"; axes in parentheses are merged.
-    pick: the index of this part in a fused weight, if the letter n occurs only on the left of the layout.
+    pick: the index of this part in a fused weight. If the letter n occurs only on the left of the layout, it is the index along
+      n; otherwise the parts of the same `stored` name follow each other along the first stored axis.
     """
 
     stored: str
@@ -73,6 +75,13 @@ class Fields:
     def optional_real(self, name: str) -> float | None:
         """A positive number, or None if the field is absent or null."""
         return None if self.get(name) is None else self.real(name)
+
+    def reals(self, name: str) -> tuple[float, ...]:
+        """A list of positive numbers."""
+        values = self.get(name)
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{self.path}: {name} is {shown(str(values))}; a list of positive numbers is expected")
+        return tuple(Fields(self.path, {f"{name}[{i}]": value}).real(f"{name}[{i}]") for i, value in enumerate(values))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
@@ -131,13 +140,15 @@ def activation(fields: Fields, name: str, default: str) -> str:
     return fields.choice(name, _ACTIVATION_NAMES, default)
 
 
-def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
-    """The arguments common to all families with Llama's field names; eps and tied are the family's defaults."""
+def sizes(fields: Fields, eps: float, tied: bool, partial: bool = False) -> dict[str, Any]:
+    """The arguments common to all families with Llama's field names; eps and tied are the family's defaults. partial: the
+    family reads partial_rotary_factor itself."""
     width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):
         fields.only(name, 0)
     fields.only("quantization_config", None)
-    fields.only("partial_rotary_factor", 1)
+    if not partial:
+        fields.only("partial_rotary_factor", 1)
     fields.only("is_decoder", False, True)
     fields.only("is_encoder_decoder", False)
     return {
@@ -149,19 +160,22 @@ def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
     }
 
 
-def rope(fields: Fields, base: float = 10000.0, partial: bool = False) -> dict[str, Any]:
+def rope(fields: Fields, base: float = 10000.0, partial: bool = False, original: int | None = None) -> dict[str, Any]:
     """rope_base and rope_scaling, from rope_theta and rope_scaling or (transformers 5) rope_parameters; with `partial` also,
-    as "partial", the share of a head that is rotated, if it is given."""
+    as "partial", the share of a head that is rotated, if it is given. original: see `scaled_rope`."""
     values: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):  # If both are given, the latter counts.
         values = dict(fields.mapping(name)) or values
     share = values.pop("partial_rotary_factor", None) if partial else None
-    arguments = scaled_rope(fields, values, fields.real("rope_theta", base))
+    arguments = scaled_rope(fields, values, fields.real("rope_theta", base), original)
     return arguments if share is None else arguments | {"partial": share}
 
 
-def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str, Any]:
-    """rope_base and rope_scaling from one object with rope_type, rope_theta and the fields of that type."""
+def scaled_rope(fields: Fields, values: dict[str, Any], base: float, original: int | None = None) -> dict[str, Any]:
+    """rope_base and rope_scaling from one object with rope_type, rope_theta and the fields of that type.
+
+    original: the positions of the first training, if a field outside the object gives them.
+    """
     inner = Fields(fields.path, values)
     kind = inner.get("rope_type", inner.get("type", "default"))
     inner.get("type")
@@ -173,13 +187,62 @@ def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str
             "llama3", inner.real("factor"), inner.real("low_freq_factor"), inner.real("high_freq_factor"),
             inner.integer("original_max_position_embeddings"),
         )
+    elif kind in _LONG:
+        if arguments["rope_base"] <= 1:
+            raise fields.unsupported("rope_theta", arguments["rope_base"], "a number above 1")
+        arguments["rope_scaling"] = _LONG[kind](fields, inner, original)
     elif kind != "default":
-        raise fields.unsupported("the type of rotary positions (rope_type)", kind, "default, linear or llama3")
+        names = ", ".join(("default", "linear", "llama3", *_LONG))
+        raise fields.unsupported("the type of rotary positions (rope_type)", kind, f"one of {names}")
     inner.only("partial_rotary_factor", 1)
     inner.finish()
     return arguments
 
 
+def _extension(fields: Fields, inner: Fields, original: int | None) -> tuple[int, float]:
+    """The positions of the first training, and by how much the context was extended since."""
+    given = inner.get("original_max_position_embeddings")
+    if original is None and given is None:
+        original = fields.integer("max_position_embeddings")
+    elif original is None:
+        original = inner.integer("original_max_position_embeddings")
+    if original < 2:
+        raise fields.unsupported("original_max_position_embeddings", original, "a number above 1")
+    factor = inner.optional_real("factor")
+    return original, fields.integer("max_position_embeddings") / original if factor is None else factor
+
+
+def _yarn(fields: Fields, inner: Fields, original: int | None) -> RopeScaling:
+    original, factor = _extension(fields, inner, original)
+
+    def growth(slope: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * slope * math.log(factor) + 1.0
+
+    slopes = [inner.optional_real(name) for name in ("mscale", "mscale_all_dim")]
+    usual = growth(1.0) if None in slopes else growth(slopes[0]) / growth(slopes[1])
+    return RopeScaling(
+        "yarn", factor, inner.real("beta_slow", 1.0), inner.real("beta_fast", 32.0), original,
+        inner.real("attention_factor", usual), inner.flag("truncate", True),
+    )
+
+
+def _longrope(fields: Fields, inner: Fields, original: int | None) -> RopeScaling:
+    """Only the frequencies of texts within the original positions: those of longer texts differ, and a text that grows beyond
+    the limit would need new keys for all of its tokens."""
+    original, factor = _extension(fields, inner, original)
+    inner.reals("long_factor")
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeScaling("longrope", factor, original_positions=original, magnitude=inner.real("attention_factor", usual),
+                       divisors=inner.reals("short_factor"), positions=original)
+
+
+def _dynamic(fields: Fields, inner: Fields, original: int | None) -> None:
+    """No scaling: the frequencies change only beyond max_position_embeddings, which is the longest sequence here."""
+    fields.integer("max_position_embeddings")
+    inner.real("factor")
+
+
+_LONG = {"yarn": _yarn, "longrope": _longrope, "su": _longrope, "dynamic": _dynamic}  # The first Phi 3 files say "su".
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 
 
@@ -206,20 +269,17 @@ def llama_weights(c: DecoderConfig, experts: tuple[str, str, str, str] | None = 
     experts: stored names, after "model.layers.N.", of the router and of an expert's gate, up and down projections.
     """
     names = [
-        ("input_layernorm.weight", ("attention_norm", "scale"), "D -> D"),
         ("self_attn.q_proj.weight", ("attention", "query"), "(H h) D -> D H h"),
         ("self_attn.k_proj.weight", ("attention", "key"), "(K h) D -> D K h"),
         ("self_attn.v_proj.weight", ("attention", "value"), "(K h) D -> D K h"),
         ("self_attn.o_proj.weight", ("attention", "out"), "D (H h) -> H h D"),
     ]
+    norms = {}
+    if c.pre_norms:
+        norms = {"input": "attention_norm", "pre_feedforward" if c.sandwich_norms else "post_attention": "mlp_norm"}
     if c.sandwich_norms:
-        names += [
-            ("post_attention_layernorm.weight", ("after_attention_norm", "scale"), "D -> D"),
-            ("pre_feedforward_layernorm.weight", ("mlp_norm", "scale"), "D -> D"),
-            ("post_feedforward_layernorm.weight", ("after_mlp_norm", "scale"), "D -> D"),
-        ]
-    else:
-        names += [("post_attention_layernorm.weight", ("mlp_norm", "scale"), "D -> D")]
+        norms |= {"post_attention": "after_attention_norm", "post_feedforward": "after_mlp_norm"}
+    names += [(f"{stored}_layernorm.weight", (norm, "scale"), "D -> D") for stored, norm in norms.items()]
     if c.qkv_bias:
         names += [
             ("self_attn.q_proj.bias", ("attention", "query_bias"), "(H h) -> H h"),
@@ -229,9 +289,10 @@ def llama_weights(c: DecoderConfig, experts: tuple[str, str, str, str] | None = 
     if c.out_bias:
         names += [("self_attn.o_proj.bias", ("attention", "out_bias"), "D -> D")]
     if c.head_norm:
+        queries, keys = ("(H h) -> H h", "(K h) -> K h") if c.joint_head_norm else ("h -> h", "h -> h")
         names += [
-            ("self_attn.q_norm.weight", ("attention", "query_norm", "scale"), "h -> h"),
-            ("self_attn.k_norm.weight", ("attention", "key_norm", "scale"), "h -> h"),
+            ("self_attn.q_norm.weight", ("attention", "query_norm", "scale"), queries),
+            ("self_attn.k_norm.weight", ("attention", "key_norm", "scale"), keys),
         ]
     if experts is None:
         for stored, path, layout in _DENSE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from jaxalign.models.families.base import Fields, scaled_rope, windows
@@ -23,6 +22,6 @@ def _ropes(fields: Fields) -> dict[str, Any]:
     arguments = scaled_rope(fields, wide, fields.real("rope_theta", 1e6))
     near = scaled_rope(fields, kinds.mapping("sliding_attention"), fields.real("rope_local_base_freq", 1e4))
     kinds.finish()
-    if "rope_scaling" in near:
-        raise fields.unsupported("rope_type of sliding_attention", dataclasses.asdict(near["rope_scaling"])["kind"], "default")
+    if near.get("rope_scaling") is not None:
+        raise fields.unsupported("rope_type of sliding_attention", near["rope_scaling"].kind, "default")
     return arguments | {"local_rope_base": near["rope_base"]}

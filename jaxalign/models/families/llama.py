@@ -9,9 +9,14 @@ from jaxalign.models.families.base import Fields, activation, rope, sizes
 
 
 def decoder(fields: Fields) -> dict[str, Any]:
-    bias = fields.flag("attention_bias", False)
     fields.only("sliding_window", None)
-    return sizes(fields, eps=1e-6, tied=False) | rope(fields) | {
+    return biased_sizes(fields, tied=False) | rope(fields)
+
+
+def biased_sizes(fields: Fields, tied: bool) -> dict[str, Any]:
+    """The arguments common to Llama and the families that add to it; `tied` is the family's default."""
+    bias = fields.flag("attention_bias", False)
+    return sizes(fields, eps=1e-6, tied=tied) | {
         "activation": activation(fields, "hidden_act", "silu"),
         "qkv_bias": bias, "out_bias": bias, "mlp_bias": fields.flag("mlp_bias", False),
     }

@@ -124,7 +124,8 @@ def _export_adapters(source: Path, target: Path, mesh: Mesh) -> str:
     if model.lora is None:
         raise UserError(f"{source} trained all weights (config.lora.rank is 0); omit --adapters")
     family = huggingface.parse_config(base.folder / "config.json", base.fields).family
-    export_adapters(target, family, model, load_params(stage.weights / "params", model), stage.config.model.path)
+    params = load_params(stage.weights / "params", model)
+    export_adapters(target, family, model, params, stage.config.model.path, base.folder, base.files)
     return f"the adapters of {source} are now in PEFT format in {target}"
 
 
