@@ -23,8 +23,8 @@ def sampled_by(setup, prompts):
 
 
 def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None, first=0, **changes):
-    """Return (last state, metrics of each step) of some iterations. With `first` above 0 the checks of iteration 0 are left out,
-    which take longer to compile than an iteration."""
+    """Return (last state, metrics of each step) of some iterations. With `first` above 0 the checks of iteration 0 are left
+    out, which take longer to compile than an iteration."""
     setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
     frozen = tiny.roles(setup)
     reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
