@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxalign import interrupts
 from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import hosts
 from jaxalign.parallel.roll_call import call
@@ -220,19 +221,25 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
         yield
         return
     try:
-        yield
-        hosts.wait()
+        with interrupts.before_end(_tell):
+            yield
+            hosts.wait()
     except BaseException as error:
         why, code = explain(error) or (f"{type(error).__name__}: {error}", 1)
-        _watch.stop()
         if explain(error) is None:
             traceback.print_exc()
         else:
             print_error(f"process {hosts.index()}: {why}", code)
-        hosts.announce_failure(code, why)
+        _tell(code, why)
         sys.stderr.flush()
         os._exit(code)  # JAX's shutdown would wait for the others, which have ended.
     _watch.stop()
     import jax
 
     jax.distributed.shutdown()
+
+
+def _tell(code: int, why: str) -> None:
+    """Notifies the other processes that this one ends."""
+    _watch.stop()
+    hosts.announce_failure(code, why)

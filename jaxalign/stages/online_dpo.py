@@ -25,9 +25,9 @@ from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.offload import check_host_memory
+from jaxalign.storage import LocalStorage, read_json
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
-from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.base import CHECKS
 from jaxalign.trainers.online_direct import OnlineDPO, OnlineDPOParts
 
@@ -85,5 +85,5 @@ class OnlineDPOStage(BuiltinStage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        summary["checks"] = read_object(context.directory / CHECKS)
+        summary["checks"] = read_json(LocalStorage(context.directory), CHECKS)
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})

@@ -18,8 +18,8 @@ from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import load_params, save_params
 from jaxalign.steps.offload import check_host_memory
+from jaxalign.storage import LocalStorage, read_json
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.base import CHECKS
 from jaxalign.trainers.ppo import PPO, PPOParts
 
@@ -87,7 +87,7 @@ class PPOStage(BuiltinStage):
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")
-        checks = read_object(context.directory / CHECKS)
+        checks = read_json(LocalStorage(context.directory), CHECKS)
         summary = {"iterations": len(rows), "checks": checks, "stopped_early": int(sum(r["stopped_early"] for r in rows))}
         summary |= {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"]}
         summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}
