@@ -193,7 +193,7 @@ def start(given: ProcessGroup) -> None:
     group = find(given)
     if group is None:
         return
-    call(group.coordinator, group.processes, group.process, group.timeout)
+    connections = call(group.coordinator, group.processes, group.process, group.timeout)
     import jax
 
     # Signals must interrupt, as in a run of one process.
@@ -203,7 +203,7 @@ def start(given: ProcessGroup) -> None:
         group.coordinator, group.processes, group.process, devices, cluster_detection_method="deactivate",
         initialization_timeout=int(max(group.timeout, 1)),
     )
-    _watch = hosts.Watch()
+    _watch = hosts.Watch(connections)
     if not hosts.is_first():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open to the end of the process)
         logging.getLogger("jaxalign").setLevel(logging.ERROR)
