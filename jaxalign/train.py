@@ -71,9 +71,9 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
         return interrupts.SENTENCE, interrupts.exit_code()
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({error}); free some space and run the same command again to resume", 2
-    if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
-        return (f"{error.filename} cannot be used ({error.strerror}); correct it or its permissions, or choose another "
-                "--workdir, and run the same command again to resume"), 2
+    if isinstance(error, OSError) and error.errno in _UNUSABLE:
+        return (f"{error.filename or 'a file of the run'} cannot be used ({error.strerror}); correct it or its permissions, "
+                "or choose another --workdir, and run the same command again to resume"), 2
     return None
 
 

@@ -173,7 +173,7 @@ def test_if_one_process_fails_all_end_and_report_why(how, code, said):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("killed", [0, 1, 2])
+@pytest.mark.parametrize("killed", [1, 2])  # JAX ends the others itself if process 0 is killed.
 def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
     with processes.started(3, ["-c", f"from {__name__} import failing; failing()", "kill"]) as running:
         for process in running:
