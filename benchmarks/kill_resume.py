@@ -3,10 +3,11 @@
     python benchmarks/kill_resume.py --kills 10 --seed 0
 
 The pipeline first runs twice undisturbed: the first run fills the compile cache and is the reference; the second is timed, and
-verifies that two undisturbed runs are equal. A third run is killed with SIGKILL at random moments and restarted each time. The
-moments are uniform over the timed run and are translated to a stage and an offset in it, because a restarted run skips finished
-stages quickly. The comparison covers every parameter and every number of the last checkpoints (optimizers, keys, counters) bit
-for bit, and metrics, shards, tokenizer and summaries byte for byte.
+verifies that two undisturbed runs are equal. A third run is ended at random moments and restarted each time: by SIGKILL,
+SIGTERM and SIGINT in turn. The last two must give the exit codes 143 and 130 and no traceback. The moments are uniform over
+the timed run and are translated to a stage and an offset in it, because a restarted run skips finished stages quickly. The
+comparison covers every parameter and every number of the last checkpoints (optimizers, keys, counters) bit for bit, metrics,
+shards, tokenizer and summaries byte for byte, and the text of the report without its times.
 
 Without --config the run is a short one of all eight stages (minutes on 2 cores). Other arguments, such as --config.seed=1, are
 passed to the run. Exit code: 0 if all is equal, 1 if there is a difference or a failed run.
@@ -47,10 +48,12 @@ SHORT = """
     ppo.max_new_tokens=24 ppo.kl_controller=adaptive
     evaluate.prompts=320 evaluate.batch=8 evaluate.win_rate_prompts=80 evaluate.max_new_tokens=24
 """.split()
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 COMPARED = ("*/metrics.jsonl", "*/rows-*.jsonl", "*/summary.json", "*/checks.json", "*/tokenizer.model", "summary.json")
 _LINE = re.compile(r"\[(?P<stage>\w+)\] (?P<what>starting|continuing|finished)$")
 _FINISHED = "finished"
 ENDED = "the end of the run"
+START = 0.3  # Seconds within which Python has started.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +77,9 @@ class Hit:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background jobs ignore it, and their children too.
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10, help="number of SIGKILLs; default 10")
+    parser.add_argument("--kills", type=int, default=10, help="number of signals; default 10")
     parser.add_argument("--seed", type=int, default=0, help="seed of the kill moments, not of the run; default 0")
     parser.add_argument("--config", help="config file of the run; default: a built-in short run")
     parser.add_argument("--folder", type=Path, help="folder that keeps the runs; default: a temporary folder")
@@ -104,12 +108,13 @@ def experiment(command: Sequence[str], folder: Path, kills: int, rng: random.Ran
     spans = timeline(command, control)
     print("timed run, " + ", ".join(f"{span.stage} {span.end - span.start:.1f} s" for span in spans), flush=True)
     problems = [f"two undisturbed runs differ: {text}" for text in differences(untouched, control)]
-    print(f"\n{'kill':>4}  {'moment':>8}  {'aimed at':<22}  {'met':<28}  on disk then")
+    print(f"\n{'kill':>4}  {'moment':>8}  {'signal':<7}  {'aimed at':<22}  {'met':<28}  on disk then")
     hits: list[Hit] = []
     for number, moment in enumerate(sorted(rng.uniform(0, spans[-1].end) for _ in range(kills)), 1):
-        hits.append(hit := kill(command, killed, spans, moment, hits[-1].moment if hits else 0.0))
+        sent = SIGNALS[number % len(SIGNALS)]
+        hits.append(hit := kill(command, killed, spans, moment, hits[-1].moment if hits else 0.0, sent))
         aimed = f"{hit.stage} + {hit.offset:.1f} s"
-        print(f"{number:>4}  {hit.moment:>6.1f} s  {aimed:<22}  {hit.met:<28}  {hit.disk}", flush=True)
+        print(f"{number:>4}  {hit.moment:>6.1f} s  {sent.name:<7}  {aimed:<22}  {hit.met:<28}  {hit.disk}", flush=True)
     timeline(command, killed)
     print(f"{sum(hit.met != ENDED for hit in hits)} of {kills} kills interrupted a running stage", flush=True)
     return problems + [f"killed run differs: {text}" for text in differences(untouched, killed)]
@@ -143,18 +148,19 @@ class Process:
         """Return (stage, what, when) of the next stage line, or None at the end. Raises queue.Empty after `timeout` seconds."""
         return self._events.get(timeout=timeout)
 
-    def kill(self) -> None:
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, number)
         self._process.wait()
 
-    def end(self) -> None:
-        """Wait for the end. Raises RunFailed, with the last lines of stderr, if the run failed without being killed."""
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Wait for the end. Raises RunFailed, with the last lines of stderr, if the run failed not because of `number`, or
+        printed a traceback."""
         code = self._process.wait()
-        if code not in (0, -signal.SIGKILL):
-            self._log.seek(0)
-            last = "".join(self._log.readlines()[-15:])
-            raise RunFailed(f"a run ended with exit code {code}:\n{last}")
+        self._log.seek(0)
+        lines = self._log.readlines()
+        if code not in (0, -number if number == signal.SIGKILL else 128 + number) or any("Traceback" in line for line in lines):
+            raise RunFailed(f"a run ended with exit code {code} after {number.name}:\n{''.join(lines[-15:])}")
 
 
 @contextlib.contextmanager
@@ -181,7 +187,8 @@ def timeline(command: Sequence[str], workdir: Path) -> list[Span]:
     return spans
 
 
-def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: float, last: float) -> Hit:
+def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: float, last: float,
+         number: signal.Signals) -> Hit:
     """Start or resume the run, and kill it at the offset in the stage that `moment` had in the timed run.
 
     The stage does not repeat the work from before the kill at the moment `last`, so the wait is shorter by that time. If the
@@ -191,9 +198,9 @@ def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: f
     offset = moment - span.start
     with running(command, workdir) as process:
         met = _wait(process, span.stage, moment - max(span.start, last), [s.stage for s in spans])
-        process.kill()
-        if met == ENDED:
-            process.end()
+        process.kill(number)
+        if number == signal.SIGKILL or process.seconds() > START:  # Python itself handles SIGINT before the program begins.
+            process.end(number)
     return Hit(moment, span.stage, offset, met, on_disk(workdir, met.split()[0] if met else span.stage))
 
 
@@ -235,6 +242,8 @@ def differences(expected: Path, found: Path) -> list[str]:
             contents = [(root / name).read_bytes() if (root / name).exists() else None for root in (expected, found)]
             if contents[0] != contents[1]:
                 texts.append(f"{name} is missing in one of them" if None in contents else f"{name} has different bytes")
+    if report_text(expected) != report_text(found):
+        texts.append("report.html has a different text")
     trees = sorted(path.relative_to(expected) for path in expected.glob("*/params"))
     for name in [*trees, *(newest(expected, path.parent.name) for path in expected.glob("*/checkpoints"))]:
         if not (found / name).is_dir():
@@ -246,6 +255,14 @@ def differences(expected: Path, found: Path) -> list[str]:
     if not trees:
         texts.append("there are no parameters to compare")
     return texts
+
+
+def report_text(workdir: Path) -> str:
+    """Return the report without the name of the work directory and without times, which differ between equal runs."""
+    path = workdir / "report.html"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = re.sub(r'(?s)<section[^>]*"time-title".*?</section>', "", re.sub(rf"\b{re.escape(workdir.name)}\b", "WORKDIR", text))
+    return re.sub(r"\d[\d,.]* ?(?:s|min|h|ms)\b|\d+:\d\d(?::\d\d)?|\d{4}-\d\d-\d\d", "TIME", text)
 
 
 def newest(workdir: Path, stage: str) -> Path:

@@ -63,6 +63,7 @@ class LocalStorage:
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
+        self._locked = False
 
     def path(self, name: str = "") -> Path:
         return self.folder / name
@@ -74,6 +75,9 @@ class LocalStorage:
             return None
 
     def write(self, name: str, content: bytes) -> None:
+        if self._locked:
+            require_in_place(self.folder)
+        self.path(name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomically(self.path(name), content)
 
     def list(self, name: str = "") -> list[str]:
@@ -123,7 +127,11 @@ class LocalStorage:
             for path in self.folder.rglob(".*.tmp"):  # Unfinished files of `write_bytes_atomically` of a killed process.
                 if _TEMPORARY.fullmatch(path.name) and path.is_file():
                     path.unlink(missing_ok=True)
-            yield
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
 
 
 def read_json(storage: Storage, name: str) -> Any:
@@ -143,15 +151,30 @@ def json_bytes(value: Any) -> bytes:
 
 
 def write_bytes_atomically(path: str | os.PathLike, content: bytes) -> None:
-    """Replaces the file `path` atomically, through a temporary file in the same folder. Creates missing folders."""
+    """Replaces the file `path` atomically, through a temporary file in the same folder, which it creates if needed.
+
+    Raises:
+      UserError: the parent of that folder does not exist.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    require_in_place(path.parent.parent)
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+MOVED = ("{folder} does not exist, or lost files during a write; if it was moved or deleted, move it back, and run the same "
+         "command again to resume")
+
+
+def require_in_place(folder: Path) -> None:
+    """Raises UserError if a folder does not exist, so that a run whose folder was moved does not begin another one."""
+    if not folder.is_dir():
+        raise UserError(MOVED.format(folder=folder))
 
 
 def write_atomically(path: str | os.PathLike, content: str) -> None:

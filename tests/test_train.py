@@ -250,15 +250,16 @@ def test_help_is_printed_without_running(folder, stage, capsys):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_process_says_how_to_resume(folder, number):
-    code = """
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_process_says_how_to_resume(folder, number, code):
+    program = """
 import signal, sys, time
-from jaxalign import train
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Background processes ignore SIGINT by default.
+from jaxalign import interrupts, train
 from jaxalign.stages import pretrain
 from jaxalign.stages.shared.base import Stage
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # Background processes ignore SIGINT by default.
+interrupts.install()
 
 class Waiting(Stage):
     name, config_fields = "pretrain", ()
@@ -271,13 +272,13 @@ class Waiting(Stage):
 pretrain.PretrainStage = Waiting
 sys.exit(train.main(["train", "--config=small.py"]))
 """
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE,
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=folder, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
     while process.stdout.readline() not in ("waiting\n", ""):
         pass
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert said == "interrupted; run the same command again to resume\n"
 
 

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxalign import interrupts
 from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import hosts
 from jaxalign.parallel.roll_call import call
@@ -192,7 +193,7 @@ def start(given: ProcessGroup) -> None:
     group = find(given)
     if group is None:
         return
-    call(group.coordinator, group.processes, group.process, group.timeout)
+    connections = call(group.coordinator, group.processes, group.process, group.timeout)
     import jax
 
     # Signals must interrupt, as in a run of one process.
@@ -202,7 +203,7 @@ def start(given: ProcessGroup) -> None:
         group.coordinator, group.processes, group.process, devices, cluster_detection_method="deactivate",
         initialization_timeout=int(max(group.timeout, 1)),
     )
-    _watch = hosts.Watch()
+    _watch = hosts.Watch(connections)
     if not hosts.is_first():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open to the end of the process)
         logging.getLogger("jaxalign").setLevel(logging.ERROR)
@@ -220,19 +221,25 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
         yield
         return
     try:
-        yield
-        hosts.wait()
+        with interrupts.before_end(_tell):
+            yield
+            hosts.wait()
     except BaseException as error:
         why, code = explain(error) or (f"{type(error).__name__}: {error}", 1)
-        _watch.stop()
         if explain(error) is None:
             traceback.print_exc()
         else:
             print_error(f"process {hosts.index()}: {why}", code)
-        hosts.announce_failure(code, why)
+        _tell(code, why)
         sys.stderr.flush()
         os._exit(code)  # JAX's shutdown would wait for the others, which have ended.
     _watch.stop()
     import jax
 
     jax.distributed.shutdown()
+
+
+def _tell(code: int, why: str) -> None:
+    """Notifies the other processes that this one ends."""
+    _watch.stop()
+    hosts.announce_failure(code, why)

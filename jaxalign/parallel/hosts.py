@@ -14,6 +14,8 @@ import contextlib
 import itertools
 import json
 import os
+import selectors
+import socket
 import sys
 import threading
 import time
@@ -123,24 +125,54 @@ def first_alone(manager: Callable[[], contextlib.AbstractContextManager]) -> Ite
 
 
 class Watch:
-    """Ends this process when another one reports a failure, whatever this one is waiting for."""
+    """Ends this process when another one reports a failure or ends without a word, whatever this one is waiting for.
 
-    def __init__(self) -> None:
+    Args:
+      connections: open connections by process (`roll_call.call`).
+    """
+
+    def __init__(self, connections: dict[int, socket.socket]) -> None:
         self._over = threading.Event()
+        self._connections = selectors.DefaultSelector()
+        for process, connection in connections.items():
+            connection.setblocking(False)
+            self._connections.register(connection, selectors.EVENT_READ, process)
         self._thread = threading.Thread(target=self._look, name="jaxalign-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        """Ends the watch. The end of this process is no news to the others from now on."""
         self._over.set()
         self._thread.join()
+        for key in self._connections.get_map().values():
+            with contextlib.suppress(OSError):  # It has ended.
+                key.fileobj.send(b".")
+
+    def _lost(self) -> int | None:
+        """The number of a process whose connection has closed before `stop`; None if there is none."""
+        for key, _ in self._connections.select(0):
+            try:
+                stopped = key.fileobj.recv(1)
+            except OSError:
+                stopped = b""
+            if not stopped:
+                return key.data
+            self._connections.unregister(key.fileobj)
+        return None
 
     def _look(self) -> None:
         state = _state()
         while not self._over.wait(_poll_seconds(state)):
+            lost = self._lost()  # First: a process that reports a failure does so before it ends.
             try:
                 failure = json.loads(state.client.key_value_try_get(_FAILED))
-            except RuntimeError:  # There is no notice, or the service has ended and JAX will end this process.
-                continue
+            except RuntimeError:  # There is no notice, or the service has ended.
+                if lost is None:
+                    continue
+                failure = {"process": lost, "code": 1, "why": "it was killed, or its host was lost"}
+                if state.process_id == 0:
+                    _set_failure(state, failure)
+                    state.client.key_value_set(f"{_CONFIRMED}{lost}", "", allow_overwrite=True)
             if self._over.is_set():  # This process has failed too, and reports its own failure.
                 return
             print(f"process {state.process_id} ends because process {failure['process']} did: {failure['why']}",
@@ -158,9 +190,13 @@ def announce_failure(code: int, why: str) -> None:
     state = _state()
     if state is None:
         return
-    with contextlib.suppress(RuntimeError):  # Another process was faster, or the service has ended: all processes know.
-        state.client.key_value_set(_FAILED, json.dumps({"process": state.process_id, "code": code, "why": why}))
+    _set_failure(state, {"process": state.process_id, "code": code, "why": why})
     _confirm_failure(state)
+
+
+def _set_failure(state: Any, failure: dict[str, Any]) -> None:
+    with contextlib.suppress(RuntimeError):  # Another process was faster, or the service has ended: all processes know.
+        state.client.key_value_set(_FAILED, json.dumps(failure))
 
 
 def _confirm_failure(state: Any) -> None:

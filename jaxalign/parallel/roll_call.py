@@ -20,10 +20,17 @@ _LINE_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _LONGEST_LINE = 4096
 _WORD = "jaxalign"
+_TCP = socket.IPPROTO_TCP
+_KEEP_ALIVE = (((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1), ((_TCP, socket.TCP_KEEPIDLE), 5),
+               ((_TCP, socket.TCP_KEEPINTVL), 3), ((_TCP, socket.TCP_KEEPCNT), 3))  # A lost host is noticed after 14 s.
 
 
-def call(coordinator: str, processes: int, process: int, timeout: float) -> None:
+def call(coordinator: str, processes: int, process: int, timeout: float) -> dict[int, socket.socket]:
     """Waits until all `processes` have reported. coordinator: "HOST:PORT" of process 0. timeout: seconds.
+
+    Returns:
+        Open connections by process: process 0 has one to each other, and each other one to process 0. The system closes them
+        when a process ends, however it ends.
 
     Raises:
         UserError: a process does not report in time, two have the same number, or they expect different numbers of processes.
@@ -31,12 +38,16 @@ def call(coordinator: str, processes: int, process: int, timeout: float) -> None
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + timeout
     if process == 0:
-        _receive(coordinator, int(port), processes, timeout, until)
+        found = _receive(coordinator, int(port), processes, timeout, until)
     else:
-        _report((host.strip("[]"), int(port)), coordinator, processes, process, timeout, until)
+        found = {0: _report((host.strip("[]"), int(port)), coordinator, processes, process, timeout, until)}
+    for connection in found.values():
+        for option, value in _KEEP_ALIVE:
+            connection.setsockopt(*option, value)
+    return found
 
 
-def _receive(coordinator: str, port: int, processes: int, timeout: float, until: float) -> None:
+def _receive(coordinator: str, port: int, processes: int, timeout: float, until: float) -> dict[int, socket.socket]:
     here: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_listening(coordinator, port))
@@ -63,6 +74,7 @@ def _receive(coordinator: str, port: int, processes: int, timeout: float, until:
                 here = {number: caller for number, caller in here.items() if not _has_left(caller)}
         for caller in here.values():
             _answer(caller, {"word": _WORD})
+        return {number: caller.dup() for number, caller in here.items()}  # `stack` closes the callers.
 
 
 def _lines(
@@ -116,7 +128,9 @@ def _refuse(here: dict[int, socket.socket], sentence: str) -> None:
     raise UserError(sentence)
 
 
-def _report(address: tuple[str, int], coordinator: str, processes: int, process: int, timeout: float, until: float) -> None:
+def _report(
+    address: tuple[str, int], coordinator: str, processes: int, process: int, timeout: float, until: float
+) -> socket.socket:
     why: Any = "no answer"
     while time.monotonic() < until:
         left = until - time.monotonic()
@@ -125,14 +139,14 @@ def _report(address: tuple[str, int], coordinator: str, processes: int, process:
                 _answer(caller, {"word": _WORD, "process": process, "processes": processes})
                 # Process 0 may have started later. Wait for its answer, which names the missing processes.
                 caller.settimeout(timeout + _LINE_SECONDS)
-                said = _line(caller)
+                said, connection = _line(caller), caller.dup()
         except OSError as error:
             why = error.strerror or error
         else:
             if "error" in said:
                 raise UserError(f"process {process}: {said['error']}")
             if said.get("word") == _WORD:
-                return
+                return connection
             why = "a server answers there, but it is not process 0 of this run"
         time.sleep(max(0.0, min(_RETRY_SECONDS, until - time.monotonic())))
     raise UserError(f"process {process} cannot reach process 0 at {coordinator} within {timeout:g} s ({why}); start process 0 "

@@ -12,8 +12,9 @@ import orbax.checkpoint as ocp
 
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
-from jaxalign.models.checkpoints.orbax import disk_errors, first_line, is_news, load_params, save_params
+from jaxalign.models.checkpoints.orbax import disk_errors, first_line, load_params, report_disk_errors_once, save_params
 from jaxalign.parallel import hosts
+from jaxalign.storage import require_in_place
 
 __all__ = ["Checkpointer", "copy_params", "load_params", "save_params"]
 
@@ -30,8 +31,7 @@ class Checkpointer:
 
     def __init__(self, directory: Path, run: str = ""):
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, cleanup_tmp_directories=True)
-        for name in ("absl", "asyncio"):
-            logging.getLogger(name).addFilter(is_news)
+        report_disk_errors_once()
         self._directory, self._run = Path(directory).absolute(), run
         self._problems: dict[int, str] = {}
         try:
@@ -48,8 +48,11 @@ class Checkpointer:
     def save(self, step: int, state) -> None:
         """Copies the state and writes it in the background.
 
-        Raises: OSError: here or in `close`, if the disk is full or the folder cannot be written.
+        Raises:
+          OSError: here or in `close`, if the disk is full or the folder cannot be written.
+          UserError: here or in `close`, if the folder was moved or deleted.
         """
+        require_in_place(self._directory)
         record = {"step": step, "run": self._run, "checksums": checksums(state)}
         with disk_errors(self._directory):
             self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=record)

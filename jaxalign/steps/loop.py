@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxalign import interrupts
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.steps.recording import Recording
@@ -122,7 +123,7 @@ class Training:
         recording = Recording(loop.directory, loop.timing, loop.peak, loop.run_id)
         self.running = True
         try:
-            with contextlib.closing(recording):
+            with interrupts.at_steps(recording.saves and hosts.count() == 1), _closing(recording):
                 start, self.state = recording.restore(self._init, self._abstract)
                 self.completed = start
                 with contextlib.ExitStack() as stack:
@@ -160,8 +161,8 @@ class Training:
                 settled, pending = settle(*pending), None
                 clock.first_step()
                 yield from clock.paused(settled)
-            last = self._ends()
-            if last or (recording.saves and (step + 1) % loop.checkpoint_every == 0):
+            last, stopped = self._ends(), interrupts.received()
+            if last or (recording.saves and (stopped or (step + 1) % loop.checkpoint_every == 0)):
                 settled = None if pending is None else settle(*pending)
                 pending = None
                 trackers.flush()
@@ -169,7 +170,7 @@ class Training:
                     recording.save(step + 1, self.state)
                 if settled is not None:
                     yield from clock.paused(settled)
-            if last:
+            if last or stopped:
                 break
 
     def _ends(self) -> bool:
@@ -210,6 +211,19 @@ class Training:
                 f"[{stage}] the gradient of step {step + 1} is not finite; its update is skipped, and training stops after "
                 f"{most} such steps in a row"
             )
+
+
+@contextlib.contextmanager
+def _closing(recording: Recording) -> Iterator[None]:
+    """Waits for the last checkpoint at the end of the body, but not after an error in one of several processes: that checkpoint
+    would wait for a process that has failed, and the others would not be told."""
+    try:
+        yield
+    except BaseException:
+        if hosts.count() == 1:
+            recording.close()
+        raise
+    recording.close()
 
 
 class _Clock:

@@ -172,6 +172,23 @@ def test_if_one_process_fails_all_end_and_report_why(how, code, said):
     assert said in failed.err and ("Traceback" in failed.err) == (how == "fault")
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("killed", [1, 2])  # JAX ends the others itself if process 0 is killed.
+def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
+    with processes.started(3, ["-c", f"from {__name__} import failing; failing()", "kill"]) as running:
+        for process in running:
+            while process.stderr.readline() not in ("up\n", ""):
+                pass
+        running[killed].kill()
+        began = time.monotonic()
+        found = processes.ends(running, timeout=120)
+    assert time.monotonic() - began < 20
+    for number, ended in enumerate(found):
+        if number != killed:
+            assert ended.code == 1
+            assert ended.err == f"process {number} ends because process {killed} did: it was killed, or its host was lost\n"
+
+
 def test_rows_are_placed_like_a_batch_on_the_mesh():
     sharding = make_sharding(tiny.Mesh(2, 2, 2))
     rows, index = np.arange(48).reshape(12, 4), np.asarray([11, 0, 3, 3])

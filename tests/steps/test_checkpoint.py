@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+import subprocess
+import sys
 
 import chex
 import jax
@@ -15,6 +17,7 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.rl.state import abstract_ppo_state
 from jaxalign.steps.checkpoint import Checkpointer, copy_params, load_params, save_params
+from jaxalign.storage import write_atomically
 from tests import tiny
 
 
@@ -53,6 +56,45 @@ def test_a_full_disk_raises_the_systems_error(tmp_path, monkeypatch, caplog, fai
             checkpointer.close()
     assert raised.value.errno == errno.ENOSPC and not caplog.records
     checkpointer.close()
+
+
+def test_a_folder_that_was_moved_during_the_run_is_refused_and_not_begun_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    checkpointer = Checkpointer(tmp_path / "run/checkpoints")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="run/checkpoints does not exist"):
+        checkpointer.save(1, {"x": jnp.zeros(2)})
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="run does not exist"):
+        write_atomically(tmp_path / "run/stage/rows.jsonl", "")
+    assert not (tmp_path / "run").exists()
+
+
+LIMITED = """
+import resource, sys
+import jax.numpy as jnp
+from jaxalign.errors import run_to_the_end
+from jaxalign.steps.checkpoint import Checkpointer
+
+def main():
+    checkpointer = Checkpointer(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        checkpointer.save(1, {str(i): jnp.arange(50_000.0) ** 0.5 for i in range(20)})
+        checkpointer.close()
+    except OSError as error:
+        print(error.errno)
+        return 2
+
+run_to_the_end(main)
+"""
+
+
+@pytest.mark.process
+def test_a_limit_of_file_sizes_gives_one_error_and_no_output_of_threads(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "checkpoints")], capture_output=True, text=True,
+                           timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, f"{errno.EFBIG}\n", "")
 
 
 def test_other_checkpoint_errors_are_raised_unchanged(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxalign import interrupts
 from jaxalign.config import Optimizer
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
@@ -67,6 +68,20 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path, uninterrupt
         with pytest.raises(Killed):
             train(tmp_path, stop)
     state = train(tmp_path)
+    chex.assert_trees_all_equal(state, uninterrupted[0])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == uninterrupted[1]
+
+
+def test_a_signal_ends_the_loop_after_its_step_and_a_checkpoint(tmp_path, uninterrupted, monkeypatch):
+    seen = []
+    with monkeypatch.context() as patch:
+        received = interrupts.received
+        patch.setattr(interrupts, "received", lambda: received() or len(seen) == 5)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, seen=seen)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
+    state = train(tmp_path, seen=seen)
+    assert seen == list(range(STEPS))  # No step is repeated, though 5 is no multiple of EVERY.
     chex.assert_trees_all_equal(state, uninterrupted[0])
     assert (tmp_path / "metrics.jsonl").read_bytes() == uninterrupted[1]
 

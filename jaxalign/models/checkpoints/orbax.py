@@ -7,8 +7,10 @@ import errno
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -17,8 +19,10 @@ from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
+from jaxalign.storage import MOVED
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG, errno.ESTALE)
+_LOST = ("NOT_FOUND", "No ArrayMetadata found", os.strerror(errno.ENOENT))
 _FAILURES = {os.strerror(code): code for code in _CODES}
 
 
@@ -26,17 +30,37 @@ def is_news(record: logging.LogRecord) -> bool:
     """A logging filter that drops records about a full disk or an unwritable folder: `disk_errors` raises that error once, and
     every thread of Orbax would log it again."""
     text = f"{record.getMessage()} {record.exc_info[1] if record.exc_info else ''}"
-    return not any(words in text for words in _FAILURES)
+    return not any(words in text for words in (*_FAILURES, *_LOST))
+
+
+def report_disk_errors_once() -> None:
+    """Silences what the threads of Orbax and TensorStore print about an error that `disk_errors` raises."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(is_news)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _show_news
+
+
+def _show_news(unraisable: Any) -> None:
+    """A `sys.unraisablehook` that drops the exceptions of TensorStore's writes that end after Orbax has failed."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 @contextlib.contextmanager
 def disk_errors(directory: Path) -> Iterator[None]:
-    """Raises an OSError with the system's error number if Orbax or TensorStore reports a full disk or an unwritable folder."""
+    """Raises an OSError with the system's error number if Orbax or TensorStore reports a full disk or an unwritable folder.
+
+    Raises:
+      UserError: the folder, or files in it, were moved or deleted.
+    """
     try:
         yield
     except Exception as error:
         code = next((code for words, code in _FAILURES.items() if words in str(error)), None)
         if code is None:
+            if isinstance(error, FileNotFoundError) or any(words in str(error) for words in _LOST):
+                raise UserError(MOVED.format(folder=directory)) from None
             raise
         full = OSError(code, os.strerror(code), str(directory))
         error.__traceback__ = None
@@ -55,6 +79,7 @@ def save_params(directory: str | Path, params: Params) -> None:
     directory = Path(directory).absolute()
     if hosts.once(directory.exists):
         return
+    report_disk_errors_once()
     with disk_errors(directory), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory, params, custom_metadata={"checksums": checksums(params)})
     hosts.wait()
