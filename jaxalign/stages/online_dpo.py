@@ -27,6 +27,7 @@ from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.offload import check_host_memory
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
+from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.base import CHECKS
 from jaxalign.trainers.online_direct import OnlineDPO, OnlineDPOParts
 

@@ -19,6 +19,7 @@ from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import load_params, save_params
 from jaxalign.steps.offload import check_host_memory
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.base import CHECKS
 from jaxalign.trainers.ppo import PPO, PPOParts
 

@@ -6,6 +6,7 @@ Models are tiny and random, with awkward sizes; there are no golden files. Needs
 from __future__ import annotations
 
 import json
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -281,7 +282,7 @@ def test_the_load_balance_of_experts_equals_that_of_transformers(name, tmp_path)
         ("smollm3", "no_rope_layers", [2, 1, 1, 1, 1]),
         ("granite", "logits_scaling", "8"),
         ("llama", "hidden_act", "mish"),
-        ("llama", "attention_dropout", 0.1),
+        ("llama", "attention_dropout", 1.5),
         ("llama", "embedding_multiplier", 12.0),
         ("gemma3", "use_bidirectional_attention", True),
         ("gemma2", "layer_types", ["chunked_attention"] * 3),
@@ -299,3 +300,13 @@ def test_unsupported_features_are_refused_by_name(family, field, value, tmp_path
     name = "rope_type" if field == "rope_scaling" else field
     with pytest.raises(UserError, match=name):
         read_config(tmp_path)
+
+
+def test_a_dropout_rate_is_read_with_a_warning(tmp_path, caplog):
+    """Granite 3.0 has an attention_dropout of 0.1, which affects only its training."""
+    _reference("llama").config.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"attention_dropout": 0.1}))
+    with caplog.at_level(logging.WARNING, logger="jaxalign"):
+        read_config(tmp_path)
+    assert "attention_dropout is 0.1; dropout is not used here" in caplog.text

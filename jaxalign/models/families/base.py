@@ -9,6 +9,7 @@ fused weight.
 
 from __future__ import annotations
 
+import logging
 import math
 import pathlib
 from typing import Any, NamedTuple
@@ -145,7 +146,11 @@ def sizes(fields: Fields, eps: float, tied: bool, partial: bool = False) -> dict
     family reads partial_rotary_factor itself."""
     width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):
-        fields.only(name, 0)
+        rate = fields.get(name, 0)
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise UserError(f"{fields.path}: {name} is {shown(str(rate))}; a number from 0 to below 1 is expected")
+        if rate:
+            logging.getLogger("jaxalign").warning("%s: %s is %s; dropout is not used here", fields.path, name, rate)
     fields.only("quantization_config", None)
     if not partial:
         fields.only("partial_rotary_factor", 1)
