@@ -53,7 +53,7 @@ def as_reward(
     if hasattr(reward, "as_reward"):
         reward = reward.as_reward()
     if hasattr(reward, "score"):
-        name = name or getattr(reward, "name", None) or type(reward).__name__
+        name = str(name or getattr(reward, "name", None) or type(reward).__name__)
         is_checked = getattr(reward, "is_checked", False)
         return reward if is_checked else CheckedReward(reward, name, settings.max_dropped_share, in_run)
     if not callable(reward):

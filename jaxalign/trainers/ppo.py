@@ -286,13 +286,13 @@ class PPO(PolicyTrainer):
                             "clip within the reward")
         if not isinstance(reward, (list, tuple)):
             if weights is not None:
-                raise UserError(f"PPO(reward_weights) is {weights!r}, but reward is not a list; give a list of rewards, or leave "
-                                "the weights out")
+                raise UserError(f"PPO(reward_weights) is {weights!r}, but reward is not a list; give a list of rewards, or "
+                                "leave the weights out")
             return self._one_reward(reward)
         weights = checked((1.0,) * len(rewards) if weights is None else weights, tuple[float, ...], "PPO(reward_weights)")
         if not rewards or len(weights) != len(rewards):
-            raise UserError(f"PPO(reward) is a list of {len(rewards)} rewards with {len(weights)} weights; at least one reward, "
-                            "and one weight for each, are expected")
+            raise UserError(f"PPO(reward) is a list of {len(rewards)} rewards with {len(weights)} weights; at least one "
+                            "reward, and one weight for each, are expected")
         parts: dict[str, Reward] = {}
         for part in map(self._one_reward, rewards):
             same = sum(name == part.name or name.startswith(f"{part.name}-") for name in parts)
