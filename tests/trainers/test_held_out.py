@@ -35,6 +35,7 @@ def answer_logprobs(params, row: dict, answer: str) -> np.ndarray:
     return np.asarray([logprobs[t - 1, ids[t]] for t in range(len(prompt), len(ids))], np.float64)
 
 
+@pytest.mark.slow
 def test_the_loss_of_sft_is_the_mean_over_the_answer_tokens_of_the_held_out_rows():
     trainer = SFT(language_model(), **SFT_FIELDS)
     steps = list(trainer.fit(EXAMPLES[:4], EXAMPLES[4:], eval_every=3))
@@ -89,6 +90,7 @@ def test_early_stopping_of_dpo_keeps_the_weights_with_the_lowest_loss():
     chex.assert_trees_all_equal(tiny.to_host(trainer.policy.params), tiny.to_host(fewer.policy.params))
 
 
+@pytest.mark.slow
 def test_an_interruption_changes_nothing(tmp_path):
     def run(steps=None, **options):
         trainer = SFT(language_model(), **SFT_FIELDS, **options)
@@ -107,7 +109,7 @@ def test_an_interruption_changes_nothing(tmp_path):
 @pytest.mark.parametrize("lora", (False, True))
 def test_ppo_measures_the_mean_reward_of_held_out_prompts_and_keeps_the_best(lora):
     """The reward is a constant of each prompt's column, so its mean is known, and no later mean is higher."""
-    def worth(prompts, responses, gold):
+    def worth(prompts, responses, gold, **columns):
         return [float(value) for value in gold]
 
     fields = {"iterations": 6, "batch": 4, "max_new_tokens": 4, "advantages": "rloo", "group_size": 2}
@@ -123,8 +125,8 @@ def test_ppo_measures_the_mean_reward_of_held_out_prompts_and_keeps_the_best(lor
 @pytest.mark.parametrize(("options", "message"), (
     ({"eval_every": 2}, r"SFT.fit\(eval_every\) is 2, but there are no rows to measure; give the argument held_out too"),
     ({"patience": 1}, r"SFT.fit\(patience\) is 1, but there are no rows"),
-    ({"held_out": EXAMPLES, "eval_every": -1}, r"SFT.fit\(eval_every\) is -1; at least 0 is expected"),
-    ({"held_out": EXAMPLES, "patience": 0}, r"SFT.fit\(patience\) is 0; at least 1 is expected"),
+    ({"held_out": EXAMPLES, "eval_every": -1}, r"SFT.fit\(eval_every\) is -1; it must be at least 0"),
+    ({"held_out": EXAMPLES, "patience": 0}, r"SFT.fit\(patience\) is 0; it must be at least 1"),
     ({"held_out": []}, r"SFT.fit\(held_out\)"),
     ({"held_out": [3]}, r"SFT.fit\(held_out\)"),
 ))

@@ -40,10 +40,10 @@ def run(steps=None, optimizer=None, **options):
 
 
 def test_sgd_with_momentum_makes_the_steps_of_its_formula():
-    trainer, _ = run(3)
+    trainer, steps = run()
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), language_model().params)
     trace = jax.tree.map(np.zeros_like, params)
-    for _ in range(3):
+    for _ in steps:
         gradients = jax.grad(mean_loss)(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
         trace = jax.tree.map(lambda t, g: MOMENTUM * t + np.asarray(g, np.float64), trace, gradients)
         params = jax.tree.map(lambda p, t: p - RATE * t, params, trace)
@@ -69,12 +69,13 @@ def test_its_moments_are_sharded_like_the_parameters():
     jax.tree.map(lambda x, y: chex.assert_equal(x.sharding, y.sharding), moments, params)
 
 
+@pytest.mark.slow
 def test_dpo_and_ppo_take_one_too():
     dpo = DPO(language_model(), optimizer=optax.sgd(0.0), epochs=1, batch=2)
     list(dpo.fit(PAIRS))
     chex.assert_trees_all_equal(tiny.to_host(dpo.policy.params), tiny.to_host(language_model().params))
 
-    def length(prompts, responses):
+    def length(prompts, responses, **columns):
         return [len(response) for response in responses]
 
     rates = {"optimizer": optax.sgd(0.0), "critic_optimizer": optax.adam(1e-3)}
@@ -96,5 +97,5 @@ def test_other_objects_are_refused(optimizer, message):
 
 def test_an_optimizer_that_nothing_reads_is_refused():
     with pytest.raises(UserError, match=r"PPO.critic_optimizer.* has no effect when"):
-        PPO(language_model(), lambda prompts, responses: [0.0] * len(responses), critic_optimizer=optax.sgd(0.1),
+        PPO(language_model(), lambda prompts, responses, **columns: [0.0] * len(responses), critic_optimizer=optax.sgd(0.1),
             advantages="rloo", group_size=2)
