@@ -39,7 +39,7 @@ def unregistered():
 def test_the_block_runs(title, model, tmp_path, monkeypatch, capsys, unregistered):
     (tmp_path / "FOLDER").symlink_to(model)
     with contextlib.chdir(tmp_path):
-        exec(compile(BLOCKS[title], f"docs/extending.md: {title}", "exec"), {"__name__": "block"})
+        exec(compile(BLOCKS[title], f"docs/extending.md: {title}", "exec", dont_inherit=True), {"__name__": "block"})
     assert capsys.readouterr().out
 
 
