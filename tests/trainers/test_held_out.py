@@ -138,3 +138,8 @@ def test_arguments_that_cannot_be_used_are_refused(options, message):
 def test_measuring_without_held_out_rows_is_refused():
     with pytest.raises(UserError, match="SFT has no held-out rows to measure; give SFT.fit the argument held_out"):
         SFT(language_model()).measure_held_out()
+
+
+def test_a_second_fit_starts_from_the_given_model():
+    trainer = SFT(language_model(), **SFT_FIELDS | {"epochs": 1})
+    assert list(trainer.fit(EXAMPLES[:2])) == list(trainer.fit(EXAMPLES[:2]))
