@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes | bytearray) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
@@ -15,7 +15,7 @@ def parse_json(text: str | bytes) -> Any:
         a whole number is beyond the largest float, about 1.8e308.
       UnicodeDecodeError: the bytes are not UTF-8, UTF-16 or UTF-32.
     """
-    if isinstance(text, bytes):
+    if not isinstance(text, str):
         text = text.decode(json.detect_encoding(text))
     try:
         return _DECODER.decode(text)

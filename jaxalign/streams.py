@@ -41,7 +41,7 @@ KEYS = {
     "pretrain": {"parameters": 1},  # Folded into the key of STATE.
     "revise": {"revisions": 1},
     "compare": {"labels": 1},
-    "ppo": {"critic": 1, "ratings": 2, "alarms": 4, "alarm labels": 5},
+    "ppo": {"critic": 1, "ratings": 2, "alarms": 4, "alarm labels": 5, "held out": 6},
     "online_dpo": {"samples": 1, "labels": 2},
     "evaluate": {"labels": 1},  # Of the first comparison; comparison i uses 1 + i.
     "reward_distill": {"samples": 0, "student": 1, "state": 2},

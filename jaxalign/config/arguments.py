@@ -80,18 +80,19 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
+def section_from(default: Any, fields: Mapping[str, Any], caller: str, objects: Mapping[str, Any] | None = None) -> Any:
     """Builds a section of the config from keyword arguments and checks it as a run does.
 
     Args:
         default: the section that provides the fields not given.
         fields: values by field name. A nested section is a mapping or an instance of its class.
         caller: the function or class that error messages name; they call the argument CALLER.FIELD.
+        objects: objects that replace nested sections, by field name, such as an optimizer.
 
     Raises:
         UserError: a field does not exist, its value is not valid, or it has no effect with the other values.
     """
-    section = schema.from_mapping(default, fields, caller)
+    section = dataclasses.replace(schema.from_mapping(default, fields, caller), **(objects or {}))
     name = next((name for name, kind in schema.field_types(Config).items() if kind is type(default)), None)
     if name is None:
         return section
@@ -112,6 +113,6 @@ def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
 
 def _refuse_unread(section: Any, usual: Any, name: str, config: Config) -> None:
     refuse_unread(section, usual, name, lambda dotted: schema.get(config, dotted))
-    for inner, kind in schema.field_types(type(section)).items():
-        if dataclasses.is_dataclass(kind):
+    for inner in schema.field_types(type(section)):
+        if dataclasses.is_dataclass(getattr(section, inner)):
             _refuse_unread(getattr(section, inner), getattr(usual, inner), f"{name}.{inner}", config)

@@ -114,6 +114,19 @@ class Registry(Generic[R]):
         self._own[record.name] = record
         return record
 
+    def name_of(self, given: Any) -> Any:
+        """Registers a record that a caller gave in place of a name and returns its name; returns other values unchanged.
+
+        If another record has the name, a number is added to it, since a notebook may define a record again.
+        """
+        if not isinstance(given, self.record):
+            return given
+        record, number = given, 1
+        while self.builtin.get(record.name, self._own.get(record.name, record)) != record:
+            number += 1
+            record = dataclasses.replace(given, name=f"{given.name}-{number}")
+        return self.register(record).name
+
     def unregister(self, name: str) -> None:
         """Removes a record that `register` added; does nothing if there is none."""
         self._own.pop(name, None)

@@ -7,45 +7,53 @@ from typing import Any
 
 import numpy as np
 
-from jaxalign.config import RewardConfig
+from jaxalign.config import Config, RewardConfig
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt
 from jaxalign.registry.core import load_object
 from jaxalign.registry.custom import custom_code, new_instance, wrong_result
-from jaxalign.rewards.base import FusedReward, Listener, Reward, RewardBatch, Scored
+from jaxalign.registry.rewards import REWARDS, RewardSource
+from jaxalign.rewards.base import FusedReward, Listener, Reward, RewardBatch, RewardInputs, Scored
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.functions import FunctionReward
 from jaxalign.rewards.verifiers import VERIFIERS
 
 
 def as_reward(
-    reward: Any, tokenizer: Tokenizer, settings: RewardConfig | None = None, name: str | None = None
+    reward: Any, tokenizer: Tokenizer, settings: RewardConfig | None = None, name: str | None = None,
+    policy: Model | None = None,
 ) -> Reward:
     """A `Reward` from any form that a user may give.
 
     Args:
       reward: a `Reward`; an object with a method `as_reward()`, such as a trained `RewardModel`; any object or class with a
-        method `score(batch)`; a function `(prompts, responses, **columns) -> scores`; the name of a verifier; or
-        "package.module:name" or "FILE.py:name" for one of these.
+        method `score(batch)`; a function `(prompts, responses, **columns) -> scores`; a `RewardSource` or the name of a
+        registered one; the name of a verifier; or "package.module:name" or "FILE.py:name" for one of these.
       tokenizer: the policy's tokenizer.
       settings: how to call a function and how many rows a reward may drop, in a stage of a run; None for the defaults of
         `config.reward`, outside of a run.
       name: the reward's name in metrics; None for its own name.
+      policy: the policy's architecture, for a `RewardSource`.
 
     Raises:
-      UserError: `reward` has none of these forms, or cannot be imported.
+      UserError: `reward` has none of these forms, cannot be imported, or is a `RewardSource` that needs a run.
     """
     in_run, settings, given = settings is not None, settings or RewardConfig(), reward
     if isinstance(reward, str):
-        reward = VERIFIERS.get(reward) or load_object(reward, "reward")
+        known = VERIFIERS.get(reward) or (REWARDS.get(reward) if ":" not in reward and reward in REWARDS else None)
+        reward = known or load_object(reward, "reward")
+    if isinstance(reward, RewardSource):
+        name = name or reward.name
+        reward = _from_source(reward, tokenizer, policy)
     if isinstance(reward, type):
         reward = new_instance(reward, f"the reward {reward.__name__}", "give an instance")
     if hasattr(reward, "as_reward"):
         reward = reward.as_reward()
     if hasattr(reward, "score"):
-        name = name or getattr(reward, "name", type(reward).__name__)
+        name = str(name or getattr(reward, "name", None) or type(reward).__name__)
         is_checked = getattr(reward, "is_checked", False)
         return reward if is_checked else CheckedReward(reward, name, settings.max_dropped_share, in_run)
     if not callable(reward):
@@ -53,6 +61,16 @@ def as_reward(
                         "-> scores, an object with a method score(batch), or 'module:name' of one is expected")
     name = name or getattr(reward, "__name__", type(reward).__name__)
     return FunctionReward(name, reward, settings, tokenizer, in_run=in_run)
+
+
+def _from_source(source: RewardSource, tokenizer: Tokenizer, policy: Model | None) -> Any:
+    """The reward that a source makes outside of a run. Raises UserError if the source reads a run."""
+    needs_run = source.stages or source.reads_base or source.asks_judge or source.needs or source.files
+    if needs_run or source.name in REWARDS.builtin:
+        raise UserError(f"the reward is the source {source.name!r}, which reads the config or the stages of a run; set "
+                        "config.reward.source of a run to it, or give a trained RewardModel, a function or an object here")
+    with custom_code(f"reward source {source.name!r}"):
+        return source.load("make")(RewardInputs(Config(), tokenizer, policy, None))
 
 
 class CheckedReward(Reward):

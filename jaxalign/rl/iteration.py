@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
@@ -20,7 +21,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models import flops
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
-from jaxalign.parallel.rows import place_rows
+from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Experience, Prompt, Rollout
 from jaxalign.rewards.base import Reward, RewardBatch
 from jaxalign.rewards.scorer import LearntScore
@@ -200,6 +201,29 @@ class Iteration:
     def offload_optimizer_state(self, state: PPOState) -> PPOState:
         """Moves the optimizer states of a state, concrete or abstract, to host memory, if configured (`offload_optimizer`)."""
         return move_optimizer_state(state, to_host) if self.offloads_optimizer else state
+
+    def mean_score(
+        self, params: Params, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], key: jax.Array, version: int
+    ) -> float:
+        """The mean reward of one sampled response to each prompt, over the responses that have a score; NaN if none has.
+
+        Args:
+          params: the policy's trained parameters; version: their version.
+          prompts: the prompts; ids: their token ids.
+          key: the PRNG key of the samples.
+        """
+        sharding = self.setup.policy.sharding
+        parts = math.lcm(sharding.batch_size, sharding.generation.batch_size)
+        index = [i % len(ids) for i in range(-(-len(ids) // parts) * parts)]  # Repeat prompts until the mesh divides the rows.
+        padding = dataclasses.replace(self.padding, batch=parts)
+        self.sampler.update(join(self.frozen, params), version)
+        rollout = sample_rollout(self.sampler, padding, [ids[i] for i in index], key, range(len(index)), self.sampling)
+        batch = RewardBatch(place_rows(sharding, rollout), [prompts[i] for i in index], 0, self.tokenizer)
+        scored = self.reward.score(batch)
+        scores, kept = fetch((scored.scores, np.ones(len(index), bool) if scored.kept is None else scored.kept))
+        totals = np.asarray(scores, np.float64).reshape(len(index), -1).sum(axis=1)[: len(ids)]
+        kept = np.asarray(kept, bool)[: len(ids)]
+        return float(totals[kept].mean()) if kept.any() else float("nan")
 
     def _baseline(self, batch: PromptBatch, key: jax.Array):
         """(float32 [B]: rewards of greedy responses to the same prompts; bool [B]: which rows have one, or None if all do)."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import numpy as np
 
-from jaxalign.config.arguments import SEED, instance_of
+from jaxalign.config.arguments import SEED, as_text, instance_of
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import checked
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import Asked, LanguageModel
 from jaxalign.records import Rollout
+from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import Engine, LocalSampler, TokenSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 
@@ -28,10 +29,10 @@ class Sample:
     """One sampled answer.
 
     Attributes:
-      text: its text, without the stop token.
-      ids: its token ids, including the stop token.
+      text: its text, without the stop token or the stop text.
+      ids: its token ids, including the stop token or those that complete a stop text.
       logprobs: float32 [N], the log-probability of each token at the sampling temperature, before top-k and top-p.
-      ended: True if a stop token ended it; otherwise it reached max_new_tokens.
+      ended: True if a stop token or a stop text ended it; otherwise it reached max_new_tokens.
     """
 
     text: str
@@ -63,7 +64,7 @@ class Samples:
 
     @property
     def ended(self) -> list[bool]:
-        """Whether a stop token ended each answer."""
+        """Whether a stop token or a stop text ended each answer."""
         return [sample.ended for sample in self.samples]
 
     def __len__(self) -> int:
@@ -123,18 +124,25 @@ class Sampler:
             self._policy, self._version = policy, self._version + 1
             self._sampler.update(policy.weights, self._version)
 
-    def generate(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Samples:
+    def generate(
+        self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1, stop: Sequence[str] = ()
+    ) -> Samples:
         """Samples n answers to each prompt.
 
         Args:
           prompts: each a text, a list of {"role", "content"}, or a `Prompt`.
           max_new_tokens: the maximum length of an answer, in tokens.
           n: the number of answers to each prompt; one call samples at most `MOST_ANSWERS` (1,000,000) answers.
+          stop: texts that end an answer. Its text ends before the first of them, its tokens include the one that completes it,
+            and `ended` is True. Answers are cut after they are sampled, so stop texts save no time.
 
         Raises:
           UserError: there are no prompts, one cannot be answered (empty, or too long for the model), or there are too many
             answers.
         """
+        instance_of(stop, list | tuple, "stop", "a list of texts")
+        if not all(map(as_text, stop, (f"stop[{index}]" for index in range(len(stop))))):
+            raise UserError("stop has an empty text, which would end every answer at once; remove it")
         with self._lock:
             ids, sampling, key = self._request(prompts, max_new_tokens, n)
             responses = respond(self._sampler, ids, key, range(len(ids)), sampling)
@@ -142,9 +150,19 @@ class Sampler:
         for index, (prompt, response) in enumerate(zip(ids, responses, strict=True)):
             if response.error is not None:
                 raise UserError(f"prompts[{index // n}] has no answer: {response.error}")
-            text = self._policy.text(response.ids[:-1] if response.ended else response.ids, prompt)
-            samples.append(Sample(text, response.ids, np.asarray(response.logprobs, np.float32), response.ended))
+            samples.append(self._sample(prompt, response, stop))
         return Samples(tuple(samples))
+
+    def _sample(self, prompt: Sequence[int], response: Response, stop: Sequence[str]) -> Sample:
+        """The answer of a response, which ends at the first of the texts `stop`, if it has one."""
+        ids, logprobs = response.ids, np.asarray(response.logprobs, np.float32)
+        written = ids[:-1] if response.ended else ids
+        text = self._policy.text(written, prompt)
+        if not any(end in text for end in stop):
+            return Sample(text, ids, logprobs, response.ended)
+        texts = ((count, self._policy.text(written[:count], prompt)) for count in range(1, len(written) + 1))
+        count, text = next((count, text) for count, text in texts if any(end in text for end in stop))
+        return Sample(text[: min(text.index(end) for end in stop if end in text)], ids[:count], logprobs[:count], True)
 
     def rollout(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Rollout:
         """Samples like `generate` and returns arrays, for a custom training loop.

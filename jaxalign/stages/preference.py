@@ -30,7 +30,7 @@ from jaxalign.stages.shared.labelled import print_report
 from jaxalign.stages.shared.preference_pairs import PreferencePairs, is_human, preference_pairs
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import save_params
-from jaxalign.trainers.base import TrainerInputs
+from jaxalign.trainers.inputs import TrainerInputs
 from jaxalign.trainers.preference_quality import accuracy, length_baseline, measure, noise_ceiling
 from jaxalign.trainers.reward_model import RewardModel, member_directory
 from jaxalign.trainers.scoring import all_scores, pair_arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import jax
@@ -10,6 +11,7 @@ import optax
 import optax.contrib
 
 from jaxalign.config import Optimizer
+from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LINEAR
 
 _STACKED = ("blocks", "adapters")
@@ -139,16 +141,54 @@ def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
     return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
+def make_optimizer(config: Optimizer | optax.GradientTransformation, total_steps: int) -> optax.GradientTransformation:
     """The optimizer that a config section describes.
 
     Args:
-      config: the kind, learning rate and schedule, decoupled weight decay, and the global norm to clip to (None: no clipping).
+      config: the kind, learning rate and schedule, decoupled weight decay, and the global norm to clip to (None: no clipping);
+        or a user's optimizer, which is returned.
       total_steps: the length of the schedule.
     """
+    if isinstance(config, optax.GradientTransformation):
+        return config
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(_direction(config))
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=_decays))
     parts.append(optax.scale_by_learning_rate(make_schedule(config, total_steps)))
     return optax.chain(*parts)
+
+
+def check_optimizer(optimizer: optax.GradientTransformation, params, name: str) -> str:
+    """Traces one update of a user's optimizer.
+
+    Args:
+      optimizer: the optimizer.
+      params: the parameters as ShapeDtypeStructs.
+      name: the argument in error messages.
+
+    Returns:
+      A description of the optimizer's state: a hash of the names, shapes and dtypes of its arrays.
+
+    Raises:
+      UserError: the optimizer cannot update the parameters, or an update changes the shapes or dtypes of its state.
+    """
+    def update(params):
+        before, run = optimizer.init(params), optax.with_extra_args_support(optimizer).update
+        updates, after = run(params, before, params, obj_fn=optax.tree.norm)
+        return before, after, optax.apply_updates(params, updates)
+
+    try:
+        before, after, _ = jax.eval_shape(update, params)
+    except Exception as error:  # A user's optimizer may raise anything.
+        raise UserError(f"{name} cannot update the model's parameters ({type(error).__name__}: {str(error):.200}); give an "
+                        "optax optimizer whose update needs only gradients, its state and the parameters") from error
+    described = [
+        [f"{jax.tree_util.keystr(path)} {leaf.dtype}{leaf.shape}" for path, leaf in jax.tree_util.tree_leaves_with_path(state)]
+        for state in (before, after)
+    ]
+    if described[0] != described[1]:
+        changed = next((old for old, new in zip(*described, strict=False) if old != new), "its structure")
+        raise UserError(f"{name} changes the shape or dtype of its state in an update ({changed}); give an optimizer whose "
+                        "state keeps its shapes and dtypes")
+    return hashlib.sha256("\n".join(described[0]).encode()).hexdigest()[:16]

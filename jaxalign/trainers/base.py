@@ -1,19 +1,20 @@
-"""The base of every trainer: its inputs, its jitted step, its loop, its directory and its newest weights."""
+"""The base of every trainer: its jitted step, its loop, its directory and its newest weights."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
 
-from jaxalign.config import section_from
-from jaxalign.config.arguments import SEED, as_path, instance_of, make_folder
+from jaxalign.config.arguments import make_folder
+from jaxalign.config.constraints import at_least
 from jaxalign.config.schema import checked
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -21,119 +22,23 @@ from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.models.model import Model, Params
+from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.planner.hardware import chip_of
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, ScoredPairs
 from jaxalign.rl.checks import Check
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.early_stopping import EarlyStopping, StoppingState
-from jaxalign.steps.loop import Loop, Step, Training
+from jaxalign.steps.loop import Step, Training
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.steps.work import learning_packed, learning_pairs
 from jaxalign.storage import write_atomically
-from jaxalign.tracking.tracker import Tracker
-
-__all__ = ["PolicyTrainer", "Step", "Trainer", "TrainerInputs", "fingerprint", "model_inputs", "section_from"]
+from jaxalign.trainers.inputs import Frozen, TrainerInputs
 
 CHECKS = "checks.json"
 """The file with the step-0 checks of a run."""
-
-Frozen = Params | None
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerInputs:
-    """A model, functions that read its weights while programs compile, and the seeds and the loop of its training.
-
-    `model_inputs` makes them from a language model in memory, `stages/shared/training.py` from a work directory.
-
-    Attributes:
-      model: the architecture to train.
-      weights: reads the weights that training starts from; with adapters, joined with the base. A reference may also use them.
-      trained: takes those weights and returns the part to train, in buffers that training may donate.
-      frozen: reads the base under the adapters; returns None without adapters.
-      seed: seeds the order of the rows.
-      key: the PRNG key of the training state.
-      root_key: the PRNG key from which the keys of other uses are folded.
-      loop: the settings of the loop; the trainer sets its steps and the metrics that it shows.
-      abstract_frozen: the base under the adapters as ShapeDtypeStructs.
-      language_model: the language model that a trainer of the public API starts from; None in a stage.
-    """
-
-    model: Model
-    weights: Callable[[], Params]
-    trained: Callable[[Params], Params]
-    frozen: Callable[[], Frozen]
-    seed: int
-    key: jax.Array
-    root_key: jax.Array
-    loop: Loop
-    abstract_frozen: Frozen = None
-    language_model: LanguageModel | None = None
-
-
-def model_inputs(
-    model: LanguageModel,
-    section: Any,
-    name: str,
-    *,
-    directory: str | Path | None = None,
-    seed: int = 0,
-    trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
-    progress: bool = False,
-    argument: str = "model",
-) -> TrainerInputs:
-    """The inputs of a trainer that starts from a language model, whose own weights are not changed.
-
-    Args:
-      model: the language model.
-      section: the trainer's settings, a config section.
-      name: the trainer's name in error messages and on the progress bar.
-      directory: for metrics and checkpoints; None keeps everything in memory.
-      seed: the seed of all randomness.
-      trackers: receive the metrics of every step.
-      progress: show progress on stderr.
-      argument: the name of the argument with the language model.
-
-    Raises:
-      UserError: an argument has the wrong type or value.
-    """
-    instance_of(model, LanguageModel, f"{name}({argument})", "a LanguageModel, as load_model returns it,")
-    seed = checked(seed, int, f"{name}(seed)", SEED)
-    loop = Loop(
-        stage=name, directory=None if directory is None else as_path(directory, f"{name}(directory)", written=True),
-        trackers=_as_trackers(trackers, f"{name}(trackers)"), progress=checked(progress, bool, f"{name}(progress)"),
-        peak=peak_flops(model.model), settings={"seed": seed} | dataclasses.asdict(section),
-    )
-    return TrainerInputs(
-        model.model,
-        weights=lambda: model.weights,
-        trained=lambda _: copy_params(model.params),
-        frozen=lambda: model.frozen,
-        seed=seed,
-        key=jax.random.key(seed),
-        root_key=jax.random.key(seed),
-        loop=loop,
-        abstract_frozen=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), model.frozen),
-        language_model=model,
-    )
-
-
-def _as_trackers(trackers: Any, name: str) -> Mapping[str, Tracker] | Sequence[Tracker]:
-    """The trackers. Raises UserError unless they are a sequence of trackers or a mapping from names to trackers."""
-    trackers, one = () if trackers is None else trackers, "an object with the methods start, log and finish"
-    instance_of(trackers, Mapping | Sequence, name, "a list of trackers, or a mapping from names to trackers,")
-    named = trackers if isinstance(trackers, Mapping) else {str(i): tracker for i, tracker in enumerate(trackers)}
-    for key, tracker in named.items():
-        instance_of(key, str, f"a key of {name}", "a string")
-        if isinstance(tracker, type):
-            raise UserError(f"{name}[{key}] is the class {tracker.__name__}; {one} is expected: give an instance")
-        instance_of(tracker, Tracker, f"{name}[{key}]", one)
-    return trackers
-
 
 class Trainer:
     """The base class of trainers: one training run.
@@ -151,7 +56,8 @@ class Trainer:
       training: the running loop, whose `state` is the newest state; None before it begins.
       frozen: the base under the adapters, once it has been read.
       optimizer: the optimizer of the run, once training has begun.
-      stopping: the early stopping of the run; None without it. The state of `training` is then a `StoppingState`.
+      stopping: measures the held-out rows of the run; None without them. With its patience, the state of `training` is a
+        `StoppingState`.
     """
 
     name: ClassVar[str]
@@ -180,12 +86,47 @@ class Trainer:
         state = None if self.training is None else self.training.state
         if state is None:
             raise UserError(f"{self.name} has not trained yet; iterate over {self.name}.fit(...) first")
-        return state if self.stopping is None else state.train
+        return state.train if isinstance(state, StoppingState) else state
 
     @property
     def params(self) -> Params:
         """The trained parameters: the newest ones, which the next step donates, or the best ones with early stopping."""
-        return self.state.params if self.stopping is None else self.training.state.best_params
+        state = self.state if self.stopping is None or self.stopping.patience is None else self.training.state
+        return state.best_params if isinstance(state, StoppingState) else self._trained_params(state)
+
+    def _trained_params(self, state: Any) -> Params:
+        return state.params
+
+    def measure_held_out(self) -> dict[str, float]:
+        """The metrics of the held-out rows with the weights of `params`: the best with early stopping, otherwise the newest.
+
+        Raises:
+          UserError: `fit` was given no held-out rows, or training has not begun.
+        """
+        if self.stopping is None:
+            raise UserError(f"{self.name} has no held-out rows to measure; give {self.name}.fit the argument held_out, and "
+                            "iterate over it")
+        params, state = self.params, self.training.state
+        return dict(self.stopping.measure(
+            params, int(fetch(state.best_step)) if isinstance(state, StoppingState) else self.training.completed
+        ))
+
+    def _held_out(
+        self, held_out: Any, eval_every: int, patience: int | None, measure: Callable, steps_per_epoch: int, **options: Any
+    ) -> EarlyStopping | None:
+        """The evaluation that the arguments of `fit` describe; None without held-out rows.
+
+        Args:
+          held_out, eval_every, patience: the arguments of `fit`.
+          measure, options: see `EarlyStopping`.
+          steps_per_epoch: the steps between evaluations if `eval_every` is 0.
+        """
+        every = checked(eval_every, int, f"{self.name}.fit(eval_every)", at_least(0))
+        patience = checked(patience, int | None, f"{self.name}.fit(patience)", at_least(1))
+        if held_out is None and (every or patience is not None):
+            given = f"eval_every) is {every}" if every else f"patience) is {patience}"
+            raise UserError(f"{self.name}.fit({given}, but there are no rows to measure; give the argument held_out too")
+        return None if held_out is None else EarlyStopping(every or steps_per_epoch, patience, measure, **options)
 
     @property
     def weights(self) -> Params:
@@ -216,7 +157,7 @@ class Trainer:
           shown: the metrics that the progress bar shows.
           prepare: does the work that must precede the first step and returns the starting weights. If None, the starting
             weights are read only if there is no checkpoint.
-          stopping: ends training early; None trains all steps.
+          stopping: measures held-out rows, and may end training early; None trains all steps.
         """
         inputs, model, section, self.stopping = self.inputs, self.inputs.model, self.section, stopping
         total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
@@ -234,8 +175,7 @@ class Trainer:
 
             def init():
                 start = inputs.weights() if weights is None else weights
-                state = init_state(model, optimizer, inputs.trained(start), inputs.key)
-                return state if stopping is None else stopping.begin(state)
+                return init_state(model, optimizer, inputs.trained(start), inputs.key)
 
             def train_step(state: TrainState, number: int):
                 index = loader.indices(number)
@@ -244,21 +184,8 @@ class Trainer:
                     metrics = dataclasses.replace(metrics, tokens=int(rows.length[index].sum()))
                 return state, metrics
 
-            def stopping_step(state: StoppingState, number: int):
-                train, metrics = train_step(state.train, number)
-                state, completed = dataclasses.replace(state, train=train), number + 1
-                if not stopping.evaluates(completed, total_steps):
-                    return state, metrics
-                state, held_out = stopping.update(state, completed)
-                return state, {"training": metrics} | held_out
-
-            if stopping is None:
-                self.training = loop.begin(init, abstract, train_step)
-            else:
-                loop = dataclasses.replace(
-                    loop, stop=lambda state, completed: stopping.evaluates(completed, total_steps) and stopping.ends(state)
-                )
-                self.training = loop.begin(init, stopping.abstract(abstract), stopping_step)
+            begin = loop.begin if stopping is None else functools.partial(stopping.begin, loop)
+            self.training = begin(init, abstract, train_step)
             yield from self.training
 
     def _write_checks(self, checks: Sequence[Check]) -> None:
@@ -268,8 +195,12 @@ class Trainer:
             text = json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n"
             hosts.once(lambda: write_atomically(directory / CHECKS, text))
 
-    def _claim(self, data: Any) -> None:
+    def _claim(self, data: Any, **options: Any) -> None:
         """Records the run's settings and a hash of its data in the directory, or checks them against an earlier record.
+
+        Args:
+          data: a pytree of numpy arrays.
+          options: arguments of `fit` by name; those that are 0 or None are not recorded.
 
         Raises:
           UserError: the directory contains a run with different settings or data.
@@ -277,8 +208,9 @@ class Trainer:
         directory = self.inputs.loop.directory
         if directory is None:
             return
-        described = {"trainer": self.name, "seed": self.inputs.seed, "settings": dataclasses.asdict(self.section)}
-        described["data"] = fingerprint(data)
+        settings = {name: value for name, value in self.inputs.loop.settings.items() if name != "seed"}
+        described = {"trainer": self.name, "seed": self.inputs.seed, "settings": settings}
+        described |= {"data": fingerprint(data)} | {name: value for name, value in options.items() if value}
         text, path = json.dumps(described, indent=2, default=str) + "\n", directory / "trainer.json"
         try:
             recorded = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)
@@ -321,10 +253,3 @@ def fingerprint(data: Any) -> str:
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()[:32]
-
-
-def peak_flops(model: Model) -> float:
-    """The peak FLOP/s of all of the model's devices together; 0 if unknown."""
-    devices = model.sharding.mesh.devices
-    chip = chip_of(devices.flat[0].device_kind)
-    return 0.0 if chip is None else devices.size * chip.flops(model.config.compute_dtype)

@@ -17,6 +17,7 @@ from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import DPOConfig
 from jaxalign.data.loader import EpochLoader
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
@@ -27,12 +28,15 @@ from jaxalign.registry.objectives import OBJECTIVES, objectives_of
 from jaxalign.steps import work
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step
+from jaxalign.steps.early_stopping import LOSS, EarlyStopping
 from jaxalign.steps.loop import Step
+from jaxalign.steps.objectives import DirectInputs, anchors, objective_loss
 from jaxalign.storage import write_bytes_atomically
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
-from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
+from jaxalign.trainers.base import PolicyTrainer
+from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length
 from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
 
@@ -74,7 +78,7 @@ class DPO(PolicyTrainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(DPOConfig(), {"objective": objective, **fields}, self.name)
+        section = settings_from(DPOConfig(), {"objective": objective, **fields}, self.name, model)
         try:
             section.check_terms()
         except UserError as error:
@@ -82,32 +86,54 @@ class DPO(PolicyTrainer):
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model_inputs(model, section, self.name, **options), section)
 
-    def fit(self, pairs: Any) -> Iterator[Step]:
+    def fit(
+        self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
+    ) -> Iterator[Step]:
         """Trains on pairs of answers or, for an objective on single answers, on judged answers, and yields each step.
 
         Args:
           pairs: a list of {"prompt", "chosen", "rejected"} with optional "label" (the probability that chosen is better,
             default 1); or of {"prompt", "completion", "label": true or false}; or a mapping of columns. Prompts are texts or
             messages.
+          held_out: rows in the same form on which the objective is measured, as "held_out_loss" and "held_out_accuracy"; None:
+            no rows.
+          eval_every: steps between these measurements, besides the one after the last step; 0: an epoch.
+          patience: stop after this many consecutive measurements without a lower loss, and keep the weights with the lowest;
+            None: train all steps and keep the newest weights.
 
         Raises:
           UserError: there are no rows, a row is malformed, or the objective needs the other kind of rows.
         """
-        section, model = self.section, self.inputs.language_model
+        section, arrays = self.section, self._arrays(pairs, "pairs")
+        measured = None if held_out is None else self._arrays(held_out, "held_out")
+        loader = EpochLoader(len(arrays.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
+
+        def measure(params: Params, completed: int) -> dict[str, float]:
+            del completed
+            return held_out_metrics(section, self.inputs.model, join(self.frozen, params), self.held_out)
+
+        stopping = self._held_out(held_out, eval_every, patience, measure, loader.steps(1))
+        self._claim(arrays if measured is None else (arrays, measured), eval_every=eval_every, patience=patience)
+        return self.fit_arrays(arrays, loader, measured, stopping)
+
+    def _arrays(self, pairs: Any, argument: str) -> AnswerPairs:
+        """The rows of an argument of `fit` as arrays."""
+        section, model, where = self.section, self.inputs.language_model, f"DPO.fit({argument})"
         single = not objectives_of(section.objective)[0].pairs
         if is_judged(pairs):
             if not single:
-                raise UserError(f"DPO.fit(pairs) has judged single answers, but objective {section.objective!r} learns from "
+                raise UserError(f"{where} has judged single answers, but objective {section.objective!r} learns from "
                                 "pairs; set objective to 'kto', or give rows with chosen and rejected")
-            arrays = judged_arrays(model.tokenizer, as_judgements(pairs, "DPO.fit(pairs)"), model.style, section, single)
+            arrays = judged_arrays(model.tokenizer, as_judgements(pairs, where), model.style, section, single)
         else:
-            arrays = pair_arrays(model.tokenizer, as_pairs(pairs, "DPO.fit(pairs)"), model.style, section, single)
-        check_length("DPO.fit(pairs)", int(arrays.length.max()), "max_length", model)
-        self._claim(arrays)
-        loader = EpochLoader(len(arrays.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
-        return self.fit_arrays(arrays, loader)
+            arrays = pair_arrays(model.tokenizer, as_pairs(pairs, where), model.style, section, single)
+        check_length(where, int(arrays.length.max()), "max_length", model)
+        return arrays
 
-    def fit_arrays(self, train: AnswerPairs, loader: EpochLoader, held_out: AnswerPairs | None = None) -> Iterator[Step]:
+    def fit_arrays(
+        self, train: AnswerPairs, loader: EpochLoader, held_out: AnswerPairs | None = None,
+        stopping: EarlyStopping | None = None,
+    ) -> Iterator[Step]:
         """Computes the reference's log-probabilities, trains, and yields each step.
 
         Once training has begun, the attributes `train` and `held_out` are the pairs with these log-probabilities.
@@ -116,6 +142,7 @@ class DPO(PolicyTrainer):
           train: the pairs or judged answers, numpy arrays.
           loader: selects the rows of each batch.
           held_out: more rows for which to compute the reference's log-probabilities, or None.
+          stopping: measures held-out rows, and may end training early; None trains all steps.
         """
         model, section, self.train, self.held_out = self.inputs.model, self.section, train, held_out
 
@@ -132,7 +159,9 @@ class DPO(PolicyTrainer):
                 model=model, optimizer=self.optimizer, section=section, batch=batch, frozen=frozen, packed=parts
             )
 
-        steps = self._train(direct_step, arguments, train, loader, shown=("loss", "accuracy"), prepare=prepare)
+        steps = self._train(
+            direct_step, arguments, train, loader, shown=("loss", "accuracy"), prepare=prepare, stopping=stopping
+        )
         is_builtin = all(name in OBJECTIVES.builtin for name in names_in(section.objective))
         return steps if is_builtin else _finite_first(steps, section.objective)
 
@@ -172,6 +201,18 @@ def all_logprobs(section: DPOConfig, model: Model, params: Params, pairs: Answer
         arguments = LogprobArguments(model=model, params=params, pairs=own, packed=parts)
         out.append(fetch(answer_logprobs(arguments).logprobs))
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
+
+
+def held_out_metrics(section: DPOConfig, model: Model, params: Params, pairs: AnswerPairs) -> dict[str, float]:
+    """held_out_loss and held_out_accuracy: the means of the objective's loss and accuracy over the rows, by their weights.
+
+    An objective with an anchor computes it over all rows.
+    """
+    columns = *all_logprobs(section, model, params, pairs).T, *pairs.reference.T, *(pairs.length - pairs.prompt_length).T
+    inputs = DirectInputs(*(np.asarray(x, np.float32) for x in columns), pairs.label, pairs.weight, np.float32(0), section)
+    loss, reported = objective_loss(inputs, anchors(inputs))
+    means = (float(np.average(np.asarray(x, np.float64), weights=pairs.weight)) for x in (loss, reported["accuracy"]))
+    return dict(zip((LOSS, "held_out_accuracy"), means, strict=True))
 
 
 def accuracy(section: DPOConfig, model: Model, params: Params, pairs: AnswerPairs) -> dict | None:

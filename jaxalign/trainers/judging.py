@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import FeedbackConfig, JudgeConfig
-from jaxalign.config.arguments import SEED, instance_of
+from jaxalign.config.arguments import SEED, instance_of, section_from
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import checked
 from jaxalign.errors import UserError
@@ -29,7 +29,6 @@ from jaxalign.registry.custom import new_instance
 from jaxalign.registry.judges import judge_record
 from jaxalign.rollout.generation import Sampler
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.trainers.base import section_from
 from jaxalign.trainers.rows import as_answered, as_prompts
 
 _MOST_DRAWN = 1000

@@ -32,7 +32,8 @@ from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.tracking.timing import Timeline
 from jaxalign.trainers.answers import answer_pairs, packed
-from jaxalign.trainers.base import Step, Trainer, TrainerInputs
+from jaxalign.trainers.base import Step, Trainer
+from jaxalign.trainers.inputs import TrainerInputs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,8 @@ import jax
 
 from jaxalign import streams
 from jaxalign.config import PPOConfig
+from jaxalign.config.schema import checked
+from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import strip_frozen
@@ -22,6 +24,7 @@ from jaxalign.records import Prompt
 from jaxalign.rewards.base import Reward
 from jaxalign.rewards.checked import as_reward
 from jaxalign.rewards.learnt import LearntReward
+from jaxalign.rewards.sums import sum_of_rewards
 from jaxalign.rl.ahead import Scores, compile_ahead
 from jaxalign.rl.alarms import AlarmRun
 from jaxalign.rl.checks import Check
@@ -38,8 +41,10 @@ from jaxalign.rl.state import (
 from jaxalign.rollout.sampler import Engine, make_sampler, require_sampler
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.steps.checkpoint import copy_params
+from jaxalign.steps.early_stopping import SCORE
 from jaxalign.steps.offload import FrozenRole
-from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step, TrainerInputs, model_inputs, section_from
+from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
+from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
 
@@ -92,7 +97,9 @@ class PPO(PolicyTrainer):
     Args:
       policy: the language model to start from; it is not changed.
       reward: a function `(prompts, responses, **columns) -> scores`, a trained `RewardModel`, a `jaxalign.rewards.base.Reward`,
-        the name of a verifier, or "package.module:name" or "FILE.py:name" for one of these.
+        a `RewardSource` or the name of a registered one, the name of a verifier, or "package.module:name" or "FILE.py:name"
+        for one of these; or a list of rewards, whose weighted sum is the reward. The metric score_NAME is the mean of each.
+      reward_weights: one factor for each reward of a list; None for 1 each.
       reference: the model that the KL is measured against, of the policy's architecture; None for the initial policy.
       start_critic: a trained `RewardModel` whose weights the critic starts from; None for the policy's trunk with a zero value
         head.
@@ -117,13 +124,13 @@ class PPO(PolicyTrainer):
     checks: tuple[Check, ...] = ()
 
     def __init__(
-        self, policy: LanguageModel, reward: Any, *, reference: LanguageModel | None = None,
-        start_critic: RewardModel | None = None, sampler: Any = None, directory=None, seed=0, trackers=(),
-        progress=False, **fields: Any,
+        self, policy: LanguageModel, reward: Any, *, reward_weights: Sequence[float] | None = None,
+        reference: LanguageModel | None = None, start_critic: RewardModel | None = None, sampler: Any = None, directory=None,
+        seed=0, trackers=(), progress=False, **fields: Any,
     ):
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
-        section = section_from(PPOConfig(), fields, self.name)
+        section = settings_from(PPOConfig(), fields, self.name, policy)
         if section.alarms.every or section.helpful_share is not None:
             name = "alarms" if section.alarms.every else "helpful_share"
             raise UserError(f"PPO({name}) is not an argument; only stage ppo of a run has helpful prompts to read: measure the "
@@ -136,7 +143,7 @@ class PPO(PolicyTrainer):
             dataclasses.replace(inputs, key=jax.random.fold_in(root, streams.STATE), root_key=root), section
         )
         self.setup = make_ppo_setup(section, policy.model)
-        scorer, weights = self._as_reward(reward), self._reference_weights(reference)
+        scorer, weights = self._as_reward(reward, reward_weights), self._reference_weights(reference)
         if start_critic is not None:
             self._critic_weights(start_critic)  # Raises an error for an unsuitable critic before anything runs.
         if sampler is not None:
@@ -156,25 +163,46 @@ class PPO(PolicyTrainer):
         trainer._parts, trainer.setup = parts, make_ppo_setup(section, inputs.model)
         return trainer
 
-    def fit(self, prompts: Any) -> Iterator[Step]:
+    def fit(
+        self, prompts: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
+    ) -> Iterator[Step]:
         """Trains on prompts and yields each iteration.
 
         Args:
           prompts: a list of texts, of message lists, or of {"prompt": either, ...} whose other entries are columns for the
             reward; or a mapping of columns. Prompts are shuffled in each epoch. If there are fewer than an iteration needs,
             they repeat within it.
+          held_out: prompts in the same form, to each of which a response is sampled, always with the same random numbers; the
+            mean of their rewards is measured as "held_out_score". None: no prompts.
+          eval_every: iterations between these measurements, besides the one after the last; 0: an epoch of the prompts.
+          patience: stop after this many consecutive measurements without a higher mean, and keep the weights with the highest;
+            None: train all iterations and keep the newest weights.
 
         Raises:
           UserError: there are no prompts, a prompt is malformed or too long, or their columns differ.
         """
-        asked = as_prompts(prompts, "PPO.fit(prompts)")
-        require_equal_columns(asked, "PPO.fit(prompts)")
-        policy = self.inputs.language_model
-        ids = [policy.prompt_ids(prompt) for prompt in asked]
+        (asked, ids), section = self._encoded(prompts, "prompts"), self.section
+        measured, measured_ids = ((), ()) if held_out is None else self._encoded(held_out, "held_out")
+
+        def measure(params: Params, completed: int) -> dict[str, float]:
+            key = jax.random.fold_in(self.inputs.root_key, streams.KEYS["ppo"]["held out"])
+            return {SCORE: self._iteration.mean_score(params, measured, measured_ids, key, completed)}
+
+        epoch = EpochLoader(len(ids), section.batch // section.group_size, self.inputs.seed).steps(1)
+        self.stopping = self._held_out(
+            held_out, eval_every, patience, measure, epoch, metric=SCORE, params_of=self._trained_params
+        )
         steps = self.fit_encoded(asked, ids)
-        self._engine.padding.check(ids, self.section.max_new_tokens)  # Raise for long prompts before anything runs.
-        self._claim(ids)
+        # Raise for long prompts before anything runs.
+        self._engine.padding.check([*ids, *measured_ids], section.max_new_tokens)
+        self._claim(ids if held_out is None else (ids, measured_ids), eval_every=eval_every, patience=patience)
         return steps
+
+    def _encoded(self, prompts: Any, argument: str) -> tuple[list[Prompt], list[list[int]]]:
+        """(the prompts of an argument of `fit`, their token ids)."""
+        asked = as_prompts(prompts, f"PPO.fit({argument})")
+        require_equal_columns(asked, f"PPO.fit({argument})")
+        return asked, [self.inputs.language_model.prompt_ids(prompt) for prompt in asked]
 
     def fit_encoded(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> Iterator[Step]:
         """Trains on prompts and yields each iteration.
@@ -205,7 +233,7 @@ class PPO(PolicyTrainer):
             reference = FrozenRole(start, "frozen" in parts.offload, self.frozen)
             del start  # The role holds the weights, possibly in host memory.
             sampler = make_sampler(parts.sampler or "local", self._engine, parts.sampler_name)
-            iteration = Iteration(
+            self._iteration = iteration = Iteration(
                 setup, self._stream, sampler, self._engine.padding, parts.sampling, parts.reward(), parts.tokenizer,
                 reference, self.frozen, "optimizer" in parts.offload, self._record,
             )
@@ -230,7 +258,8 @@ class PPO(PolicyTrainer):
             )
             abstract = iteration.offload_optimizer_state(abstract_ppo_state(setup))
             step = iteration if alarms is None else functools.partial(alarms.step, iteration)
-            self.training = loop.begin(init, abstract, step)
+            begin = loop.begin if self.stopping is None else functools.partial(self.stopping.begin, loop)
+            self.training = begin(init, abstract, step)
             yield from self.training
             iteration.monitor.settle()
             if alarms is not None:
@@ -245,12 +274,32 @@ class PPO(PolicyTrainer):
             self.inputs.abstract_frozen, parts.abstract_start, checked,
         )
 
-    @property
-    def params(self) -> Params:
-        """The newest trained parameters, without a value head. The next step donates them."""
-        return without_value_head(self.state.policy.params)
+    def _trained_params(self, state: PPOState) -> Params:
+        """The trained parameters without a value head."""
+        return without_value_head(state.policy.params)
 
-    def _as_reward(self, reward: Any) -> Reward:
+    def _as_reward(self, reward: Any, weights: Sequence[float] | None) -> Reward:
+        """The reward, or the sum of a list of rewards with these weights."""
+        clip, rewards = self.section.score_clip, list(reward) if isinstance(reward, (list, tuple)) else [reward]
+        if clip is not None and not any(isinstance(one, RewardModel) for one in rewards):
+            raise UserError(f"PPO(score_clip) is {clip}; only the scores of a RewardModel are clipped: leave it at None, or "
+                            "clip within the reward")
+        if not isinstance(reward, (list, tuple)):
+            if weights is not None:
+                raise UserError(f"PPO(reward_weights) is {weights!r}, but reward is not a list; give a list of rewards, or "
+                                "leave the weights out")
+            return self._one_reward(reward)
+        weights = checked((1.0,) * len(rewards) if weights is None else weights, tuple[float, ...], "PPO(reward_weights)")
+        if not rewards or len(weights) != len(rewards):
+            raise UserError(f"PPO(reward) is a list of {len(rewards)} rewards with {len(weights)} weights; at least one "
+                            "reward, and one weight for each, are expected")
+        parts: dict[str, Reward] = {}
+        for part in map(self._one_reward, rewards):
+            same = sum(name == part.name or name.startswith(f"{part.name}-") for name in parts)
+            parts[f"{part.name}-{same + 1}" if same else part.name] = part
+        return sum_of_rewards(parts, weights)
+
+    def _one_reward(self, reward: Any) -> Reward:
         if isinstance(reward, RewardModel):
             scorer, params = reward.scorer
             own, expected = reward.tokenizer.vocab_size, self.tokenizer.vocab_size
@@ -259,10 +308,7 @@ class PPO(PolicyTrainer):
                                 "the policy's tokenizer is expected")
             scorer = dataclasses.replace(scorer, clip=self.section.score_clip)
             return LearntReward(scorer, FrozenRole(params), "reward model")
-        if self.section.score_clip is not None:
-            raise UserError(f"PPO(score_clip) is {self.section.score_clip}; only the scores of a RewardModel are clipped: "
-                            "leave it at None, or clip within the reward")
-        return as_reward(reward, self.tokenizer)
+        return as_reward(reward, self.tokenizer, policy=self.inputs.model)
 
     def _reference_weights(self, reference: LanguageModel | None) -> Params | None:
         policy = self.inputs.language_model

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import jax
 import numpy as np
 
 from jaxalign import streams
@@ -18,25 +17,22 @@ from jaxalign.config.arguments import as_path, make_folder
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.base import split_by_prompt
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.models.model import Model, Params, scalar_from_lm
+from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
-from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
-from jaxalign.steps.arguments import PreferenceArguments
-from jaxalign.steps.early_stopping import EarlyStopping
 from jaxalign.steps.loop import Step
 from jaxalign.steps.offload import FrozenRole
-from jaxalign.steps.preference_step import preference_step
 from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.trainers.base import Trainer, TrainerInputs, model_inputs, section_from
+from jaxalign.trainers.base import Trainer
+from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
+from jaxalign.trainers.preference_member import PreferenceMember, with_random_head
 from jaxalign.trainers.preference_quality import accuracy, held_out_metrics
 from jaxalign.trainers.rows import as_answered, as_pairs
-from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
+from jaxalign.trainers.scoring import all_scores, pair_arrays
 
 _STAGE_FIELDS = ("human", "human_weight", "on_failure")
 """Fields of the section that `RewardModel` does not read."""
@@ -75,7 +71,7 @@ class RewardModel(Trainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(PreferenceConfig(), fields, self.name)
+        section = settings_from(PreferenceConfig(), fields, self.name, model)
         for name in _STAGE_FIELDS:
             if getattr(section, name) != getattr(PreferenceConfig(), name):
                 raise UserError(f"RewardModel({name}) is {getattr(section, name)!r}, but only stage preference reads it; leave "
@@ -103,37 +99,56 @@ class RewardModel(Trainer):
 
     def _set_members(self, inputs: Sequence[TrainerInputs], section: PreferenceConfig) -> None:
         super().__init__(inputs[0], section)
-        self.members = [PreferenceMember(_with_random_head(one, number), section) for number, one in enumerate(inputs)]
+        self.members = [PreferenceMember(with_random_head(one, number), section) for number, one in enumerate(inputs)]
         self._current, self._raw_scorer, self.ensemble_summary = self.members[0], None, {}
+        self._held_out_pairs: PairBatch | None = None
 
-    def fit(self, pairs: Any, held_out: Any = None) -> Iterator[Step]:
+    def fit(
+        self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
+    ) -> Iterator[Step]:
         """Trains on pairs of answers and yields each step. The members of an ensemble train one after another.
 
         Args:
           pairs: a list of {"prompt", "chosen", "rejected"} with optional "label" (the probability that chosen is better,
             default 1), "margin" and "weight" (of the pair's loss, default 1); or a mapping of columns. Prompts are texts or
             messages.
-          held_out: the pairs on which early stopping measures the loss, in the same form; None holds out `held_out_share` of
-            the dialogues of `pairs`. Since they choose the weights, measure the accuracy on other pairs.
+          held_out: pairs in the same form on which each member is measured, as "held_out_loss" and "held_out_accuracy". None:
+            with early_stopping, `held_out_share` of the dialogues of `pairs`; otherwise no pairs. If they choose the weights,
+            measure the accuracy on other pairs.
+          eval_every: steps between these measurements, besides the one after the last step; 0: as in the argument eval_every
+            of `RewardModel`.
+          patience: stop after this many consecutive measurements without a lower loss, and keep the weights with the lowest;
+            None: as in the arguments early_stopping and patience of `RewardModel`.
 
         Raises:
-          UserError: there are no rows, a row is malformed, or `held_out` is given without early_stopping.
+          UserError: there are no rows, or a row is malformed.
         """
-        section, seed = self.section, self.inputs.seed
-        train, choosing = as_pairs(pairs, "RewardModel.fit(pairs)"), None
-        if not section.early_stopping and held_out is not None:
-            raise UserError("RewardModel.fit(held_out) is given, but early_stopping is False, so nothing reads it; set "
-                            "early_stopping=True, or leave held_out out")
+        section, seed, measured = self.section, self.inputs.seed, None
+        train = as_pairs(pairs, "RewardModel.fit(pairs)")
         if held_out is not None:
-            choosing = self._arrays(as_pairs(held_out, "RewardModel.fit(held_out)"))
+            measured = self._arrays(as_pairs(held_out, "RewardModel.fit(held_out)"))
         elif section.early_stopping:
             train, chosen_by = split_by_prompt(train, section.held_out_share, seed)
-            choosing = self._arrays(chosen_by)
+            measured = self._arrays(chosen_by)
         arrays = self._arrays(train)
-        self._claim(arrays if choosing is None else (arrays, choosing))
         first = streams.LOADERS["preference"]
         loaders = [EpochLoader(len(arrays.label), section.batch, seed, first + number) for number in range(section.members)]
-        return self.fit_arrays(arrays, loaders, choosing)
+        for member in self.members:
+            member.evaluates(measured, eval_every, patience, loaders[0].steps(1))
+        self._held_out_pairs = measured
+        self._claim(arrays if measured is None else (arrays, measured), eval_every=eval_every, patience=patience)
+        return self.fit_arrays(arrays, loaders)
+
+    def measure_held_out(self) -> dict[str, float]:
+        """held_out_loss and held_out_accuracy of the trained model, or of the whole ensemble, by its raw scores.
+
+        Raises:
+          UserError: `fit` was given no held-out pairs, or training has not ended.
+        """
+        scorer, pairs = self.raw_scorer, self._held_out_pairs
+        if pairs is None:
+            raise UserError("RewardModel has no held-out pairs to measure; give RewardModel.fit the argument held_out")
+        return held_out_metrics(all_scores(*scorer, pairs, self.section.batch), pairs)
 
     def fit_arrays(
         self, train: PairBatch, loaders: Sequence[EpochLoader], choosing: PairBatch | None = None,
@@ -154,7 +169,9 @@ class RewardModel(Trainer):
             self._current, directory = member, member.inputs.loop.directory
             if directory is not None:
                 hosts.once(functools.partial(make_folder, directory, "RewardModel(directory)"))
-            for step in member.fit(train, loader, choosing):
+            if choosing is not None and section.early_stopping:
+                member.evaluates(choosing, 0, None, loader.steps(1))
+            for step in member.fit(train, loader):
                 yield Step(done + step.number, step.metrics)
             done += member.training.completed
         weights = [member.weights for member in self.members]
@@ -226,73 +243,6 @@ class RewardModel(Trainer):
     def _arrays(self, pairs: Sequence[Comparison]) -> PairBatch:
         section, style = self.section, self.inputs.language_model.style
         return pair_arrays(self.tokenizer, pairs, style, section.max_length, section.margin_weight)
-
-
-class PreferenceMember(Trainer):
-    """Trains one preference model on arrays of pairs: a `RewardModel`, or a member of its ensemble."""
-
-    name = "RewardModel"
-
-    def fit(self, train: PairBatch, loader: EpochLoader, held_out: PairBatch | None = None) -> Iterator[Step]:
-        """Trains and yields each step.
-
-        Args:
-          train: the pairs, numpy arrays.
-          loader: selects the pairs of each batch.
-          held_out: the pairs on which early stopping measures the loss; not read without early stopping.
-
-        Raises:
-          UserError: early stopping has no pair to measure the loss on.
-        """
-        model, section = self.inputs.model, self.section
-
-        def arguments(frozen: Params | None, index: np.ndarray) -> PreferenceArguments:
-            batch, parts = packed(model, train, index, section.micro_batch_tokens)
-            return PreferenceArguments(
-                model=model,
-                optimizer=self.optimizer,
-                centering_coef=section.centering_coef,
-                batch=batch,
-                frozen=frozen,
-                packed=parts,
-            )
-
-        stopping = self._stopping(held_out, loader.steps(1)) if section.early_stopping else None
-        return self._train(
-            preference_step, arguments, train, loader, shown=("loss", "accuracy"), stopping=stopping
-        )
-
-    def stopped(self) -> dict[str, Any]:
-        """The result of early stopping, after training: the number of steps trained, and the best step with its loss."""
-        state = self.training.state
-        step, loss = fetch((state.best_step, state.best_loss))
-        return {"steps": self.training.completed, "best_step": int(step), "held_out_loss": float(loss)}
-
-    def _stopping(self, held_out: PairBatch | None, epoch: int) -> EarlyStopping:
-        """Early stopping on held-out pairs. epoch: the number of steps of an epoch."""
-        if held_out is None or not np.any((np.abs(held_out.label - 0.5) > 1e-6) & (held_out.weight > 0)):
-            raise UserError("early_stopping is True, but none of the held-out pairs that would measure the loss has a label "
-                            "that prefers an answer; give more pairs, raise held_out_share, or set early_stopping to False")
-        section, scorer = self.section, Scorer(self.inputs.model)
-
-        def measure(params: Params) -> dict[str, float]:
-            scores = all_scores(scorer, join(self.frozen, params), held_out, section.batch)
-            return held_out_metrics(scores, held_out)
-
-        return EarlyStopping(section.eval_every or epoch, section.patience, measure)
-
-
-def _with_random_head(inputs: TrainerInputs, number: int) -> TrainerInputs:
-    """The inputs of a policy's trunk, or of its adapters, with the random scalar head of ensemble member `number`."""
-    model = inputs.model.with_head("scalar")
-
-    def trained(weights: Params) -> Params:
-        key = jax.random.fold_in(inputs.root_key, streams.member_head(number))
-        if model.lora is None:
-            return scalar_from_lm(inputs.trained(weights), model.init(key))
-        return {**inputs.trained(weights), "score": model.random_score(key)}
-
-    return dataclasses.replace(inputs, model=model, trained=trained)
 
 
 def member_directory(directory: Path, number: int) -> Path:

@@ -17,16 +17,19 @@ from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Message, PackedBatch
 from jaxalign.steps.arguments import LmArguments
+from jaxalign.steps.early_stopping import LOSS, EarlyStopping
 from jaxalign.steps.lm_step import lm_evaluate, lm_step
 from jaxalign.steps.loop import Step
 from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.trainers.base import PolicyTrainer, model_inputs, section_from
+from jaxalign.trainers.base import PolicyTrainer
+from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length, warn_of_cut
 from jaxalign.trainers.rows import as_examples
 
@@ -65,41 +68,61 @@ class SFT(PolicyTrainer):
         progress: bool = False,
         **fields: Any,
     ):
-        section = section_from(SFTConfig(), fields, self.name)
+        section = settings_from(SFTConfig(), fields, self.name, model)
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model_inputs(model, section, self.name, **options), section)
 
-    def fit(self, rows: Any) -> Iterator[Step]:
+    def fit(
+        self, rows: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
+    ) -> Iterator[Step]:
         """Trains on answered prompts and texts, and yields each step.
 
         Args:
           rows: a list of {"prompt", "response"}, {"messages"} (the loss covers the last answer) or texts (the loss covers every
             token), or a mapping of columns. Prompts are texts or messages.
+          held_out: rows in the same form on which the loss is measured, as "held_out_loss" in nats per token; None: no rows.
+          eval_every: steps between these measurements, besides the one after the last step; 0: an epoch.
+          patience: stop after this many consecutive measurements without a lower loss, and keep the weights with the lowest;
+            None: train all steps and keep the newest weights.
 
         Raises:
           UserError: there are no rows, a row is malformed or longer than the model's limit, or a row's prompt leaves no space
             for its response.
         """
-        examples = as_examples(rows, "SFT.fit(rows)")
-        tokenizer, style, encoded = self.tokenizer, self.inputs.language_model.style, []
-        for messages, text in examples:
+        packed, section = self._packed(rows, "rows"), self.section
+        measured = None if held_out is None else self._packed(held_out, "held_out")
+        batches = EpochLoader(len(packed.tokens), section.batch_rows, self.inputs.seed)
+
+        def measure(params: Params, completed: int) -> dict[str, float]:
+            del completed
+            return {LOSS: held_out_loss(self.inputs.model, join(self.frozen, params), measured, section.batch_rows)}
+
+        stopping = self._held_out(held_out, eval_every, patience, measure, batches.steps(1))
+        self._claim(packed if measured is None else (packed, measured), eval_every=eval_every, patience=patience)
+        return self.fit_packed(packed, batches.steps(section.epochs), streams.LOADERS["sft"], stopping=stopping)
+
+    def _packed(self, rows: Any, argument: str) -> PackedBatch:
+        """The rows of an argument of `fit`, packed."""
+        where, tokenizer, style = f"SFT.fit({argument})", self.tokenizer, self.inputs.language_model.style
+        encoded = []
+        for messages, text in as_examples(rows, where):
             if messages is not None:
                 encoded.append(styles.encode_completion(tokenizer, messages, text, style))
             else:
                 ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
                 encoded.append((ids, [1.0] * len(ids)))
         longest = min(max(len(ids) for ids, _ in encoded), self.section.row_length)
-        check_length("SFT.fit(rows)", longest, "row_length", self.inputs.language_model)
+        check_length(where, longest, "row_length", self.inputs.language_model)
         try:
             packed, cut = pack(encoded, self.section.row_length)
         except UserError as error:
-            raise UserError(f"SFT.fit(rows): {error}") from None
-        warn_of_cut("SFT.fit(rows)", cut, len(encoded), "rows", "row_length", self.section.row_length)
-        self._claim(packed)
-        batches = EpochLoader(len(packed.tokens), self.section.batch_rows, self.inputs.seed)
-        return self.fit_packed(packed, batches.steps(self.section.epochs), streams.LOADERS["sft"])
+            raise UserError(f"{where}: {error}") from None
+        warn_of_cut(where, cut, len(encoded), "rows", "row_length", self.section.row_length)
+        return packed
 
-    def fit_packed(self, rows: PackedBatch, total_steps: int, stream: int, balance_coef: float = 0.0) -> Iterator[Step]:
+    def fit_packed(
+        self, rows: PackedBatch, total_steps: int, stream: int, balance_coef: float = 0.0, stopping: EarlyStopping | None = None
+    ) -> Iterator[Step]:
         """Trains on packed rows, for the stages pretrain, sft and best_of_n, and yields each step.
 
         Args:
@@ -107,6 +130,7 @@ class SFT(PolicyTrainer):
           total_steps: the number of steps.
           stream: the random stream that shuffles the rows.
           balance_coef: the weight of the experts' load-balancing loss.
+          stopping: measures held-out rows, and may end training early; None trains all steps.
         """
         model, section = self.inputs.model, self.section
         loader = EpochLoader(len(rows.tokens), section.batch_rows, self.inputs.seed, stream)
@@ -122,7 +146,7 @@ class SFT(PolicyTrainer):
                 balance_coef=balance_coef,
             )
 
-        return self._train(lm_step, arguments, rows, loader, total_steps=total_steps)
+        return self._train(lm_step, arguments, rows, loader, total_steps=total_steps, stopping=stopping)
 
 
 def packed(tokenizer: Tokenizer, pairs: Iterable[Answered], style: str, row_length: int) -> tuple[PackedBatch, int]:

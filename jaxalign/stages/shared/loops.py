@@ -13,7 +13,7 @@ from jaxalign.rollout.sampler import OnFinished
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
-from jaxalign.trainers.base import peak_flops
+from jaxalign.trainers.inputs import peak_flops
 
 
 def counting(progress: Progress) -> OnFinished:

@@ -20,7 +20,7 @@ from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.loop import Loop
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.tracker import make_trackers
-from jaxalign.trainers.base import TrainerInputs, peak_flops
+from jaxalign.trainers.inputs import TrainerInputs, peak_flops
 from jaxalign.trainers.sft import SFT, held_out_loss
 
 

@@ -30,7 +30,7 @@ from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
 from jaxalign.steps.loop import Loop
-from jaxalign.trainers.base import TrainerInputs
+from jaxalign.trainers.inputs import TrainerInputs
 from jaxalign.trainers.sft import SFT, held_out_loss
 
 POSITIONS = 512

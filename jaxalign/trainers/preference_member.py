@@ -1,0 +1,102 @@
+"""Trains one preference model on arrays of pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign import streams
+from jaxalign.data.loader import EpochLoader
+from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.model import Params, scalar_from_lm
+from jaxalign.parallel.rows import fetch
+from jaxalign.records import PairBatch
+from jaxalign.rewards.scorer import Scorer
+from jaxalign.steps.arguments import PreferenceArguments
+from jaxalign.steps.early_stopping import EarlyStopping
+from jaxalign.steps.loop import Step
+from jaxalign.steps.preference_step import preference_step
+from jaxalign.trainers.base import Trainer
+from jaxalign.trainers.inputs import TrainerInputs
+from jaxalign.trainers.preference_quality import held_out_metrics
+from jaxalign.trainers.scoring import all_scores, packed
+
+
+class PreferenceMember(Trainer):
+    """Trains one preference model on arrays of pairs: a `RewardModel`, or a member of its ensemble."""
+
+    name = "RewardModel"
+
+    _evaluation: EarlyStopping | None = None
+
+    def fit(self, train: PairBatch, loader: EpochLoader) -> Iterator[Step]:
+        """Trains and yields each step.
+
+        Args:
+          train: the pairs, numpy arrays.
+          loader: selects the pairs of each batch.
+        """
+        model, section = self.inputs.model, self.section
+
+        def arguments(frozen: Params | None, index: np.ndarray) -> PreferenceArguments:
+            batch, parts = packed(model, train, index, section.micro_batch_tokens)
+            return PreferenceArguments(
+                model=model,
+                optimizer=self.optimizer,
+                centering_coef=section.centering_coef,
+                batch=batch,
+                frozen=frozen,
+                packed=parts,
+            )
+
+        return self._train(
+            preference_step, arguments, train, loader, shown=("loss", "accuracy"), stopping=self._evaluation
+        )
+
+    def stopped(self) -> dict[str, Any]:
+        """The result of early stopping, after training: the number of steps trained, and the best step with its loss."""
+        state = self.training.state
+        step, loss = fetch((state.best_step, state.best_loss))
+        return {"steps": self.training.completed, "best_step": int(step), "held_out_loss": float(loss)}
+
+    def evaluates(self, held_out: PairBatch | None, eval_every: int, patience: int | None, epoch: int) -> None:
+        """Sets the pairs that `fit` measures, and when.
+
+        Args:
+          held_out: the pairs; None for no pairs.
+          eval_every, patience: see `RewardModel.fit`.
+          epoch: the number of steps of an epoch.
+
+        Raises:
+          UserError: no pair can measure the loss.
+        """
+        section, scorer = self.section, Scorer(self.inputs.model)
+        if held_out is not None and not np.any((np.abs(held_out.label - 0.5) > 1e-6) & (held_out.weight > 0)):
+            raise UserError("none of the held-out pairs that would measure the loss has a label that prefers an answer; give "
+                            "more pairs or, with early_stopping, raise held_out_share or set early_stopping to False")
+
+        def measure(params: Params, completed: int) -> dict[str, float]:
+            del completed
+            return held_out_metrics(all_scores(scorer, join(self.frozen, params), held_out, section.batch), held_out)
+
+        if section.early_stopping:
+            eval_every, patience = eval_every or section.eval_every, section.patience if patience is None else patience
+        self._evaluation = self._held_out(held_out, eval_every, patience, measure, epoch)
+
+
+def with_random_head(inputs: TrainerInputs, number: int) -> TrainerInputs:
+    """The inputs of a policy's trunk, or of its adapters, with the random scalar head of ensemble member `number`."""
+    model = inputs.model.with_head("scalar")
+
+    def trained(weights: Params) -> Params:
+        key = jax.random.fold_in(inputs.root_key, streams.member_head(number))
+        if model.lora is None:
+            return scalar_from_lm(inputs.trained(weights), model.init(key))
+        return {**inputs.trained(weights), "score": model.random_score(key)}
+
+    return dataclasses.replace(inputs, model=model, trained=trained)
