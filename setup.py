@@ -32,6 +32,7 @@ setuptools.setup(
         "numpy",
         "optax",
         "orbax-checkpoint",
+        "protobuf",
         "qwix",
         "regex",
         "safetensors",

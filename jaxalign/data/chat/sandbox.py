@@ -173,7 +173,7 @@ def _write(reply: Mapping[str, Any]) -> None:
 
 def _to_record(fields: dict[str, Any]) -> Any:
     """An object with attributes, in place of the record that the parent sent."""
-    if "record" not in fields:
+    if fields.keys() != {"record", "fields"}:
         return fields
     record = _record_class(fields["record"])()
     vars(record).update(fields["fields"])
