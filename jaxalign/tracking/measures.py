@@ -58,7 +58,8 @@ def reference(models: Collection[str]) -> str:
 def quantities(models: Collection[str]) -> tuple[Quantity, ...]:
     """The quantities of an evaluation of these models."""
     return (Quantity("kl", f"KL to {reference(models)}, nats per response", 2, "kl"),
-            Quantity("length", "Length, tokens", 1, "tokens"), Quantity("preference_score", "Preference score", 2, "score"))
+            Quantity("length", "Length, tokens", 1, "tokens"), Quantity("preference_score", "Preference score", 2, "score"),
+            Quantity("reward", "Score by reward.callable", 3, "reward"))
 
 
 def measure(name: str) -> Measure:

@@ -49,3 +49,8 @@ def test_empty_summary_is_no_error():
 def test_a_zero_has_no_sign():
     text = table.render({"models": ["base", "sft"], "rates": {}, "kl": {"base": 1.5, "sft": -1e-8}})
     assert "-0.00" not in text and "0.00" in text
+
+
+def test_scores_by_the_callable_reward_of_the_run_are_shown():
+    text = table.render({"models": ["base", "ppo"], "rates": {}, "reward": {"base": 0.136, "ppo": 0.2384}})
+    assert text.splitlines()[-1].split() == ["Score", "by", "reward.callable", "0.136", "0.238"]
