@@ -51,6 +51,11 @@ R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 
+def _plural(noun: str) -> str:
+    """The plural: "model family" gives "model families", "policy loss" gives "policy losses"."""
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+
+
 class Registry(Generic[R]):
     """Records of one kind by name.
 
@@ -67,7 +72,7 @@ class Registry(Generic[R]):
 
     def __init__(self, kind: str, record: type[R], builtin: Iterable[R] | Callable[[], Iterable[R]] = ()):
         self.kind, self.record = kind, record
-        self.group = f"jaxalign.{kind.replace(' ', '_')}s"
+        self.group = f"jaxalign.{_plural(kind).replace(' ', '_')}"
         self._given = builtin
         self._own: dict[str, R] = {}
 
@@ -110,7 +115,8 @@ class Registry(Generic[R]):
                             "',' or spaces is expected")
         known = self.builtin.get(record.name) or self._own.get(record.name)
         if known is not None and known != record:
-            raise UserError(f"the {self.kind} {record.name!r} is already registered; choose another name")
+            remedy = "" if record.name in self.builtin else f", or call unregister({record.name!r}) of its registry first"
+            raise UserError(f"the {self.kind} {record.name!r} is already registered; choose another name{remedy}")
         self._own[record.name] = record
         return record
 

@@ -44,6 +44,10 @@ def as_reward(
     in_run, settings, given = settings is not None, settings or RewardConfig(), reward
     if isinstance(reward, str):
         known = VERIFIERS.get(reward) or (REWARDS.get(reward) if ":" not in reward and reward in REWARDS else None)
+        if known is None and ":" not in reward:
+            names = (*VERIFIERS, *(name for name in REWARDS.names() if name not in REWARDS.builtin))
+            raise UserError(f"reward is {reward!r}; one of {', '.join(names)}, or 'package.module:name' or 'FILE.py:name' of "
+                            "your own, is expected")
         reward = known or load_object(reward, "reward")
     if isinstance(reward, RewardSource):
         name = name or reward.name

@@ -31,6 +31,9 @@ Frozen = Params | None
 REGISTRIES = {"advantages": ADVANTAGES, "policy_loss": POLICY_LOSSES, "objective": OBJECTIVES}
 """The registry of each argument of a trainer that takes a name or a record."""
 
+FIT_ARGUMENTS = ("held_out", "eval_every", "patience")
+"""Arguments of `fit` that are often given to the trainer."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainerInputs:
@@ -123,8 +126,15 @@ def settings_from(default: Any, fields: Mapping[str, Any], trainer: str, model: 
     Raises:
       UserError: a field does not exist, or its value is not valid.
     """
-    named = {name: REGISTRIES[name].name_of(value) if name in REGISTRIES else value for name, value in fields.items()}
     kinds = field_types(type(default))
+    for name in FIT_ARGUMENTS:
+        if name in fields and name not in kinds:
+            raise UserError(f"{name} is an argument of {trainer}.fit, not of {trainer}: call fit(rows, held_out, ...) with it")
+    named = dict(fields)
+    for name in REGISTRIES.keys() & fields.keys():
+        kind = REGISTRIES[name].record.__name__
+        named[name] = REGISTRIES[name].name_of(fields[name])
+        instance_of(named[name], str, f"{trainer}.{name}", f"a jaxalign.registries.{kind}, or the name or location of one,")
     optimizers = {
         name: value for name, value in named.items()
         if kinds.get(name) is Optimizer and not isinstance(value, (Optimizer, Mapping, ConfigDict))
