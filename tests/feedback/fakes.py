@@ -51,6 +51,8 @@ class WordTokenizer:
     def decode(self, ids):
         return " ".join(str(int(i)) for i in ids)
 
+    decode_raw = decode
+
 
 class DistinctTokenizer(WordTokenizer):
     """Each word has its own id, from 100 on, so that the segments of a prompt can be found by its ids."""
