@@ -129,11 +129,17 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
-    """One response with a verdict: good (desirable) or bad."""
+class Demonstration:
+    """One response to imitate."""
 
     prompt: Prompt
     response: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement(Demonstration):
+    """One response with a verdict: good (desirable) or bad."""
+
     desirable: bool
 
 

@@ -15,7 +15,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.attention.dispatch import reads_branches
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import place_rows
-from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Rollout
+from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Prompt, Rollout
 from jaxalign.steps.direct_step import sorts_the_batch
 from jaxalign.steps.packed import pack_pairs
 from jaxalign.trainers.lengths import warn_of_cut
@@ -45,7 +45,7 @@ def pair_arrays(
     """
     rows, labels, weights = [], [], []
     for pair in map(oriented, pairs):
-        prompt = styles.encode_prompt(tokenizer, pair.prompt.messages, style)
+        prompt = _prompt_ids(tokenizer, pair.prompt, style)
         answers = [styles.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
         rows.append([(prompt, answer) for answer in answers])
         labels.append(pair.label)
@@ -68,7 +68,7 @@ def judged_arrays(
         is the judged answer again.
     """
     singles = [
-        (styles.encode_prompt(tokenizer, one.prompt.messages, style), styles.encode_answer(tokenizer, one.response, style))
+        (_prompt_ids(tokenizer, one.prompt, style), styles.encode_answer(tokenizer, one.response, style))
         for one in judgements
     ]
     second = [_mismatched(singles, i) if single else answer for i, (_, answer) in enumerate(singles)]
@@ -103,6 +103,11 @@ def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: st
         weight=np.asarray(counted, np.float32),
         reference=np.zeros((B, 2), np.float32),
     )
+
+
+def _prompt_ids(tokenizer: Tokenizer, prompt: Prompt, style: str) -> list[int]:
+    with styles.naming(prompt.id):
+        return styles.encode_prompt(tokenizer, prompt.messages, style)
 
 
 def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:

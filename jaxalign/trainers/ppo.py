@@ -11,6 +11,7 @@ import jax
 
 from jaxalign import streams
 from jaxalign.config import PPOConfig
+from jaxalign.data.chat.styles import naming
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import strip_frozen
@@ -170,7 +171,10 @@ class PPO(PolicyTrainer):
         asked = as_prompts(prompts, "PPO.fit(prompts)")
         require_equal_columns(asked, "PPO.fit(prompts)")
         policy = self.inputs.language_model
-        ids = [policy.prompt_ids(prompt) for prompt in asked]
+        ids = []
+        for prompt in asked:
+            with naming(prompt.id):
+                ids.append(policy.prompt_ids(prompt))
         steps = self.fit_encoded(asked, ids)
         self._engine.padding.check(ids, self.section.max_new_tokens)  # Raise for long prompts before anything runs.
         self._claim(ids)

@@ -34,7 +34,8 @@ def pair_arrays(
     rows, cut = [], 0
     for pair in pairs:
         sides = (pair.response_a, pair.response_b)
-        whole = [styles.encode_completion(tokenizer, pair.prompt.messages, side, style)[0] for side in sides]
+        with styles.naming(pair.prompt.id):
+            whole = [styles.encode_completion(tokenizer, pair.prompt.messages, side, style)[0] for side in sides]
         rows.append([ids[-max_length:] for ids in whole])
         cut += sum(len(ids) > max_length for ids in whole)
     warn_of_cut("pairs", cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)

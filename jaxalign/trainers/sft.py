@@ -82,9 +82,10 @@ class SFT(PolicyTrainer):
         """
         examples = as_examples(rows, "SFT.fit(rows)")
         tokenizer, style, encoded = self.tokenizer, self.inputs.language_model.style, []
-        for messages, text in examples:
+        for number, (messages, text) in enumerate(examples):
             if messages is not None:
-                encoded.append(styles.encode_completion(tokenizer, messages, text, style))
+                with styles.naming(f"SFT.fit(rows)[{number}]"):
+                    encoded.append(styles.encode_completion(tokenizer, messages, text, style))
             else:
                 ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
                 encoded.append((ids, [1.0] * len(ids)))
