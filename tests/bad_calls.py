@@ -162,6 +162,8 @@ s.rollout([], 4) :: prompts
 """
 
 CALLS_OF_TRAINERS = r"""
+dpo().fit([{**row, "weight": 0} for row in PAIRS]) :: weight
+rewarding().fit([{**row, "weight": 0.0} for row in PAIRS]) :: weight
 ja.SFT(None) :: model
 ja.SFT(F) :: model
 ja.SFT(p, learning_rate=1) :: learning_rate
@@ -429,6 +431,19 @@ ja.Constitution(tmp) :: constitution
 """
 
 CALLS_OF_FUNCTIONS = r"""
+ja.advantages.rloo([[1.], [1., 2.]], 2) :: scores
+ja.advantages.rloo([1., 2.], 2, mask=10**400) :: mask
+ja.advantages.grpo([1., 2.], 2, eps=10**400) :: eps
+ja.advantages.grpo([1., 2.], 2, unbiased="x") :: unbiased
+ja.advantages.gae([[1.]], [[1.]], [[1]], [[1.], [1., 2.]], 0.95) :: gamma
+ja.advantages.discounted_returns([[1.]], [[1]], bootstrap_value=["a"]) :: bootstrap_value
+ja.advantages.whiten([[1.]], [[1]], shift_mean="no") :: shift_mean
+ja.losses.masked_sum([[1.]], [[1]], axis="x") :: axis
+ja.losses.masked_mean([[1.]], [[1]], axis=1.0) :: axis
+ja.losses.policy_gradient([[1.], [1., 2.]], [[1.]]) :: logprobs
+ja.losses.dpo([1.], [1.], [1.], [1.], beta=10**400) :: beta
+ja.losses.mixed_dpo([1.], [1.], [1.], [1.], weights="sigmoid") :: weights
+ja.losses.simpo([[1.], [1., 2.]], [1.]) :: chosen_avg_logprobs
 ja.advantages.rloo([1., 2.], group_size="2") :: group_size
 ja.advantages.rloo([1., 2.], group_size=2.0) :: group_size
 ja.advantages.rloo([1., 2.], group_size=1) :: group_size

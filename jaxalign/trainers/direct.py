@@ -104,6 +104,7 @@ class DPO(PolicyTrainer):
             arrays = pair_arrays(model.tokenizer, as_pairs(pairs, "DPO.fit(pairs)"), model.style, section, single)
         check_length("DPO.fit(pairs)", int(arrays.length.max()), "max_length", model)
         self._claim(arrays)
+        self.cut = arrays.cut
         loader = EpochLoader(len(arrays.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
         return self.fit_arrays(arrays, loader)
 

@@ -130,6 +130,7 @@ class RewardModel(Trainer):
             train, chosen_by = split_by_prompt(train, section.held_out_share, seed)
             choosing = self._arrays(chosen_by)
         arrays = self._arrays(train)
+        self.cut = arrays.cut
         self._claim(arrays if choosing is None else (arrays, choosing))
         first = streams.LOADERS["preference"]
         loaders = [EpochLoader(len(arrays.label), section.batch, seed, first + number) for number in range(section.members)]

@@ -73,7 +73,10 @@ def as_examples(data: Any, where: str) -> list[Example]:
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
     """Pairs of answers for preference learning. Raises UserError like `as_prompts`."""
-    return [_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+    pairs = [_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+    if not any(pair.weight for pair in pairs):
+        raise UserError(f"{where}: every pair has the weight 0, so there is nothing to learn; give some pairs a weight above 0")
+    return pairs
 
 
 def as_judgements(data: Any, where: str) -> list[Judgement]:

@@ -92,10 +92,10 @@ class SFT(PolicyTrainer):
         longest = min(max(len(ids) for ids, _ in encoded), self.section.row_length)
         check_length("SFT.fit(rows)", longest, "row_length", self.inputs.language_model)
         try:
-            packed, cut = pack(encoded, self.section.row_length)
+            packed, self.cut = pack(encoded, self.section.row_length)
         except UserError as error:
             raise UserError(f"SFT.fit(rows): {error}") from None
-        warn_of_cut("SFT.fit(rows)", cut, len(encoded), "rows", "row_length", self.section.row_length)
+        warn_of_cut("SFT.fit(rows)", self.cut, len(encoded), "rows", "row_length", self.section.row_length)
         self._claim(packed)
         batches = EpochLoader(len(packed.tokens), self.section.batch_rows, self.inputs.seed)
         return self.fit_packed(packed, batches.steps(self.section.epochs), streams.LOADERS["sft"])
