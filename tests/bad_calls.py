@@ -506,6 +506,16 @@ ja.pipeline.run(ja.config.from_config_dict({}), "") :: workdir
 ja.pipeline.run(ja.config.from_config_dict({}), 5) :: workdir
 ja.pipeline.load_stage("nothing") :: nothing
 ja.pipeline.load_stage(None) :: stage
+ja.pipeline.find_changes(None, tmp) :: config
+ja.pipeline.find_changes({}, tmp) :: config
+ja.pipeline.find_changes(ja.config.from_config_dict({}), None) :: workdir
+ja.pipeline.find_changes(ja.config.from_config_dict({}), "") :: workdir
+ja.pipeline.find_changes(ja.config.from_config_dict({}), b"x") :: workdir
+ja.pipeline.find_changes(ja.config.from_config_dict({}), "x" * 5000) :: workdir
+ja.config.default_for(5) :: stages
+ja.config.default_for(None) :: stages
+ja.config.default_for("sft") :: stages
+ja.config.default_for([None]) :: stages
 ja.registries.ADVANTAGES.get("nothing") :: nothing
 ja.registries.ADVANTAGES.get(5) :: 5
 ja.registries.ADVANTAGES.get(None) :: None
