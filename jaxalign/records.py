@@ -129,11 +129,17 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
-    """One response with a verdict: good (desirable) or bad."""
+class Demonstration:
+    """One response to imitate."""
 
     prompt: Prompt
     response: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement(Demonstration):
+    """One response with a verdict: good (desirable) or bad."""
+
     desirable: bool
 
 
@@ -236,7 +242,7 @@ class AnswerPairs:
 
     tokens int32 [B, 2, T]: prompt, answer, padding; prompt_length and length (of both together) int32 [B, 2];
     label float32 [B] = P(first is better); weight float32 [B] (0 = not counted); reference float32 [B, 2]: the
-    log-probability of each answer under the reference.
+    log-probability of each answer under the reference; cut: the number of answered prompts that lost tokens.
     """
 
     tokens: Any
@@ -245,6 +251,7 @@ class AnswerPairs:
     label: Any
     weight: Any
     reference: Any
+    cut: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 @_array_record
@@ -264,7 +271,8 @@ class PairBatch:
     """Pairs of complete sequences for the preference model.
 
     tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B], the weight of
-    the pair's loss (0 = padding row), margin float32 [B], the desired difference between the scores, or None for no margins.
+    the pair's loss (0 = padding row), margin float32 [B], the desired difference between the scores, or None for no margins;
+    cut: the number of sequences that lost tokens.
     """
 
     tokens: Any
@@ -272,3 +280,4 @@ class PairBatch:
     label: Any
     weight: Any
     margin: Any = None
+    cut: int = dataclasses.field(default=0, metadata={"static": True})

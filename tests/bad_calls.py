@@ -162,6 +162,8 @@ s.rollout([], 4) :: prompts
 """
 
 CALLS_OF_TRAINERS = r"""
+dpo().fit([{**row, "weight": 0} for row in PAIRS]) :: weight
+rewarding().fit([{**row, "weight": 0.0} for row in PAIRS]) :: weight
 ja.SFT(None) :: model
 ja.SFT(F) :: model
 ja.SFT(p, learning_rate=1) :: learning_rate
@@ -429,6 +431,19 @@ ja.Constitution(tmp) :: constitution
 """
 
 CALLS_OF_FUNCTIONS = r"""
+ja.advantages.rloo([[1.], [1., 2.]], 2) :: scores
+ja.advantages.rloo([1., 2.], 2, mask=10**400) :: mask
+ja.advantages.grpo([1., 2.], 2, eps=10**400) :: eps
+ja.advantages.grpo([1., 2.], 2, unbiased="x") :: unbiased
+ja.advantages.gae([[1.]], [[1.]], [[1]], [[1.], [1., 2.]], 0.95) :: gamma
+ja.advantages.discounted_returns([[1.]], [[1]], bootstrap_value=["a"]) :: bootstrap_value
+ja.advantages.whiten([[1.]], [[1]], shift_mean="no") :: shift_mean
+ja.losses.masked_sum([[1.]], [[1]], axis="x") :: axis
+ja.losses.masked_mean([[1.]], [[1]], axis=1.0) :: axis
+ja.losses.policy_gradient([[1.], [1., 2.]], [[1.]]) :: logprobs
+ja.losses.dpo([1.], [1.], [1.], [1.], beta=10**400) :: beta
+ja.losses.mixed_dpo([1.], [1.], [1.], [1.], weights="sigmoid") :: weights
+ja.losses.simpo([[1.], [1., 2.]], [1.]) :: chosen_avg_logprobs
 ja.advantages.rloo([1., 2.], group_size="2") :: group_size
 ja.advantages.rloo([1., 2.], group_size=2.0) :: group_size
 ja.advantages.rloo([1., 2.], group_size=1) :: group_size
@@ -491,6 +506,16 @@ ja.pipeline.run(ja.config.from_config_dict({}), "") :: workdir
 ja.pipeline.run(ja.config.from_config_dict({}), 5) :: workdir
 ja.pipeline.load_stage("nothing") :: nothing
 ja.pipeline.load_stage(None) :: stage
+ja.pipeline.find_changes(None, tmp) :: config
+ja.pipeline.find_changes({}, tmp) :: config
+ja.pipeline.find_changes(ja.config.from_config_dict({}), None) :: workdir
+ja.pipeline.find_changes(ja.config.from_config_dict({}), "") :: workdir
+ja.pipeline.find_changes(ja.config.from_config_dict({}), b"x") :: workdir
+ja.pipeline.find_changes(ja.config.from_config_dict({}), "x" * 5000) :: workdir
+ja.config.default_for(5) :: stages
+ja.config.default_for(None) :: stages
+ja.config.default_for("sft") :: stages
+ja.config.default_for([None]) :: stages
 ja.registries.ADVANTAGES.get("nothing") :: nothing
 ja.registries.ADVANTAGES.get(5) :: 5
 ja.registries.ADVANTAGES.get(None) :: None

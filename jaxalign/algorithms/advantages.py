@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxalign.algorithms.groups import grpo
 from jaxalign.algorithms.guards import (
@@ -23,6 +22,7 @@ from jaxalign.algorithms.guards import (
     require_same_shape,
     require_scalar,
     require_shape,
+    shape_of,
 )
 from jaxalign.algorithms.importance import LOG_RATIO_LIMIT
 from jaxalign.algorithms.masked import masked_sum, whiten
@@ -263,8 +263,8 @@ def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tupl
     """Checks and masks the arguments. -> (selected, discounts, value after the last step, *arrays), 0 where masked."""
     require_same_shape(**arrays, mask=mask)
     require_shape(next(iter(arrays)), mask, "[B, T]", (None, None))
-    batch, length = np.shape(mask)
-    if jnp.ndim(gamma):
+    batch, length = shape_of("mask", mask)
+    if shape_of("gamma", gamma):
         require_shape("gamma", gamma, "[B, T]", (batch, length))
         gamma = jnp.where(is_set(mask), jnp.asarray(gamma), 0)
     require_range("gamma", gamma, 0, 1)
@@ -278,7 +278,7 @@ def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tupl
     discounts = jnp.broadcast_to(jnp.asarray(gamma, dtype), (batch, length))
     clean = (jnp.where(selected, x.astype(dtype), 0) for x in (discounts, *floats))
     discounts, *floats = clean
-    return selected, discounts, jnp.asarray(bootstrap_value, dtype), *floats
+    return selected, discounts, as_float("bootstrap_value", bootstrap_value).astype(dtype), *floats
 
 
 def _scan_back(step: Callable[..., Any], last: Any, selected: jax.Array, *arrays: jax.Array) -> Any:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -18,6 +17,7 @@ from jaxalign.algorithms.guards import (
     require_range,
     require_same_shape,
     require_shape,
+    shape_of,
 )
 
 
@@ -39,7 +39,7 @@ def pair_inputs(
     """Checks and masks the inputs of pairs. -> (selected, label [B], [first, second], [their references]), 0 where masked."""
     if (ref_chosen is None) != (ref_rejected is None):
         raise ValueError("one of ref_chosen_logprobs and ref_rejected_logprobs is None; give both or neither")
-    selected = jnp.ones(np.shape(chosen), bool) if mask is None else is_set(mask)
+    selected = jnp.ones(shape_of(f"chosen_{of}logprobs", chosen), bool) if mask is None else is_set(mask)
     arrays = {f"chosen_{of}logprobs": chosen, f"rejected_{of}logprobs": rejected}
     if ref_chosen is not None:
         arrays |= {"ref_chosen_logprobs": ref_chosen, "ref_rejected_logprobs": ref_rejected}
@@ -55,8 +55,8 @@ def pair_inputs(
 
 def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Checks and masks the inputs of KTO's functions. -> (selected, desirable [B], log-ratios [B], 0 where masked)."""
-    selected = jnp.ones(np.shape(policy_logprobs), bool) if mask is None else is_set(mask)
-    ref_logprobs = jnp.zeros(np.shape(policy_logprobs)) if ref_logprobs is None else ref_logprobs
+    selected = jnp.ones(shape_of("policy_logprobs", policy_logprobs), bool) if mask is None else is_set(mask)
+    ref_logprobs = jnp.zeros(shape_of("policy_logprobs", policy_logprobs)) if ref_logprobs is None else ref_logprobs
     require_same_shape(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs, mask=selected)
     require_shape("policy_logprobs", policy_logprobs, "[B]", (None,))
     reference = jax.lax.stop_gradient(as_float("ref_logprobs", ref_logprobs))
@@ -66,7 +66,7 @@ def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable:
 
 def _judged(name: str, judgement: Any, mask: Any, like: jax.Array) -> jax.Array:
     """Broadcasts a scalar or [B] in [0, 1] to [B], without gradient. Masked rows get the scalar, or 0 for an array."""
-    if jnp.ndim(judgement):
+    if shape_of(name, judgement):
         require_shape(name, judgement, "[B]", like.shape)
         judgement = counted(judgement, mask)
     require_range(name, judgement, 0, 1)

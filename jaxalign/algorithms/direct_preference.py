@@ -200,8 +200,9 @@ def mixed_dpo(
 
 
 def _require_weights(weights: Mapping[str, float]) -> None:
-    if not weights:
-        raise ValueError(f"weights is empty; at least one of {', '.join((*DPO_KINDS, SFT))} is expected, with its weight")
+    if not isinstance(weights, Mapping) or not weights:
+        given = "empty" if isinstance(weights, Mapping) else f"of type {type(weights).__name__}"
+        raise ValueError(f"weights is {given}; at least one of {', '.join((*DPO_KINDS, SFT))} is expected, with its weight")
     for name, weight in weights.items():
         require_choice("a name in weights", name, (*DPO_KINDS, SFT))
         require_scalar(f"weights[{name!r}]", weight, 0)

@@ -11,16 +11,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
     is_set,
     require_choice,
+    require_flag,
     require_range,
     require_same_shape,
     require_scalar,
     require_shape,
+    shape_of,
 )
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 
@@ -74,6 +75,7 @@ def grpo(
     """
     require_choice("scale", scale, SCALES)
     require_scalar("eps", eps, 0)
+    require_flag("unbiased", unbiased)
     scores, selected = grouped(scores, group_size, mask, 2)
     centred, count = _centre(scores, selected)
     if scale == "none":
@@ -102,7 +104,7 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
     Raises:
       ValueError: a shape differs.
     """
-    mask = jnp.ones(np.shape(scores), bool) if mask is None else mask
+    mask = jnp.ones(shape_of("scores", scores), bool) if mask is None else mask
     require_same_shape(scores=scores, greedy_scores=greedy_scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
     selected = is_set(mask)
@@ -149,7 +151,7 @@ def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:
       ValueError: a shape differs.
     """
     require_shape("mask", mask, "[B, T]", (None, None))
-    require_shape("advantages", advantages, "[B]", np.shape(mask)[:1])
+    require_shape("advantages", advantages, "[B]", shape_of("mask", mask)[:1])
     return jnp.where(is_set(mask), as_float("advantages", advantages)[:, None], 0)
 
 
@@ -166,7 +168,7 @@ def grouped(scores: Any, size: int, mask: Any, least: int, name: str = "group_si
     Returns:
       (scores, selected), each [B / size, size]; scores are 0 where not selected.
     """
-    mask = jnp.ones(np.shape(scores), bool) if mask is None else mask
+    mask = jnp.ones(shape_of("scores", scores), bool) if mask is None else mask
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
     try:
@@ -174,7 +176,7 @@ def grouped(scores: Any, size: int, mask: Any, least: int, name: str = "group_si
     except TypeError:
         raise ValueError(f"{name} is {size!r}; a whole number of at least {least} is expected") from None
     require_range(name, size, least)
-    rows = np.shape(scores)[0]
+    rows = shape_of("scores", scores)[0]
     if rows % size:
         raise ValueError(f"scores has {rows} rows; a multiple of {name} = {size} is expected")
     selected = jnp.reshape(is_set(mask), (rows // size, size))

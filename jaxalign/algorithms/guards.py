@@ -35,6 +35,8 @@ def require_real(name: str, x: Any) -> Any:
     try:
         if x is None:  # JAX would read it as float32.
             raise TypeError("None")
+        if isinstance(x, int):
+            float(x)  # Raises OverflowError for integers that no array can contain.
         dtype = jnp.asarray(x).dtype if isinstance(x, list | tuple) else jnp.result_type(x)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not an array of numbers: {error}") from None
@@ -45,7 +47,7 @@ def require_real(name: str, x: Any) -> Any:
 
 def require_same_shape(**arrays: Any) -> None:
     """Raises ValueError, naming the arrays and their shapes, unless all have the same shape (nothing is broadcast)."""
-    arrays = {name: _shaped(x) for name, x in arrays.items()}
+    arrays = {name: _shaped(name, x) for name, x in arrays.items()}
     try:
         chex.assert_equal_shape(list(arrays.values()))
     except AssertionError:
@@ -55,7 +57,7 @@ def require_same_shape(**arrays: Any) -> None:
 
 def require_shape(name: str, x: Any, letters: str, sizes: Sequence[int | None]) -> None:
     """Raises ValueError unless `x` has the given sizes (None: any). `letters` is the shape as written in docstrings."""
-    x = _shaped(x)
+    x = _shaped(name, x)
     try:
         chex.assert_shape(x, tuple(sizes))
     except AssertionError:
@@ -101,14 +103,32 @@ def require_positive_scalar(name: str, x: Any) -> None:
     require_positive(name, x)
 
 
-def _shaped(x: Any) -> Any:
+def shape_of(name: str, x: Any) -> tuple[int, ...]:
+    """The shape of `x`, an array, a number or nested lists. Raises ValueError if the lists differ in length."""
+    return _shaped(name, x).shape
+
+
+def require_flag(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} is {str(value)[:40]!r}; True or False is expected")
+
+
+def require_axis(name: str, axis: Any, ndim: int) -> None:
+    """Raises ValueError unless `axis` is None, an axis of an array of `ndim` axes, or a tuple of them."""
+    axes = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) and -ndim <= one < ndim for one in axes):
+        raise ValueError(f"{name} is {str(axis)[:40]!r}; None, or whole numbers in [{-ndim}, {ndim}), are expected")
+
+
+def _shaped(name: str, x: Any) -> Any:
     # chex reads the attribute `shape`, which numbers and lists lack. The dtype is not read.
     if hasattr(x, "shape"):
         return x
     try:
         return jax.ShapeDtypeStruct(np.shape(x), jnp.float32)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"an argument is not an array: {error}") from None
+        raise ValueError(f"{name} is not an array: {error}") from None
 
 
 def _known(x: Any) -> np.ndarray | None:

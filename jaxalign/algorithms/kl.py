@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -16,6 +15,7 @@ from jaxalign.algorithms.guards import (
     require_range,
     require_same_shape,
     require_shape,
+    shape_of,
 )
 from jaxalign.algorithms.importance import LARGE
 
@@ -111,7 +111,7 @@ def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any 
     """
     require_choice("kind", kind, LOSSES)
     require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
-    shape = np.shape(logprobs)[:-1] if kind == "full" else np.shape(logprobs)
+    shape = shape_of("logprobs", logprobs)[:-1] if kind == "full" else shape_of("logprobs", logprobs)
     mask = jnp.ones(shape, bool) if mask is None else is_set(mask)
     require_shape("mask", mask, "the shape of the loss", shape)
     # Masked before the estimator: a 0 cotangent times an infinite derivative is NaN.

@@ -14,11 +14,14 @@ import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
+    require_axis,
     require_choice,
+    require_flag,
     require_positive_scalar,
     require_same_shape,
     require_scalar,
     require_shape,
+    shape_of,
 )
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant")
@@ -42,6 +45,7 @@ def masked_sum(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> 
       ValueError: the shapes differ.
     """
     require_same_shape(x=x, mask=mask)
+    require_axis("axis", axis, len(shape_of("x", x)))
     mask = as_float("mask", mask)
     return jnp.sum(_select(as_float("x", x), mask) * mask, axis=axis)
 
@@ -90,6 +94,8 @@ def whiten(x: Any, mask: Any, shift_mean: bool = True, unbiased: bool = False) -
       ValueError: the shapes differ.
     """
     require_same_shape(x=x, mask=mask)
+    require_flag("shift_mean", shift_mean)
+    require_flag("unbiased", unbiased)
     mean, centred = _centre(x, mask)
     whitened = centred * jax.lax.rsqrt(masked_variance(x, mask, unbiased) + _VARIANCE_FLOOR)
     return _select(whitened if shift_mean else whitened + mean, as_float("mask", mask))

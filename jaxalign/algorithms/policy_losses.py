@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -21,6 +20,7 @@ from jaxalign.algorithms.guards import (
     require_same_shape,
     require_scalar,
     require_shape,
+    shape_of,
 )
 from jaxalign.algorithms.importance import LARGE, LOG_RATIO_LIMIT, importance_weights
 from jaxalign.algorithms.masked import masked_mean
@@ -173,7 +173,7 @@ def policy_gradient(logprobs: Any, advantages: Any, mask: Any = None) -> jax.Arr
     Raises:
       ValueError: the shapes differ.
     """
-    mask = jnp.ones(np.shape(logprobs), bool) if mask is None else is_set(mask)
+    mask = jnp.ones(shape_of("logprobs", logprobs), bool) if mask is None else is_set(mask)
     require_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     advantages = jnp.where(mask, jax.lax.stop_gradient(as_float("advantages", advantages)), 0)
     return -advantages * jnp.maximum(jnp.where(mask, as_float("logprobs", logprobs), 0), -LARGE)
@@ -225,7 +225,7 @@ def decoupled_surrogate(
     Raises:
       ValueError: the shapes differ or are not [B, N], a clip is outside its range, or the cap is not above 0.
     """
-    mask = jnp.ones(np.shape(logprobs), bool) if mask is None else mask
+    mask = jnp.ones(shape_of("logprobs", logprobs), bool) if mask is None else mask
     require_same_shape(
         logprobs=logprobs,
         proximal_logprobs=proximal_logprobs,
@@ -246,7 +246,7 @@ def _prepare(
     logprobs: Any, old_logprobs: Any, advantages: Any, clip_low: Any, clip_high: Any, mask: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Checks and masks the arguments of the clipped losses. -> (bool mask, log ratio, advantages), 0 where masked."""
-    mask = jnp.ones(np.shape(logprobs), bool) if mask is None else is_set(mask)
+    mask = jnp.ones(shape_of("logprobs", logprobs), bool) if mask is None else is_set(mask)
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     for name, clip, high in (("clip_low", clip_low, 1), ("clip_high", clip_high, jnp.inf)):
         require_scalar(name, clip, 0, high)

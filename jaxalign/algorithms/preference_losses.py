@@ -14,6 +14,7 @@ from jaxalign.algorithms.guards import (
     require_range,
     require_same_shape,
     require_scalar,
+    shape_of,
 )
 
 
@@ -52,7 +53,7 @@ def bradley_terry(
     if margin is None:
         first, second = score_a - score_b, score_b - score_a
     else:
-        if jnp.ndim(margin):
+        if shape_of("margin", margin):
             require_same_shape(score_a=score_a, margin=margin)
             margin = margin if mask is None else _select("margin", margin, mask)
         require_range("margin", margin, 0)

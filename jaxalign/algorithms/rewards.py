@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxalign.algorithms.guards import (
     as_float,
@@ -17,6 +16,7 @@ from jaxalign.algorithms.guards import (
     require_same_shape,
     require_scalar,
     require_shape,
+    shape_of,
 )
 from jaxalign.algorithms.masked import masked_mean, masked_variance
 
@@ -86,10 +86,10 @@ def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Arr
     Raises:
       ValueError: a shape differs, or a weight is not finite.
     """
-    mask = jnp.ones(np.shape(scores), bool) if mask is None else is_set(mask)
+    mask = jnp.ones(shape_of("scores", scores), bool) if mask is None else is_set(mask)
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[K, B]", (None, None))
-    require_shape("weights", weights, "[K]", np.shape(scores)[:1])
+    require_shape("weights", weights, "[K]", shape_of("scores", scores)[:1])
     largest = float(jnp.finfo(jnp.float32).max)
     require_range("weights", weights, -largest, largest)
     scores, weights = as_float("scores", scores), as_float("weights", weights)[:, None]
@@ -176,8 +176,8 @@ def shape_rewards(
         outside 0..N.
     """
     require_shape("kl", kl, "[B, N]", (None, None))
-    batch, length = np.shape(kl)
-    per_token = jnp.ndim(scores) == 2
+    batch, length = shape_of("kl", kl)
+    per_token = len(shape_of("scores", scores)) == 2
     require_shape("scores", scores, *(("[B, N]", (batch, length)) if per_token else ("[B]", (batch,))))
     require_shape("response_length", response_length, "[B]", (batch,))
     require_same_shape(response_length=response_length, ended=ended)

@@ -7,9 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxalign.algorithms.guards import as_float, is_set, require_positive_scalar, require_same_shape, require_scalar
+from jaxalign.algorithms.guards import as_float, is_set, require_positive_scalar, require_same_shape, require_scalar, shape_of
 from jaxalign.algorithms.masked import masked_variance
 
 
@@ -101,7 +100,7 @@ def _clipped(
     values: Any, old_values: Any, returns: Any, clip: Any, mask: Any, cost: Callable[[jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     """-> (the larger cost of the plain and the clipped value; bool, where that is the clipped one)."""
-    mask = jnp.ones(np.shape(values), bool) if mask is None else is_set(mask)
+    mask = jnp.ones(shape_of("values", values), bool) if mask is None else is_set(mask)
     require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
     values, old_values, returns = (
         jnp.where(mask, as_float(name, x), 0)

@@ -93,8 +93,15 @@ def _with_sections(sections: tuple[tuple[str, Any], ...]) -> Config:
 
 
 def default_for(stages: Iterable[str]) -> Config:
-    """The default config, including the sections of custom stages: the registered ones and those that `stages` names."""
-    own = own_sections(stages, schema.field_types(Config))
+    """The default config, including the sections of custom stages: the registered ones and those that `stages` names.
+
+    Raises:
+        UserError: `stages` is not a list of names.
+    """
+    names = None if isinstance(stages, (str, bytes)) or not isinstance(stages, Iterable) else list(stages)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise UserError(f"stages is {str(stages)[:60]!r}; a list of names of stages is expected")
+    own = own_sections(names, schema.field_types(Config))
     return _with_sections(tuple(own.items())) if own else Config()
 
 

@@ -164,6 +164,7 @@ class CheckedJudge:
                 text, problem = "", problem or "none"
             if not isinstance(text, str):
                 raise self._invalid(method, record, "a text of type str")
+            text = text.encode("utf-8", "replace").decode("utf-8")  # Unpaired surrogates become "?", as in files.
             return record._replace(text=text, complete=bool(record.complete) and problem is None, problem=problem)
         shares = {name: getattr(record, name) for name in ("outside", "disagreement", "tie") if hasattr(record, name)}
         for name, value in shares.items():

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config, rounds, schema, to_dict
+from jaxalign.config.arguments import as_path
+from jaxalign.config.root import require_config
 from jaxalign.data.chat.model_style import check_data, resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, read_graph
@@ -49,7 +51,9 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
 
     Takes the arguments of `compare_stages` and raises the same errors.
     """
-    return compare_stages(config, workdir, load).stages
+    require_config(config, "find_changes(config)")
+    storage = workdir if hasattr(workdir, "read") else as_path(workdir, "find_changes(workdir)")
+    return compare_stages(config, storage, load).stages
 
 
 def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: Load | None = None) -> Changes:

@@ -9,26 +9,27 @@ from typing import Any
 from jaxalign.errors import UserError
 from jaxalign.registry.core import Record, Registry
 
-KINDS = ("text", "prompts", "comparisons", "judgements")
-"""The kinds of rows: documents to pretrain on, and `jaxalign.records` Prompt, Comparison and Judgement."""
+KINDS = ("text", "prompts", "comparisons", "judgements", "demonstrations")
+"""The kinds of rows: documents to pretrain on, and `jaxalign.records` Prompt, Comparison, Judgement and Demonstration."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSourceRecord(Record):
     """A data source: the kinds of rows that it provides, the functions that build them, and its properties.
 
-    `text`, `prompts`, `comparisons` and `judgements` each build rows of one kind: `function(inputs: SourceInputs)`, or
-    "module:attribute" of such a function, imported on first use. It returns a `Split` of two `DataSource`s, or a single
-    `DataSource` to be split by `config.data.held_out_share` (both types are in `jaxalign.data.sources.base`). None: the source
-    has no such rows.
+    `text`, `prompts`, `comparisons`, `judgements` and `demonstrations` each build rows of one kind: `function(inputs:
+    SourceInputs)`, or "module:attribute" of such a function, imported on first use. It returns a `Split` of two
+    `DataSource`s, or a single `DataSource` to be split by `config.data.held_out_share` (both types are in
+    `jaxalign.data.sources.base`). None: the source has no such rows.
 
     Attributes:
       name: its name in the config.
       text: builds documents, tuples of segments (`jaxalign.data.chat.formats`), that train the base model and its tokenizer.
-      prompts: builds `Prompt`s; it may also return `PromptSets` with the prompts by purpose. Not needed with comparisons or
-        judgements: their distinct dialogues are the prompts.
+      prompts: builds `Prompt`s; it may also return `PromptSets` with the prompts by purpose. Not needed with comparisons,
+        judgements or demonstrations: their distinct dialogues are the prompts.
       comparisons: builds `Comparison`s.
       judgements: builds `Judgement`s.
+      demonstrations: builds `Demonstration`s, answers that stage sft imitates.
       feedback: stages revise and compare make its comparisons, and its text teaches the base model to judge in compact markers.
       gold: the gold judge of the embedded world can judge answers to its prompts.
       answers: its prompts have a column with the expected answer, which a verifier compares with the response.
@@ -49,6 +50,7 @@ class DataSourceRecord(Record):
     prompts: Callable | str | None = None
     comparisons: Callable | str | None = None
     judgements: Callable | str | None = None
+    demonstrations: Callable | str | None = None
     feedback: bool = False
     gold: bool = False
     answers: bool = False
@@ -65,7 +67,7 @@ class DataSourceRecord(Record):
     def provides(self) -> tuple[str, ...]:
         """The kinds of rows that stages can train on, including rows derived from others."""
         kinds = {kind for kind in KINDS if getattr(self, kind) is not None}
-        if "comparisons" in kinds:
+        if kinds & {"comparisons", "demonstrations"}:
             kinds.add("prompts")
         if self.feedback:
             kinds.add("comparisons")
@@ -104,6 +106,11 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
     DataSourceRecord(
         "judgements_jsonl", text=f"{_GENERATED}:world_text", judgements=f"{_FILES}:judgements",
         rows='judged answers, each row with "prompt", "completion" and "label"', reads=(*_FILE, "empty_answers"),
+        world_rows=False,
+    ),
+    DataSourceRecord(
+        "messages_jsonl", text=f"{_GENERATED}:world_text", demonstrations=f"{_FILES}:demonstrations",
+        rows='answered dialogues, each row with "messages" that end with the answer', reads=(*_FILE, "empty_answers"),
         world_rows=False,
     ),
     DataSourceRecord(

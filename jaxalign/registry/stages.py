@@ -43,8 +43,8 @@ class StageRecord(Record):
         all devices.
       uses_sampler: config.sampler samples its policy's responses.
       trains: it trains in steps, so single steps can be profiled.
-      learns_from: kinds of rows ("text", "prompts", "comparisons", "judgements"), of which the data source must have at least
-        one, unless another stage of the run makes them; empty: it reads no rows.
+      learns_from: kinds of rows (`jaxalign.registry.data_sources.KINDS`), of which the data source must have at least one,
+        unless another stage of the run makes them; empty: it reads no rows.
       makes: the kinds of rows that it makes for later stages: "revisions" or "comparisons".
       asks_judge: the methods of the judge of `config.feedback` that it calls.
       batches: its batches.

@@ -12,6 +12,7 @@ import numpy as np
 from jaxalign.config.arguments import SEED, as_text, instance_of
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import checked
+from jaxalign.data.chat.styles import naming
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import Asked, LanguageModel
 from jaxalign.records import Rollout
@@ -188,7 +189,10 @@ class Sampler:
         if sampling.max_new_tokens >= self._policy.max_length:
             raise UserError(f"max_new_tokens is {max_new_tokens}; a number below {self._policy.max_length}, the model's "
                             "maximum length of prompt plus response, is expected")
-        ids = [own for prompt in prompts for own in [self._policy.prompt_ids(prompt)] * n]
+        ids = []
+        for number, prompt in enumerate(prompts):
+            with naming(f"prompts[{number}]"):
+                ids += [self._policy.prompt_ids(prompt)] * n
         self._calls += 1
         return ids, sampling, jax.random.fold_in(self._key, self._calls - 1)
 

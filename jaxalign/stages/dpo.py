@@ -67,7 +67,7 @@ class DPOStage(BuiltinStage):
             pass
         save_params(context.directory / "params", trainer.params)
         metrics = read_metrics(context.directory / "metrics.jsonl")
-        summary = {"steps": loader.steps(section.epochs), "train_rows": len(train.label)}
+        summary = {"steps": loader.steps(section.epochs), "train_rows": len(train.label), "cut": train.cut}
         summary |= {"loss_first": metrics[0]["loss"], "loss_last": metrics[-1]["loss"]}
         summary["held_out"] = measure(section, model, trainer.weights, trainer.held_out)
         write_json(context.directory / "summary.json", summary | extra)

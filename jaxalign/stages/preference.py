@@ -75,7 +75,7 @@ class PreferenceStage(BuiltinStage):
             save_params(member.inputs.loop.directory / "params", member.params)
         extra |= trainer.ensemble_summary
         shift, scale = trainer.statistics
-        summary = {"steps": loaders[0].steps(section.epochs), "train_pairs": len(train.label)}
+        summary = {"steps": loaders[0].steps(section.epochs), "train_pairs": len(train.label), "cut": train.cut}
         if section.early_stopping:
             stopped = [member.stopped() for member in trainer.members]
             summary["steps"] = stopped[0]["steps"]

@@ -1,6 +1,6 @@
-"""sft: fine-tunes the base on revisions and helpful samples, or on the preferred human answers.
+"""sft: fine-tunes the base on revisions and helpful samples, or on answers from files: the preferred or the demonstrated ones.
 
-Reads revise, or the preference file if the run has no revise. Writes checkpoints, params, metrics and a summary.
+Reads revise, or the files if the run has no revise. Writes checkpoints, params, metrics and a summary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxalign.trainers.sft import packed
 
 
 @STAGES.declare(
-    "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons"),
+    "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons", "demonstrations"),
     batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
     programs="jaxalign.planner.stage_programs:sft",
     report="jaxalign.tracking.report.training:losses", preview="jaxalign.stages.shared.preview:sft_rows",

@@ -15,10 +15,10 @@ from jaxalign.errors import UserError
 from jaxalign.models.attention.dispatch import reads_branches
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import place_rows
-from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Rollout
+from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Prompt, Rollout
 from jaxalign.steps.direct_step import sorts_the_batch
 from jaxalign.steps.packed import pack_pairs
-from jaxalign.trainers.lengths import warn_of_cut
+from jaxalign.trainers.lengths import refuse_equal, warn_of_cut
 
 BUCKET = 32
 """Sequences are padded to a multiple of this many tokens."""
@@ -45,7 +45,7 @@ def pair_arrays(
     """
     rows, labels, weights = [], [], []
     for pair in map(oriented, pairs):
-        prompt = styles.encode_prompt(tokenizer, pair.prompt.messages, style)
+        prompt = _prompt_ids(tokenizer, pair.prompt, style)
         answers = [styles.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
         rows.append([(prompt, answer) for answer in answers])
         labels.append(pair.label)
@@ -68,7 +68,7 @@ def judged_arrays(
         is the judged answer again.
     """
     singles = [
-        (styles.encode_prompt(tokenizer, one.prompt.messages, style), styles.encode_answer(tokenizer, one.response, style))
+        (_prompt_ids(tokenizer, one.prompt, style), styles.encode_answer(tokenizer, one.response, style))
         for one in judgements
     ]
     second = [_mismatched(singles, i) if single else answer for i, (_, answer) in enumerate(singles)]
@@ -82,7 +82,7 @@ def packed(section: DPOConfig, model: Model, pairs: AnswerPairs, index: np.ndarr
     own = jax.tree.map(lambda x: x[index], pairs)
     branches = reads_branches(model.config, model.sharding)
     parts = pack_pairs(own, section.micro_batch_tokens, model.sharding, sorts_the_batch(section), branches)
-    return place_rows(model.sharding, dataclasses.replace(own, tokens=None)), parts
+    return place_rows(model.sharding, dataclasses.replace(own, tokens=None, cut=0)), parts
 
 
 def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: str) -> AnswerPairs:
@@ -105,6 +105,11 @@ def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: st
     )
 
 
+def _prompt_ids(tokenizer: Tokenizer, prompt: Prompt, style: str) -> list[int]:
+    with styles.naming(prompt.id):
+        return styles.encode_prompt(tokenizer, prompt.messages, style)
+
+
 def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:
     """The next answer to a prompt other than row i's. Raises UserError if all answers are to one prompt."""
     prompt = singles[i][0]
@@ -125,14 +130,8 @@ def _padded(
     shape = (len(rows), 2)
     tokens = np.zeros((*shape, width), np.int32)
     prompt_length, length = np.ones(shape, np.int32), np.ones(shape, np.int32)
-    equal = [
-        i for i, ((_, a), (_, b)) in enumerate(rows)
-        if a != b and max(len(a), len(b)) >= width and a[: width - 1] == b[: width - 1]
-    ]
-    if equal:
-        numbers = ", ".join(map(str, equal[:5])) + (", ..." if len(equal) > 5 else "")
-        raise UserError(f"the answers of {len(equal)} of {len(rows)} pairs differ only after their first {width - 1} tokens, "
-                        f"but max_length keeps no more; raise max_length, or remove these pairs (numbers from 0: {numbers})")
+    whole = [tuple(answer for _, answer in row) for row in rows]
+    refuse_equal(whole, [tuple(answer[: width - 1] for answer in sides) for sides in whole], max_length)
     cut = sum(len(prompt) + len(answer) > width for row in rows for prompt, answer in row)
     warn_of_cut("pairs", cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)
     for i, row in enumerate(rows):
@@ -142,4 +141,4 @@ def _padded(
             ids = [*prompt, *answer]
             tokens[i, side, : len(ids)], prompt_length[i, side], length[i, side] = ids, len(prompt), len(ids)
     label, weight = np.asarray(labels, np.float32), np.asarray(weights, np.float32)
-    return AnswerPairs(tokens, prompt_length, length, label, weight, np.zeros(shape, np.float32))
+    return AnswerPairs(tokens, prompt_length, length, label, weight, np.zeros(shape, np.float32), cut)

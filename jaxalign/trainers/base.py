@@ -56,6 +56,7 @@ class Trainer:
       training: the running loop, whose `state` is the newest state; None before it begins.
       frozen: the base under the adapters, once it has been read.
       optimizer: the optimizer of the run, once training has begun.
+      cut: the number of the rows given to `fit` that lost tokens to the section's row_length or max_length.
       stopping: measures the held-out rows of the run; None without them. With its patience, the state of `training` is a
         `StoppingState`.
     """
@@ -63,6 +64,7 @@ class Trainer:
     name: ClassVar[str]
     training: Training | None = None
     frozen: Frozen = None
+    cut: int = 0
     stopping: EarlyStopping | None = None
 
     def __init__(self, inputs: TrainerInputs, section: Any):

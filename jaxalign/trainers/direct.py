@@ -105,6 +105,7 @@ class DPO(PolicyTrainer):
           UserError: there are no rows, a row is malformed, or the objective needs the other kind of rows.
         """
         section, arrays = self.section, self._arrays(pairs, "pairs")
+        self.cut = arrays.cut
         measured = None if held_out is None else self._arrays(held_out, "held_out")
         loader = EpochLoader(len(arrays.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
@@ -14,6 +15,20 @@ def check_length(where: str, longest: int, field: str, model: LanguageModel) -> 
     if longest > model.max_length:
         raise UserError(f"{where}: a row has {longest} tokens, but the model supports at most {model.max_length}; lower "
                         f"{field} to {model.max_length} or less, so that longer rows are cut, or remove them")
+
+
+def refuse_equal(pairs: Sequence[tuple[Sequence, Sequence]], cut: Sequence[tuple[Sequence, Sequence]], max_length: int) -> None:
+    """Raises UserError if pairs whose sides differ have equal sides after they were cut.
+
+    Args:
+      pairs: the two sides of each pair.
+      cut: the same pairs, cut to `max_length` tokens.
+    """
+    equal = [i for i, ((a, b), (first, second)) in enumerate(zip(pairs, cut, strict=True)) if a != b and first == second]
+    if equal:
+        numbers = ", ".join(map(str, equal[:5])) + (", ..." if len(equal) > 5 else "")
+        raise UserError(f"the answers of {len(equal)} of {len(pairs)} pairs differ only in tokens that are cut, since "
+                        f"max_length is {max_length}; raise max_length, or remove these pairs (numbers from 0: {numbers})")
 
 
 def warn_of_cut(where: str, cut: int, total: int, rows: str, field: str, length: int) -> None:

@@ -12,6 +12,7 @@ import jax
 from jaxalign import streams
 from jaxalign.config import PPOConfig
 from jaxalign.config.schema import checked
+from jaxalign.data.chat.styles import naming
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
@@ -202,7 +203,11 @@ class PPO(PolicyTrainer):
         """(the prompts of an argument of `fit`, their token ids)."""
         asked = as_prompts(prompts, f"PPO.fit({argument})")
         require_equal_columns(asked, f"PPO.fit({argument})")
-        return asked, [self.inputs.language_model.prompt_ids(prompt) for prompt in asked]
+        ids = []
+        for prompt in asked:
+            with naming(prompt.id):
+                ids.append(self.inputs.language_model.prompt_ids(prompt))
+        return asked, ids
 
     def fit_encoded(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> Iterator[Step]:
         """Trains on prompts and yields each iteration.

@@ -131,6 +131,7 @@ class RewardModel(Trainer):
             train, chosen_by = split_by_prompt(train, section.held_out_share, seed)
             measured = self._arrays(chosen_by)
         arrays = self._arrays(train)
+        self.cut = arrays.cut
         first = streams.LOADERS["preference"]
         loaders = [EpochLoader(len(arrays.label), section.batch, seed, first + number) for number in range(section.members)]
         for member in self.members:

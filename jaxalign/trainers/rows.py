@@ -13,14 +13,13 @@ from typing import Any
 from jaxalign.config.arguments import as_text
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import checked
-from jaxalign.data.chat.dialogues import Dialogue, parse_judgement, parse_messages, parse_pair, split_answers
+from jaxalign.data.chat.dialogues import ANSWER_KEYS, Dialogue, parse_judgement, parse_messages, parse_pair, split_answers
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
 
 Example = tuple[Dialogue | None, str]
 """A prompt and the answer to imitate; or None and a text, all of whose tokens count in the loss."""
 
-_ANSWER_KEYS = ("response", "completion", "answer")
 _PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
 _EXAMPLE_FORM = 'a string, {"prompt": text or messages, "response": answer} or {"messages": messages}'
 _JUDGED_FORM = '{"prompt": text or messages, "completion": answer, "label": true or false}'
@@ -74,7 +73,10 @@ def as_examples(data: Any, where: str) -> list[Example]:
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
     """Pairs of answers for preference learning. Raises UserError like `as_prompts`."""
-    return [_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+    pairs = [_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+    if not any(pair.weight for pair in pairs):
+        raise UserError(f"{where}: every pair has the weight 0, so there is nothing to learn; give some pairs a weight above 0")
+    return pairs
 
 
 def as_judgements(data: Any, where: str) -> list[Judgement]:
@@ -155,7 +157,7 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
         messages = tuple(value)
     elif isinstance(value, list) and value:
         try:
-            messages = parse_messages(value, system=True)
+            messages = parse_messages(value)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
     else:
@@ -180,7 +182,7 @@ def _example(row: Any, where: str) -> Example:
         raise _bad_row(row, where, _EXAMPLE_FORM)
     if "messages" in row:
         return _answered(row["messages"], where)
-    key = next((name for name in _ANSWER_KEYS if name in row), None)
+    key = next((name for name in ANSWER_KEYS if name in row), None)
     if key is None and isinstance(row.get("text"), str):
         return _example(row["text"], where)
     if key is None or "prompt" not in row:
@@ -193,7 +195,7 @@ def _answered(messages: Any, where: str) -> Example:
     """The prompt and the last answer of a whole dialogue."""
     try:
         given = messages if isinstance(messages, list) else []
-        dialogue = tuple(messages) if _are_messages(messages) else parse_messages(given, system=True)
+        dialogue = tuple(messages) if _are_messages(messages) else parse_messages(given)
     except ValueError as error:
         raise UserError(f"{where}['messages']: {error}") from None
     if len(dialogue) < 2 or dialogue[-1].role != "assistant":
@@ -219,7 +221,7 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
         messages = _messages(prompt, f"{where}['prompt']", _PAIR_FORM)
     else:
         try:
-            answers = split_answers(*parse_pair(dict(row), system=True))
+            answers = split_answers(*parse_pair(dict(row)))
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
         if answers is None:
@@ -237,20 +239,18 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
 def _judgement(row: Any, where: str, number: int) -> Judgement:
     if isinstance(row, Judgement):
         return row
-    key = next((name for name in _ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None
+    key = next((name for name in ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None
     if key is None or not {"prompt", "label"} <= set(row):
         raise _bad_row(row, where, _JUDGED_FORM)
-    system, prompt = (), row["prompt"]
     try:
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and prompt[0].get("role") == "system":
-            system, prompt = parse_messages(prompt[:1], system=True), prompt[1:]
-        messages, answer, desirable = parse_judgement({"prompt": prompt, "completion": row[key], "label": row["label"]})
+        given = {"prompt": row["prompt"], "completion": row[key], "label": row["label"]}
+        messages, answer, desirable = parse_judgement(given)
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
     for message in messages:
         as_text(message.content, f"{where}['prompt']")
     as_text(answer, f"{where}[{key!r}]")
-    return Judgement(Prompt(f"answer-{number}", (*system, *messages), "python"), answer, desirable)
+    return Judgement(Prompt(f"answer-{number}", messages, "python"), answer, desirable)
 
 
 def _number(row: Mapping, key: str, where: str, default: float | None, low: float, high: float) -> float | None:

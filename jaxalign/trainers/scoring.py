@@ -16,7 +16,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Comparison, PackedParts, PairBatch
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, raw_pair_scores
 from jaxalign.steps.packed import pack_pairs
-from jaxalign.trainers.lengths import warn_of_cut
+from jaxalign.trainers.lengths import refuse_equal, warn_of_cut
 
 BUCKET = 32
 """Sequences are padded to a multiple of this many tokens."""
@@ -30,13 +30,18 @@ def pair_arrays(
     Args:
       max_length: the maximum length of a sequence, in tokens; a longer sequence loses its oldest tokens.
       margin_weight: multiplies the pairs' margins; 0 leaves margins out.
+
+    Raises:
+      UserError: a pair's sequences differ only in tokens that are cut, or the style refuses a dialogue.
     """
-    rows, cut = [], 0
+    wholes = []
     for pair in pairs:
         sides = (pair.response_a, pair.response_b)
-        whole = [styles.encode_completion(tokenizer, pair.prompt.messages, side, style)[0] for side in sides]
-        rows.append([ids[-max_length:] for ids in whole])
-        cut += sum(len(ids) > max_length for ids in whole)
+        with styles.naming(pair.prompt.id):
+            wholes.append([styles.encode_completion(tokenizer, pair.prompt.messages, side, style)[0] for side in sides])
+    rows = [[ids[-max_length:] for ids in whole] for whole in wholes]
+    refuse_equal(wholes, rows, max_length)
+    cut = sum(len(ids) > max_length for whole in wholes for ids in whole)
     warn_of_cut("pairs", cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)
     longest = max((len(ids) for row in rows for ids in row), default=1)
     width = min(max_length, -(-longest // BUCKET) * BUCKET)
@@ -47,7 +52,7 @@ def pair_arrays(
     label = np.asarray([pair.label for pair in pairs], np.float32)
     margin = np.asarray([margin_weight * (pair.margin or 0.0) for pair in pairs], np.float32) if margin_weight else None
     weight = np.asarray([pair.weight for pair in pairs], np.float32)
-    return PairBatch(tokens, length, label, weight, margin)
+    return PairBatch(tokens, length, label, weight, margin, cut)
 
 
 def packed(model: Model, pairs: PairBatch, index: np.ndarray, tokens: int = 0) -> tuple[PairBatch, PackedParts]:
@@ -58,7 +63,7 @@ def packed(model: Model, pairs: PairBatch, index: np.ndarray, tokens: int = 0) -
     """
     own = jax.tree.map(lambda x: x[index], pairs)
     parts = pack_pairs(own, tokens, model.sharding, branches=reads_branches(model.config, model.sharding))
-    return place_rows(model.sharding, dataclasses.replace(own, tokens=None)), parts
+    return place_rows(model.sharding, dataclasses.replace(own, tokens=None, cut=0)), parts
 
 
 def all_scores(scorer: Scorer, params: Params, pairs: PairBatch, batch: int) -> np.ndarray:

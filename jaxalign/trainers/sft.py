@@ -89,8 +89,8 @@ class SFT(PolicyTrainer):
           UserError: there are no rows, a row is malformed or longer than the model's limit, or a row's prompt leaves no space
             for its response.
         """
-        packed, section = self._packed(rows, "rows"), self.section
-        measured = None if held_out is None else self._packed(held_out, "held_out")
+        (packed, self.cut), section = self._packed(rows, "rows"), self.section
+        measured = None if held_out is None else self._packed(held_out, "held_out")[0]
         batches = EpochLoader(len(packed.tokens), section.batch_rows, self.inputs.seed)
 
         def measure(params: Params, completed: int) -> dict[str, float]:
@@ -101,13 +101,14 @@ class SFT(PolicyTrainer):
         self._claim(packed if measured is None else (packed, measured), eval_every=eval_every, patience=patience)
         return self.fit_packed(packed, batches.steps(section.epochs), streams.LOADERS["sft"], stopping=stopping)
 
-    def _packed(self, rows: Any, argument: str) -> PackedBatch:
-        """The rows of an argument of `fit`, packed."""
+    def _packed(self, rows: Any, argument: str) -> tuple[PackedBatch, int]:
+        """(the rows of an argument of `fit`, packed; how many of them were cut)."""
         where, tokenizer, style = f"SFT.fit({argument})", self.tokenizer, self.inputs.language_model.style
         encoded = []
-        for messages, text in as_examples(rows, where):
+        for number, (messages, text) in enumerate(as_examples(rows, where)):
             if messages is not None:
-                encoded.append(styles.encode_completion(tokenizer, messages, text, style))
+                with styles.naming(f"{where}[{number}]"):
+                    encoded.append(styles.encode_completion(tokenizer, messages, text, style))
             else:
                 ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
                 encoded.append((ids, [1.0] * len(ids)))
@@ -118,7 +119,7 @@ class SFT(PolicyTrainer):
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
         warn_of_cut(where, cut, len(encoded), "rows", "row_length", self.section.row_length)
-        return packed
+        return packed, cut
 
     def fit_packed(
         self, rows: PackedBatch, total_steps: int, stream: int, balance_coef: float = 0.0, stopping: EarlyStopping | None = None

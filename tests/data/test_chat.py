@@ -251,3 +251,12 @@ def test_roles_that_do_not_alternate_raise_the_error_of_the_template(loaded):
         chat.encode_prompt(loaded["gemma"], twice)
     with pytest.raises(UserError, match="System role not supported"):
         chat.encode_prompt(loaded["gemma"], [Message("system", "x"), *twice])
+
+
+def test_a_template_that_leaves_the_system_message_out_refuses_the_dialogue(tmp_path):
+    turn = "{{ m.role }}: {{ m.content }}<|im_end|>"
+    tokenizer = template(tmp_path, "{% for m in messages %}{% if m.role != 'system' %}" + turn + "{% endif %}{% endfor %}")
+    assert chat.encode_prompt(tokenizer, dialogue("Be brief."))
+    assert chat.encode_prompt(tokenizer, [Message("system", " "), *dialogue("Be brief.")])
+    with pytest.raises(DialogueRefused, match="leaves the system message out; remove the message, or provide another"):
+        chat.encode_prompt(tokenizer, [Message("system", "Be brief."), *dialogue("Be brief.")])

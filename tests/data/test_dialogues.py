@@ -90,7 +90,7 @@ def test_written_turns_are_read_back(turns):
     assert parse_transcript(text) == tuple(Message(role[name], said) for name, said in turns)
 
 
-@pytest.mark.parametrize("value", ["no marker", "", "Hi.\n\nHuman: late", 3, None, [{"role": "system", "content": "x"}],
+@pytest.mark.parametrize("value", ["no marker", "", "Hi.\n\nHuman: late", 3, None, [{"role": "tool", "content": "x"}],
                                    [{"role": ["user"], "content": "x"}], [{"role": "user"}], ["user: hi"]])
 def test_an_invalid_transcript_is_refused(value):
     with pytest.raises(ValueError, match="expected"):

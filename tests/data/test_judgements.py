@@ -7,11 +7,12 @@ import json
 
 import pytest
 
+from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import split_by_prompt, unique_prompts
 from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.errors import UserError
-from jaxalign.records import Message
+from jaxalign.records import Demonstration, Message, Prompt
 
 
 def row(prompt="q", completion="a", label=True):
@@ -25,6 +26,7 @@ def write(path, rows):
     return path
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
 TALK = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
 
 
@@ -59,7 +61,9 @@ def test_prompts_and_completions_can_be_text_or_messages(tmp_path, name):
     (row(prompt=7), "prompt: type int"),
     (row(prompt=[]), "does not end with the user's turn"),
     (row(prompt=TALK[:2]), "does not end with the user's turn"),
-    (row(prompt=[{"role": "system", "content": "x"}]), "prompt: message 1"),
+    (row(prompt=[SYSTEM]), "does not end with the user's turn"),
+    (row(prompt=[*TALK, SYSTEM]), "prompt: message 4"),
+    (row(completion=[SYSTEM]), "does not begin and end with the assistant's turn"),
     (row(completion=None), "completion: type NoneType"),
     (row(completion=[]), "does not begin and end with the assistant's turn"),
     (row(completion=TALK[:1]), "does not begin and end with the assistant's turn"),
@@ -111,3 +115,43 @@ def test_reading_stops_at_the_limit_and_a_file_without_usable_rows_is_an_error(t
         read_judgements(write(tmp_path / "none.jsonl", [row(" ")]))
     with pytest.raises(UserError, match="does not exist"):
         read_judgements(tmp_path / "absent.jsonl")
+
+
+SAID = {"role": "assistant", "content": " four "}
+
+
+@pytest.mark.parametrize(("given", "messages", "answer"), [
+    ({"messages": [SYSTEM, *TALK, SAID]}, [SYSTEM, *TALK], " four "),
+    ({"messages": "\n\nHuman: one\n\nAssistant: two"}, TALK[:1], "two"),
+    ({"prompt": [SYSTEM, *TALK], "completion": [SAID]}, [SYSTEM, *TALK], " four "),
+    ({"prompt": "one", "response": " two "}, TALK[:1], "two"),
+])
+def test_the_last_message_of_a_dialogue_is_the_answer_to_imitate(tmp_path, given, messages, answer):
+    found, report = read_judgements(write(tmp_path / "rows.jsonl", [given]), judged=False)
+    assert found == [Demonstration(Prompt("rows:1", tuple(Message(**one) for one in messages), "human"), answer)]
+    assert report.sentences() == [f"{tmp_path / 'rows.jsonl'}: 1 rows read, 1 answers kept"]
+
+
+@pytest.mark.parametrize("given", [
+    {"messages": TALK}, {"messages": [SYSTEM, SAID]}, {"messages": []}, {"messages": None}, {"messages": [*TALK, SYSTEM, SAID]},
+    {"messages": [*TALK, {"role": "tool", "content": "x"}]}, {"prompt": "one"}, {"text": "one"}, row(completion=None),
+])
+def test_a_row_without_an_answer_is_broken(tmp_path, given):
+    path = write(tmp_path / "rows.jsonl", [given, row()])
+    found, report = read_judgements(path, judged=False, max_bad_share=0.5)
+    assert len(found) == 1 and [place.line for place in report.broken] == [1]
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_system_message_is_kept_or_its_row_is_listed(tmp_path, judged):
+    def count(messages, answer):
+        if messages[0].role == "system":
+            raise DialogueRefused("no place for it")
+        return 1
+
+    path = write(tmp_path / "rows.jsonl", [row(), row(prompt=[SYSTEM, *TALK])])
+    found, _ = read_judgements(path, judged=judged)
+    assert [message.role for message in found[1].prompt.messages] == ["system", "user", "assistant", "user"]
+    found, report = read_judgements(path, judged=judged, count_tokens=count, max_tokens=5)
+    assert len(found) == 1 and report.refused == (2,)
+    assert "1 rejected by the chat template or the style; dropped (lines 2)" in report.sentences()

@@ -283,3 +283,15 @@ def test_a_gold_pair_with_a_malformed_field_is_broken(tmp_path, field, value):
     path = _write(tmp_path / "gold.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "b", field: value}])
     with pytest.raises(UserError, match=f"gold.jsonl:1: {field} is .* is expected"):
         read_preferences(path, gold=True)
+
+
+def test_a_pair_may_begin_with_a_system_message(tmp_path):
+    """Its text in only one of the two dialogues makes their contexts differ."""
+    rule, asked = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "q"}
+    whole = {name: [rule, asked, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    rows = [whole, {"prompt": [rule, asked], "chosen": "good", "rejected": "bad"}, whole | {"rejected": whole["rejected"][1:]}]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs, report = read_preferences(path)
+    assert [pair.prompt.messages for pair in pairs] == [(Message("system", "Be kind."), Message("user", "q"))] * 2
+    assert report.broken == () and report.differing_contexts == (3,)

@@ -92,13 +92,16 @@ LONG = "It is red. " * 60
 
 def test_pairs_that_differ_only_beyond_the_cut_are_refused_by_number():
     rows = [PAIRS[0], {"prompt": "Why?", "chosen": LONG + "Yes.", "rejected": LONG + "No."}]
-    with pytest.raises(UserError, match=r"the answers of 1 of 2 pairs differ only after their first 47 .*numbers from 0: 1\)"):
+    reason = r"the answers of 1 of 2 pairs differ only in tokens that are cut, since max_length is 48.*numbers from 0: 1\)"
+    with pytest.raises(UserError, match=reason):
         DPO(language_model(), **FIELDS | {"max_length": 48}).fit(rows)
 
 
 def test_cut_answers_are_counted_in_a_warning(caplog):
     rows = [*PAIRS, {"prompt": "Why?", "chosen": LONG, "rejected": "No."}]
-    next(DPO(language_model(), **FIELDS | {"max_length": 48}).fit(rows))
+    trainer = DPO(language_model(), **FIELDS | {"max_length": 48})
+    next(trainer.fit(rows))
+    assert trainer.cut == 1
     assert [record.getMessage() for record in caplog.records] == [
         "pairs: 1 of 14 prompts with an answer are longer than max_length (48 tokens) and are cut; raise max_length"
     ]

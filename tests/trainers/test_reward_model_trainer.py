@@ -141,3 +141,19 @@ def test_a_pair_of_weight_0_is_not_learnt():
     assert list(trainer.fit(rows))[-1].metrics["accuracy"] == 1
     good, bad = (trainer.score(PROMPTS, [row[kind] for row in PAIRS]) for kind in ("chosen", "rejected"))
     assert np.all(good > bad)
+
+
+def test_pairs_that_are_equal_after_the_cut_are_refused_and_cut_sequences_are_counted():
+    """A sequence loses its oldest tokens."""
+    same = " It is red." * 60
+    rows = [PAIRS[0], {"prompt": "Why?", "chosen": "Yes." + same, "rejected": "No." + same}]
+    with pytest.raises(UserError, match=r"1 of 2 pairs differ only in tokens that are cut, since max_length is 48.*: 1\)"):
+        RewardModel(language_model(), **FIELDS).fit(rows)
+    trainer = RewardModel(language_model(), **FIELDS)
+    next(trainer.fit([*PAIRS, {"prompt": "Why?", "chosen": "Yes." + same, "rejected": "No."}]))
+    assert trainer.cut == 1
+
+
+def test_pairs_without_a_weight_are_refused():
+    with pytest.raises(UserError, match=r"RewardModel.fit\(pairs\): every pair has the weight 0, so there is nothing to learn"):
+        RewardModel(language_model(), **FIELDS).fit([row | {"weight": 0} for row in PAIRS])

@@ -20,11 +20,12 @@ class DataConfig(Section):
     """The source of prompts and comparisons."""
 
     source: str = field("world", "The data source: world (the embedded world), preferences_jsonl (human preferences), "
-                        "judgements_jsonl (single judged answers, for dpo.objective=kto), prompts_jsonl (prompts, with columns "
-                        "for the reward) or arithmetic.",
+                        "judgements_jsonl (single judged answers, for dpo.objective=kto), messages_jsonl (answered dialogues, "
+                        "for stage sft), prompts_jsonl (prompts, with columns for the reward) or arithmetic.",
                         registered(DATA_SOURCES))
     train: str = field("", "JSONL file, optionally .gz, for preferences_jsonl (chosen/rejected), judgements_jsonl "
-                       "(prompt/completion/label) and prompts_jsonl (the same as rl).", None, _SOURCE)
+                       "(prompt/completion/label), messages_jsonl (messages) and prompts_jsonl (the same as "
+                       "rl).", None, _SOURCE)
     red_team: str = field("", "File of prompts whose answers stage revise critiques and revises: .jsonl, .json, .csv, or .txt "
                           "with one prompt per line, optionally .gz; see docs/data_formats.md.", None, _SOURCE)
     helpful: str = field("", "File of prompts that stage revise answers without a critique; empty: none.", None, _SOURCE)

@@ -16,6 +16,8 @@ from jaxalign.records import Message
 
 ROLES = {"Human": "user", "Assistant": "assistant"}
 SPEAKERS = {role: name for name, role in ROLES.items()}
+ANSWER_KEYS = ("response", "completion", "answer")
+"""Names of the field of an answer, by priority."""
 _MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 
 Dialogue = tuple[Message, ...]
@@ -44,12 +46,10 @@ def parse_transcript(text: str) -> Dialogue:
     )
 
 
-def parse_messages(value: list[Any], system: bool = False) -> Dialogue:
+def parse_messages(value: list[Any]) -> Dialogue:
     """The messages of a list of {"role": "user" | "assistant", "content": text}, with unchanged text.
 
-    Args:
-      value: the list.
-      system: whether the first message may have the role "system".
+    The first message may also have the role "system".
 
     Raises:
       ValueError: an item is malformed.
@@ -57,28 +57,28 @@ def parse_messages(value: list[Any], system: bool = False) -> Dialogue:
     messages = []
     for index, item in enumerate(value, start=1):
         role, content = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
-        allowed = role in tuple(SPEAKERS) or (system and index == 1 and role == "system")
+        allowed = role in tuple(SPEAKERS) or (index == 1 and role == "system")
         if not allowed or not isinstance(content, str):
-            roles = "'user', 'assistant' or 'system'" if system and index == 1 else "'user' or 'assistant'"
+            roles = "'user', 'assistant' or 'system'" if index == 1 else "'user' or 'assistant'"
             raise ValueError(f"message {index} is {shown(str(item)[:60])}; {{'role': {roles}, 'content': text}} is expected")
         messages.append(Message(role, content))
     return tuple(messages)
 
 
-def parse_dialogue(value: Any, system: bool = False) -> Dialogue:
-    """The messages of a transcript or message list. Raises ValueError for anything else. system: as in `parse_messages`."""
+def parse_dialogue(value: Any) -> Dialogue:
+    """The messages of a transcript or message list. Raises ValueError for anything else."""
     if isinstance(value, str):
         return parse_transcript(value)
     if isinstance(value, list):
-        return parse_messages(value, system)
+        return parse_messages(value)
     raise ValueError(f"type {type(value).__name__}; a transcript or a list of messages is expected")
 
 
-def parse_pair(row: dict[str, Any], system: bool = False) -> tuple[Dialogue, Dialogue]:
+def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
     """The two whole dialogues of a row with `chosen`, `rejected` and optionally `prompt`, or `messages` in its place.
 
     Without `prompt`, both are whole dialogues. With it, each may also be just the answer: text that does not begin with
-    "\\n\\nHuman:", or messages that do not begin with a user's message. system: as in `parse_messages`.
+    "\\n\\nHuman:", or messages that do not begin with a user's or a system message.
 
     Raises:
       ValueError: a key is missing or malformed, or a dialogue does not end with the assistant's turn.
@@ -88,7 +88,7 @@ def parse_pair(row: dict[str, Any], system: bool = False) -> tuple[Dialogue, Dia
         if key not in row:
             raise ValueError(f"the key {key!r} is missing")
         try:
-            dialogue = _complete(row.get("prompt", row.get("messages")), row[key], system)
+            dialogue = _complete(row.get("prompt", row.get("messages")), row[key])
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
         if not dialogue or dialogue[-1].role != "assistant":
@@ -111,15 +111,41 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
             raise ValueError(f"the key {key!r} is missing")
     if not isinstance(row["label"], bool):
         raise ValueError(f"label is {str(row['label'])[:20]!r}; true or false is expected")
+    return (*_answered(row["prompt"], row["completion"]), row["label"])
+
+
+def parse_demonstration(row: dict[str, Any]) -> tuple[Dialogue, str]:
+    """(context, answer) of a row with `messages`, which end with the answer, or with `prompt` and `response`.
+
+    `prompt` and `response` (or `completion`, or `answer`) are as in `parse_judgement`.
+
+    Raises:
+      ValueError: a key is missing or malformed.
+    """
+    if "messages" in row:
+        try:
+            dialogue = parse_dialogue(row["messages"])
+        except ValueError as error:
+            raise ValueError(f"messages: {error}") from error
+        if [message.role for message in dialogue[-2:]] != ["user", "assistant"]:
+            raise ValueError("messages: they do not end with a user's message and the assistant's answer")
+        return dialogue[:-1], dialogue[-1].content
+    key = next((name for name in ANSWER_KEYS if name in row), None)
+    if key is None or "prompt" not in row:
+        raise ValueError('there is neither "messages" nor "prompt" with "response"')
+    return _answered(row["prompt"], row[key])
+
+
+def _answered(prompt: Any, completion: Any) -> tuple[Dialogue, str]:
+    """The dialogue of a prompt, and the text of its completion."""
     try:
-        context = _context(row["prompt"])
+        context = _context(prompt)
     except ValueError as error:
         raise ValueError(f"prompt: {error}") from error
     if not context or context[-1].role != "user":
         raise ValueError("the prompt does not end with the user's turn")
-    completion = row["completion"]
     if isinstance(completion, str):
-        return context, completion.strip(), row["label"]
+        return context, completion.strip()
     if not isinstance(completion, list):
         raise ValueError(f"completion: type {type(completion).__name__}; text or a list of messages is expected")
     try:
@@ -128,23 +154,23 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
         raise ValueError(f"completion: {error}") from error
     if not turns or turns[0].role != "assistant" or turns[-1].role != "assistant":
         raise ValueError("the completion does not begin and end with the assistant's turn")
-    return context, _join(turns), row["label"]
+    return context, _join(turns)
 
 
-def _complete(prompt: Any, answer: Any, system: bool = False) -> Dialogue:
+def _complete(prompt: Any, answer: Any) -> Dialogue:
     if prompt is None:
-        return parse_dialogue(answer, system)
+        return parse_dialogue(answer)
     if isinstance(answer, str):
         if answer.startswith("\n\nHuman:"):
             return parse_transcript(answer)
-        return (*_context(prompt, system), Message("assistant", answer.strip()))
-    dialogue = parse_dialogue(answer, system)
-    return dialogue if dialogue and dialogue[0].role in ("user", "system") else (*_context(prompt, system), *dialogue)
+        return (*_context(prompt), Message("assistant", answer.strip()))
+    dialogue = parse_dialogue(answer)
+    return dialogue if dialogue and dialogue[0].role in ("user", "system") else (*_context(prompt), *dialogue)
 
 
-def _context(prompt: Any, system: bool = False) -> Dialogue:
+def _context(prompt: Any) -> Dialogue:
     if not isinstance(prompt, str):
-        return parse_dialogue(prompt, system)
+        return parse_dialogue(prompt)
     if not prompt.startswith("\n\nHuman:"):
         return (Message("user", prompt),)
     context = parse_transcript(prompt)

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.formats import USER, render_prompt, render_response
@@ -67,6 +68,15 @@ def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], style: str)
                                   "text; use the style chat, hh or compact")
         return list(tokenizer.begin_ids) + tokenizer.encode(messages[0].content)
     return list(tokenizer.begin_ids) + tokenizer.encode_segments(render_prompt(messages, style))
+
+
+@contextlib.contextmanager
+def naming(row: str) -> Iterator[None]:
+    """Puts the name of a row in front of the reason why its dialogue is refused."""
+    try:
+        yield
+    except DialogueRefused as error:
+        raise DialogueRefused(f"{row}: {error}") from None
 
 
 def encode_answer(tokenizer: Tokenizer, text: str, style: str) -> list[int]:

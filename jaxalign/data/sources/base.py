@@ -17,13 +17,13 @@ from jaxalign.config import Config
 from jaxalign.data.chat.dialogues import Dialogue, cut_front, cut_to_fit
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.errors import UserError
-from jaxalign.records import Comparison, Judgement, Message, Prompt
+from jaxalign.records import Comparison, Demonstration, Judgement, Message, Prompt
 
-_ANSWERED = {"comparisons": Comparison, "judgements": Judgement}
+_ANSWERED = {"comparisons": Comparison, "judgements": Judgement, "demonstrations": Demonstration}
 
 RowT = TypeVar("RowT", covariant=True)
-Prompted = TypeVar("Prompted", Prompt, Comparison, Judgement)
-Answered = TypeVar("Answered", Comparison, Judgement)
+Prompted = TypeVar("Prompted", Prompt, Comparison, Judgement, Demonstration)
+Answered = TypeVar("Answered", Comparison, Judgement, Demonstration)
 CountTokens = Callable[[Dialogue, str], int]
 """Counts the tokens of a context with an answer, encoded as a stage encodes it."""
 
@@ -123,7 +123,7 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
 
     Args:
       source: a `DataSource`.
-      kind: "prompts", "comparisons", "judgements" or "text".
+      kind: "prompts", "comparisons", "judgements", "demonstrations" or "text".
       where: the origin of the source for error messages, such as "config.data.source 'FILE.py:name'".
       count: read rows [0, count); None reads all.
       keep_empty: whether answers may be empty.
@@ -170,12 +170,14 @@ def _fault(row: Any, kind: str, keep_empty: bool) -> str | None:
     fault = _prompt_fault(row.prompt)
     if fault is not None:
         return f"has a prompt that {fault}"
-    for name in ("response",) if record is Judgement else ("response_a", "response_b"):
+    for name in ("response",) if record is not Comparison else ("response_a", "response_b"):
         answer = getattr(row, name)
         if not isinstance(answer, str):
             return f"has the {name} {str(answer)[:40]!r}; a string is expected"
         if not keep_empty and not answer.strip():
             return f"has the {name} {answer!r}; non-empty text is expected unless config.data.empty_answers is 'keep'"
+    if record is Demonstration:
+        return None
     if record is Judgement:
         label = row.desirable
         return None if isinstance(label, bool) else f"has the label desirable={label!r}; True or False is expected"
@@ -247,7 +249,7 @@ def fit_answered(
     """
     fitted = []
     for row in rows:
-        answers = (row.response,) if isinstance(row, Judgement) else (row.response_a, row.response_b)
+        answers = (row.response,) if isinstance(row, Demonstration) else (row.response_a, row.response_b)
         try:
             context = cut_to_fit(row.prompt.messages, answers, count_tokens, max_tokens)
         except DialogueRefused:

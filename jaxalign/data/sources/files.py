@@ -1,4 +1,4 @@
-"""The data sources that read the files of `config.data`: preference pairs, judged answers and prompts from JSONL."""
+"""The data sources that read the files of `config.data`: preference pairs, judged answers, demonstrations and prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.prompts import PromptFile, read_prompts, without
 from jaxalign.data.sources.reports import MixtureReport
 from jaxalign.errors import UserError
-from jaxalign.records import Comparison, Judgement, Prompt
+from jaxalign.records import Comparison, Demonstration, Judgement, Prompt
 from jaxalign.registry.data_sources import PROMPT_FILES
 
 
@@ -60,9 +60,19 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
 
 def judgements(inputs: SourceInputs) -> Split[Judgement]:
     """The judged answers of the file."""
+    return _single_answers(inputs, judged=True)
+
+
+def demonstrations(inputs: SourceInputs) -> Split[Demonstration]:
+    """The answered dialogues of the file."""
+    return _single_answers(inputs, judged=False)
+
+
+def _single_answers(inputs: SourceInputs, judged: bool) -> Split:
     data = inputs.config.data
     rows, report = read_judgements(
         Path(data.train).expanduser(),
+        judged=judged,
         empty_answers=data.empty_answers,
         max_bad_share=data.max_bad_share,
         limit=data.limit,

@@ -1,30 +1,33 @@
-"""Reads single judged answers from JSONL. Each row becomes a Judgement, or is dropped and reported with the reason."""
+"""Reads single answers, judged or to imitate, from JSONL. Each becomes a record, or is dropped and reported with the reason."""
 
 from __future__ import annotations
 
 import pathlib
 
-from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_judgement
+from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_demonstration, parse_judgement
+from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
 from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem, iterate_jsonl
-from jaxalign.data.sources.reports import JudgementReport
+from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport
 from jaxalign.errors import UserError
-from jaxalign.records import Judgement, Prompt
+from jaxalign.records import Demonstration, Judgement, Prompt
 
 
 def read_judgements(
     path: str | pathlib.Path,
     *,
+    judged: bool = True,
     empty_answers: str = "drop",
     max_bad_share: float = 0.01,
     limit: int = 0,
     count_tokens: CountTokens | None = None,
     max_tokens: int | None = None,
-) -> tuple[list[Judgement], JudgementReport]:
+) -> tuple[list[Judgement] | list[Demonstration], JudgementReport | DemonstrationReport]:
     """Reads the rows {"prompt", "completion", "label"} of a .jsonl or .jsonl.gz file (see docs/preferences.md).
 
     Args:
       path: the file.
+      judged: False reads rows {"messages"} or {"prompt", "response"} without a label (see docs/data_formats.md).
       empty_answers: "drop" or "keep" rows with an empty completion.
       max_bad_share: the largest accepted share of broken rows, in [0, 1].
       limit: stop after this number of judgements; 0 reads all.
@@ -32,36 +35,39 @@ def read_judgements(
       max_tokens: the maximum that `count_tokens` may return; the oldest turns of a context are dropped until the answer fits.
 
     Returns:
-      The judgements in file order, with prompt ids "NAME:LINE", and the report.
+      The judgements or demonstrations in file order, with prompt ids "NAME:LINE", and the report.
 
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
     """
     listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
-    judgements: list[Judgement] = []
-    rows = 0
+    parse, record = (parse_judgement, Judgement) if judged else (parse_demonstration, Demonstration)
+    answers, rows = [], 0
     for row in iterate_jsonl(path):
         rows += 1
         if isinstance(row, BrokenLine):
             listed["broken"].append(row)
             continue
         try:
-            context, answer, desirable = parse_judgement(row.value)
+            context, answer, *label = parse(row.value)
         except ValueError as error:
             listed["broken"].append(BrokenLine(row.line, str(error)))
             continue
         fitting = _fitting(row.line, context, answer, listed, empty_answers == "keep", count_tokens, max_tokens)
         if fitting is not None:
-            judgements.append(Judgement(Prompt(f"{file_stem(path)}:{row.line}", fitting, "human"), answer, desirable))
-        if limit and len(judgements) == limit:
+            answers.append(record(Prompt(f"{file_stem(path)}:{row.line}", fitting, "human"), answer, *label))
+        if limit and len(answers) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share)
-    good = sum(judgement.desirable for judgement in judgements)
     lines = {name: tuple(lines) for name, lines in listed.items()}
-    report = JudgementReport(str(path), rows, good, len(judgements) - good, **lines)
-    if not judgements:
-        raise UserError(f"no judged answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
-    return judgements, report
+    if judged:
+        good = sum(answer.desirable for answer in answers)
+        report = JudgementReport(str(path), rows, good, len(answers) - good, **lines)
+    else:
+        report = DemonstrationReport(str(path), rows, len(answers), **lines)
+    if not answers:
+        raise UserError(f"no {'judged ' * judged}answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
+    return answers, report
 
 
 def _fitting(
@@ -76,7 +82,11 @@ def _fitting(
         listed["empty_answers"].append(line)
         if not keep_empty:
             return None
-    fitting = cut_to_fit(context, (answer,), count_tokens, max_tokens)
+    try:
+        fitting = cut_to_fit(context, (answer,), count_tokens, max_tokens)
+    except DialogueRefused:
+        listed["refused"].append(line)
+        return None
     if fitting is None:
         listed["too_long"].append(line)
     elif len(fitting) < len(context):

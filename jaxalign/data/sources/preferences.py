@@ -69,7 +69,7 @@ def read_preferences(
       name: the beginning of each `Prompt.id`; None uses the file's name.
       margins: whether to read each row's "margin", a number of at least 0 by which the chosen answer is better; 0 if missing.
       gold: whether to read the fields of gold pairs too (docs/data_formats.md): a tie has the label 0.5 and is undecided,
-        `principles` has the row's principle, and `Prompt.columns` its kind. Dialogues may then begin with a system message.
+        `principles` has the row's principle, and `Prompt.columns` its kind.
 
     Returns:
       The comparisons in file order, with the chosen answer first and label 1.0, and the report.
@@ -124,7 +124,7 @@ def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: _Option
 def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[str, list]) -> Answers | None:
     """The row's answers, and its context, cut until it fits; None for a dropped row, which is listed under its reason."""
     try:
-        chosen, rejected = parse_pair(value, system=options.gold)
+        chosen, rejected = parse_pair(value)
         for field, kind, expected in _GOLD_FIELDS if options.gold else ():
             if value.get(field) is not None and not isinstance(value[field], kind):
                 raise ValueError(f"{field} is {str(value[field])[:20]!r}; {expected} is expected")

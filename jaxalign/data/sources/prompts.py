@@ -257,7 +257,7 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
         fields = ("instruction", "input") if "input" in value else ("instruction",)
         messages = (Message("user", "\n\n".join(part for part in (text, more) if part.strip())),)
     elif isinstance(value[name], list):
-        messages, fields = parse_messages(value[name], system=True), (name,)
+        messages, fields = parse_messages(value[name]), (name,)
     elif not isinstance(value[name], str):
         raise ValueError(f'"{name}" is of type {type(value[name]).__name__}; a string or a list of messages is expected')
     elif value[name].startswith("\n\nHuman:"):
@@ -284,8 +284,8 @@ def prompt_field(value: Mapping[str, Any], field: str = "prompt") -> str | None:
 def _shared(row: Mapping[str, Any]) -> Dialogue:
     """The dialogue before the answer "chosen"; with "rejected", the turns before the two answers differ."""
     if "rejected" not in row:
-        return parse_dialogue(row["chosen"], system=True)
-    answers = split_answers(*parse_pair(dict(row), system=True))
+        return parse_dialogue(row["chosen"])
+    answers = split_answers(*parse_pair(dict(row)))
     if answers is None:
         raise ValueError('"chosen" and "rejected" have no common user turn that both answer')
     return answers.context

@@ -79,8 +79,8 @@ class PreferenceReport(FileReport):
 class JudgementReport(FileReport):
     """A report on the rows of a file of judged answers. Tuples contain line numbers, which start at 1.
 
-    rows = desirable + undesirable + broken + empty_prompts + too_long, plus empty_answers if those rows are dropped. A dropped
-    row counts under the first reason that drops it. Rows that were cut are kept, as are empty answers under "keep".
+    rows = desirable + undesirable + broken + empty_prompts + too_long + refused, plus empty_answers if those rows are dropped.
+    A dropped row counts under the first reason that drops it. Rows that were cut are kept, as are empty answers under "keep".
     """
 
     path: str
@@ -92,6 +92,7 @@ class JudgementReport(FileReport):
     empty_answers: tuple[int, ...]
     cut: tuple[int, ...]
     too_long: tuple[int, ...]
+    refused: tuple[int, ...]
 
     kept = "{desirable} good and {undesirable} bad answers"
     reasons = {  # noqa: RUF012
@@ -100,7 +101,26 @@ class JudgementReport(FileReport):
         "empty_answers": "with an empty answer",
         "cut": "too long, oldest turns cut",
         "too_long": "too long even with only the last question; dropped",
+        "refused": "rejected by the chat template or the style; dropped",
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class DemonstrationReport(FileReport):
+    """A report on the rows of a file of answers to imitate; the fields are those of `JudgementReport`, with `answers` kept."""
+
+    path: str
+    rows: int
+    answers: int
+    broken: tuple[BrokenLine, ...]
+    empty_prompts: tuple[int, ...]
+    empty_answers: tuple[int, ...]
+    cut: tuple[int, ...]
+    too_long: tuple[int, ...]
+    refused: tuple[int, ...]
+
+    kept = "{answers} answers"
+    reasons = JudgementReport.reasons | {"broken": "broken, not JSON or not an answered dialogue; dropped"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
 from jaxalign.reasons import COMPARISON, advice, few_usable, too_few, usable_sentence
 from jaxalign.records import Comparison, Message, PrincipleLabel
+from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
@@ -104,8 +106,10 @@ def answered(
     """(answers to imitate, held-out answers, report on the rows of stage revise or on the files)."""
     if sources.made_in(context.config, "revise"):
         return revisions(context)
-    train, held_out, report = sources.source_rows(context, tokenizer, "comparisons")
-    return *([(c.prompt.messages, c.response_a) for c in pairs] for pairs in (train, held_out)), report
+    kind = "demonstrations" if "demonstrations" in data_source(context.config).provides else "comparisons"
+    train, held_out, report = sources.source_rows(context, tokenizer, kind)
+    answer = operator.attrgetter("response" if kind == "demonstrations" else "response_a")
+    return *([(row.prompt.messages, answer(row)) for row in rows] for rows in (train, held_out)), report
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,17 +58,22 @@ def made_in(config: Config, stage: str) -> tuple[str, ...]:
 def source_rows(
     context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False
 ) -> tuple[list[Any], list[Any], SourceReport | None]:
-    """(train, held out, report) for the source's rows of a kind. Dialogues longer than preference.max_length are cut at a turn.
+    """(train, held out, report) for the source's rows of a kind.
+
+    Dialogues are cut at a turn to preference.max_length, those of demonstrations to model.max_length.
 
     Args:
-      kind: "comparisons", which gives `Comparison`s, or "judgements", which gives `Judgement`s.
+      kind: "comparisons", "judgements" or "demonstrations", which give the records of that name.
       margins: whether to read the margins of comparisons; the selection of pairs does not depend on it.
 
     Raises:
       UserError: the source has no such rows, or a row is not valid.
     """
     config = context.config
-    most = min(config.preference.max_length, config.model.max_length)
+    # Not to sft.row_length, on which the split into train and held out would then depend in every stage that reads the prompts.
+    most = config.model.max_length
+    if kind != "demonstrations":
+        most = min(config.preference.max_length, most)
     split = _checked(config, _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
     print_few(context, split.few)
     train, held_out = split.train, split.held_out
@@ -141,13 +146,13 @@ def first_prompt(number: int, total: int, count: int) -> int:
 
 
 def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
-    """The source's own prompts by purpose, or the distinct prompts of its comparisons or judgements.
+    """The source's own prompts by purpose, or the distinct prompts of its answered rows.
 
     The reports on files of prompts are printed.
     """
     config, record = context.config, data_source(context.config)
     if record.prompts is None:
-        kind = "judgements" if record.comparisons is None else "comparisons"
+        kind = next(kind for kind in ("comparisons", "judgements", "demonstrations") if getattr(record, kind) is not None)
         train, held_out, _ = source_rows(context, tokenizer, kind)
         return PromptSets(unique_prompts(train), unique_prompts(held_out))
     given = _build(SourceInputs(config), "prompts")

@@ -25,7 +25,7 @@ _GENERATED = {"world": "the embedded world (docs/world.md)", "arithmetic": "gene
 _TASKS = "prompts for labels and RL"
 _REVISED = ("prompts whose answers are revised", "prompts that are answered without revision")
 _FILES = {
-    "train": {"prompts_jsonl": _TASKS, "judgements_jsonl": "judged answers"},
+    "train": {"prompts_jsonl": _TASKS, "judgements_jsonl": "judged answers", "messages_jsonl": "answered dialogues"},
     "extra_train": {"judgements_jsonl": "judged answers"},
     "red_team": _REVISED[0],
     "helpful": _REVISED[1],
@@ -121,7 +121,9 @@ def _training_sentences(run: RunFiles) -> list[str]:
     sentences = []
     if run.stage("sft").started:
         revised = run.reads("sft", "revise")
-        source = "the revisions and answers of stage revise" if revised else "the preferred answers of the data"
+        demonstrated = "answers" in (run.stage("sft").summary.get("data") or {})
+        source = ("the revisions and answers of stage revise" if revised else
+                  "the answers of the data" if demonstrated else "the preferred answers of the data")
         sentences.append(f"Fine-tuning imitated {source}.")
     sentences += _preference_sentence(run)
     if run.stage("dpo").started:

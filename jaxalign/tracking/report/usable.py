@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
+from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport, PreferenceReport, PromptReport
 from jaxalign.reasons import (
     advice,
     audit_warnings,
@@ -25,6 +25,7 @@ _REPORTS = {
     "prompts": (PromptReport, "prompts kept"),
     "pairs": (PreferenceReport, "pairs kept"),
     "desirable": (JudgementReport, "good answers kept"),
+    "answers": (DemonstrationReport, "answers kept"),
 }
 """By a field that only one kind of report on a file has: the report, and the meaning of the field."""
 
