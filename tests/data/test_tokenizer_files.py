@@ -172,3 +172,15 @@ def test_a_sentencepiece_folder_with_contradictory_added_tokens_is_reported_in_o
     write(folder, "added_tokens.json", **{"<x>": 20})
     with pytest.raises(UserError, match="the id 20 to .* in tokenizer.model, and to '<x>' in its added tokens"):
         load_tokenizer(folder)
+
+
+def test_a_segment_can_begin_with_an_added_line_break(tmp_path):
+    folder = made_tokenizers.sentencepiece(tmp_path)
+    size = load_tokenizer(folder).vocab_size
+    write(folder, "added_tokens.json", **{"\n": size})
+    assert load_tokenizer(folder).encode_segments(["\nthe"])[0] == size
+
+
+def test_a_path_that_is_too_long_is_reported_in_one_sentence():
+    with pytest.raises(UserError, match="tokenizer x{200,}.* does not exist"):
+        load_tokenizer("x" * 300)

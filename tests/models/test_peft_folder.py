@@ -193,6 +193,8 @@ def test_damaged_weights_are_reported_in_one_sentence(saved, tmp_path, weights, 
 def test_missing_and_broken_files_are_refused(saved, tmp_path):
     with pytest.raises(UserError, match="adapter_config.json does not exist"):
         read(tmp_path)
+    with pytest.raises(UserError, match="adapter_config.json does not exist"):
+        read(tmp_path / ("x" * 300))
     folder = broken(saved, tmp_path)
     content = (folder / "adapter_model.safetensors").read_bytes()
     (folder / "adapter_model.safetensors").write_bytes(content[:-100])
