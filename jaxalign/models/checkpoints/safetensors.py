@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxalign.errors import UserError
+from jaxalign.errors import UserError, shown
 from jaxalign.json_text import parse_json
 
 SINGLE = "model.safetensors"
@@ -186,4 +186,4 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
 def some(items: list[str]) -> str:
     """The first few names, and the number of the others, for an error message."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
-    return ", ".join(items[:_LISTED]) + more
+    return ", ".join(map(shown, items[:_LISTED])) + more
