@@ -160,8 +160,11 @@ def _compare(finished: Path, run: Path, damaged: Path) -> tuple[str, bool]:
         differ += [str(path.relative_to(finished)) for path in sorted(finished.rglob("*"))
                    if path.is_file() and path.name not in CLOCKS and not (run / path.relative_to(finished)).exists()]
     differ = [name for name in dict.fromkeys(differ) if "checkpoints" not in name and not name.endswith("manifest.json")]
+    unread = damaged.name in CLOCKS
+    if differ == [str(damaged)] and "params" in damaged.parts:  # The weights were loaded without the file.
+        differ, unread = [], True
     if not differ:
-        return "not read, nothing else changed" if damaged.name in CLOCKS else "repaired or fell back, all results equal", True
+        return "not read, nothing else changed" if unread else "repaired or fell back, all results equal", True
     return f"differs silently: {', '.join(differ[:5])}", False
 
 

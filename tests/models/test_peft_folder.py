@@ -162,7 +162,7 @@ Q = "base_model.model.model.layers.1.self_attn.q_proj."
         ({"target_modules": "c_attn"}, "target_modules is 'c_attn', which matches no linear layer"),
         ({"target_modules": "(q_proj"}, "is not a regular expression"),
         ({"target_modules": 3}, "target_modules is 3"), ({"target_modules": ["\n"]}, r"target_modules has \\n, which"),
-        ({"target_modules": r"([\w.]+)+!"}, "takes more than"),
+        ({"target_modules": r"([\w.]|.)*[!?]"}, "takes more than"),
         ({"modules_to_save": 3}, "modules_to_save is 3"), ({"modules_to_save": [None]}, r"modules_to_save is \[None\]"),
         ({"rank_pattern": {"q_proj": 7}}, "rank_pattern gives .*q_proj rank 7 and others 3"),
         ({"alpha_pattern": {"q_proj": 50}}, "alpha_pattern scales the adapter of .* by"),
