@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
@@ -64,8 +65,16 @@ class _TooSlow(BaseException):
     """The alarm of an input. Not an Exception, so that readers do not catch it."""
 
 
-def fuzz(kinds: Sequence[str], seed: int, inputs: int, first: int = 0, minutes: float = 0.0) -> tuple[Counter, list[Finding]]:
-    """Gives inputs to the readers of each of `kinds`. -> (the number of reactions by kind and type, the findings).
+class Tried(NamedTuple):
+    """The number of reactions by kind and type, the findings, and the longest time of an input of each kind in seconds."""
+
+    counts: Counter
+    findings: list[Finding]
+    longest: dict[str, float]
+
+
+def fuzz(kinds: Sequence[str], seed: int, inputs: int, first: int = 0, minutes: float = 0.0) -> Tried:
+    """Gives inputs to the readers of each of `kinds`.
 
     Args:
         kinds: keys of `KINDS`.
@@ -78,31 +87,33 @@ def fuzz(kinds: Sequence[str], seed: int, inputs: int, first: int = 0, minutes: 
     whole = sum(KINDS[kind].share for kind in kinds)
     tasks = [(kind, number) for kind in kinds
              for number in range(first, first + math.ceil(inputs * KINDS[kind].share / whole))]
-    counts: Counter = Counter()
-    findings: list[Finding] = []
+    tried = Tried(Counter(), [], {})
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         at = 0
         while at < len(tasks) and time.time() < until:
-            at += _in_child(Path(folder), seed, tasks[at:], until, counts, findings)
-    return counts, findings
+            at += _in_child(Path(folder), seed, tasks[at:], until, tried)
+    return tried
 
 
-def _in_child(folder: Path, seed: int, tasks: list[tuple[str, int]], until: float, counts: Counter, findings: list) -> int:
+def _in_child(folder: Path, seed: int, tasks: list[tuple[str, int]], until: float, all_tried: Tried) -> int:
     """Tries inputs in one child process until they are done or the child ends. -> how many were tried."""
     ours, theirs = _context.Pipe(duplex=False)
     child = _context.Process(target=_child, args=(theirs, folder, seed, tasks, until))
     child.start()
     theirs.close()
     tried, description = 0, None
+    counts, findings, longest = all_tried
     try:
-        while ours.poll(_PREPARATION if description is None else 2 * SECONDS):
+        while ours.poll(_PREPARATION if description is None else 4 * SECONDS):
             match ours.recv():
                 case None:
                     return len(tasks)
                 case str(description):
                     pass
-                case reaction, is_finding:
-                    counts[tasks[tried][0], reaction.partition(":")[0]] += 1
+                case reaction, is_finding, seconds:
+                    kind = tasks[tried][0]
+                    counts[kind, reaction.partition(":")[0]] += 1
+                    longest[kind] = max(longest.get(kind, 0.0), seconds)
                     if is_finding:
                         _report(findings, Finding(tasks[tried][0], seed, tasks[tried][1], reaction, description))
                     tried, description = tried + 1, None
@@ -124,7 +135,7 @@ def _report(findings: list[Finding], finding: Finding) -> None:
 
 
 def _child(pipe: Connection, folder: Path, seed: int, tasks: list[tuple[str, int]], until: float) -> None:
-    """Tries inputs; sends a description before each, and (reaction, is finding) after it."""
+    """Tries inputs; sends a description before each, and (reaction, is finding, seconds) after it."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     signal.signal(signal.SIGALRM, _stop)
     prepared = None
@@ -139,7 +150,10 @@ def _child(pipe: Connection, folder: Path, seed: int, tasks: list[tuple[str, int
         shutil.copytree(place, own)
         given = fuzzed.mutate(random.Random(f"{kind} {seed} {number}"), own, 1.0)
         pipe.send(repr(given)[:_SHOWN])
-        pipe.send(_reaction(fuzzed.read, own, given))
+        reaction = _reaction(fuzzed.read, own, given)
+        if reaction[0].startswith("hang"):  # Other programs may have used the processor: a real one repeats.
+            reaction = _reaction(fuzzed.read, own, given)
+        pipe.send(reaction)
     pipe.send(None)
 
 
@@ -161,9 +175,14 @@ def _stop(*_) -> None:
     raise _TooSlow
 
 
-def _reaction(read, folder: Path, given) -> tuple[str, bool]:
-    """-> (the reaction of a reader to an input in words, whether it is a finding)."""
+def _reaction(read, folder: Path, given) -> tuple[str, bool, float]:
+    """-> (the reaction of a reader to an input in words, whether it is a finding, seconds)."""
     started = time.monotonic()
+    reaction, is_finding = _react(read, folder, given)
+    return reaction, is_finding, time.monotonic() - started
+
+
+def _react(read, folder: Path, given) -> tuple[str, bool]:
     signal.alarm(SECONDS)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -179,7 +198,7 @@ def _reaction(read, folder: Path, given) -> tuple[str, bool]:
             return f"message that cannot be printed: {text[:200]!r}", True
         return "refused", False
     except _TooSlow:
-        return f"hang: {time.monotonic() - started:.0f} s", True
+        return f"hang: more than {SECONDS} s", True
     except BaseException as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "jaxalign" in frame.filename]
         where = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-3:])
@@ -197,10 +216,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time (default: no limit)")
     given = parser.parse_args()
     kinds = given.kind or list(KINDS)
-    counts, findings = fuzz(kinds, given.seed, given.inputs, given.first, given.minutes)
+    counts, findings, longest = fuzz(kinds, given.seed, given.inputs, given.first, given.minutes)
     by_kind = {kind: {reaction: count for (name, reaction), count in counts.items() if name == kind} for kind in kinds}
     print(json.dumps(by_kind, indent=1))
-    print(f"{sum(counts.values())} inputs, {len(findings)} findings")
+    print("seconds of the slowest input: " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in longest.items()))
+    print(f"{sum(counts.values())} inputs, {len(findings)} findings, peak memory of a process "
+          f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9:.2f} GB")
     return 1 if findings else 0
 
 

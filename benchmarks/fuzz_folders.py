@@ -92,6 +92,36 @@ def read_model(folder: Path, given: tuple[str, bytes]) -> None:
         load_model(source, max_length=16)
 
 
+def prepare_adapters(folder: Path) -> None:
+    import jax
+
+    from jaxalign.models.adapters.lora import LoraAdapters
+    from jaxalign.models.adapters.peft_folder import export_adapters
+    from jaxalign.models.model import Model
+    from jaxalign.registry.families import FAMILIES
+
+    base = _adapted_base()
+    params = base.init(jax.random.key(0))
+    for lora in (LoraAdapters(2, 4.0, ("*",)), LoraAdapters(2, 4.0, ("q_proj", "down_proj"), dora=True)):
+        model = Model(base.config, lora=lora)
+        own = model.init_adapters(params, jax.random.key(1))
+        export_adapters(folder / ("dora" if lora.dora else "plain"), FAMILIES.get("llama"), model, own)
+
+
+def read_adapters(folder: Path, given: tuple[str, bytes]) -> None:
+    from jaxalign.models.adapters.peft_folder import load_adapters
+    from jaxalign.registry.families import FAMILIES
+
+    load_adapters((folder / given[0]).parent, FAMILIES.get("llama"), _adapted_base())
+
+
+def _adapted_base():
+    from jaxalign.models.architecture import DecoderConfig
+    from jaxalign.models.model import Model
+
+    return Model(DecoderConfig(64, 2, 16, 4, 2, 4, 20))
+
+
 def read_tokenizer(folder: Path, given: tuple[str, bytes]) -> None:
     from jaxalign.data.chat.styles import encode_completion, encode_prompt
     from jaxalign.data.tokenizers.load import load_tokenizer

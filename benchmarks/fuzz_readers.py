@@ -125,6 +125,17 @@ def _read_constitution(folder: Path, given: tuple[str, bytes]) -> None:
     Constitution(folder / given[0])
 
 
+def _prepare_prices(folder: Path) -> None:
+    prices = {"date": "2026-01-31", "currency": "USD", "per_device_hour": {"v5e": 1.2}, "source": "a page"}
+    (folder / "prices.json").write_text(json.dumps(prices))
+
+
+def _read_prices(folder: Path, given: tuple[str, bytes]) -> None:
+    from jaxalign.planner.prices import read_prices
+
+    read_prices(str(folder / given[0]))
+
+
 # Messages of other programs.
 
 _HELLO = b'{"word": "jaxalign", "process": 1, "processes": 3}\n'
@@ -194,7 +205,7 @@ def _wire(chance: random.Random, folder: Path, share: float) -> tuple[int, bytes
 
 
 def _read_wire(folder: Path, given: tuple[int, bytes]) -> None:
-    from jaxalign.endpoint import exchange, failures, records, transport
+    from jaxalign.endpoint import exchange, failures, options, records, transport
 
     status, body = given
     try:
@@ -206,7 +217,12 @@ def _read_wire(folder: Path, given: tuple[int, bytes]) -> None:
         call = exchange.Call(
             path, {}, lambda raw, path=path: records.read_reply(path, raw), lambda reply, text, target: reply
         )
-        exchange._interpret(transport.HTTPResponse(status, {}, text), call, target)
+        outcome = exchange._interpret(transport.HTTPResponse(status, {}, text), call, target)
+        if isinstance(outcome, records.Reply):
+            names = options.spell(("A", "B"), lambda name: (name, f" {name}"))
+            place = options.find_verdict(outcome.tokens or ())
+            options.read_options((outcome.tokens or ())[place.index :], names, place.head)
+            options.count_votes([outcome.text], (("A", " A"), ("B", " B")))
 
 
 KINDS = {
@@ -266,6 +282,12 @@ KINDS = {
         fuzz_folders.read_weights,
         0.1,
     ),
+    "adapters": Kind(
+        fuzz_folders.prepare_adapters,
+        _files({"*/adapter_config.json": mutate_json, "*/adapter_model.safetensors": mutate_bytes}),
+        fuzz_folders.read_adapters,
+    ),
+    "prices": Kind(_prepare_prices, _files({"prices.json": mutate_json}), _read_prices, 0.3),
     "roll_call": Kind(lambda folder: None, _roll_call, _read_roll_call),
     "wire": Kind(lambda folder: None, _wire, _read_wire),
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxalign.errors import UserError, print_error
+from jaxalign.errors import UserError, print_error, shown
 from jaxalign.parallel import distributed
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -76,7 +76,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     try:
         unused = values(list(argv))[1:]
     except flags.Error as error:
-        raise UserError(f"{error}; --help lists the flags") from None
+        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
     if unused:
         raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
     for name in ("source", "target"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from jaxalign.convert import mesh_sizes
-from jaxalign.errors import UserError, print_error
+from jaxalign.errors import UserError, print_error, shown
 from jaxalign.parallel import distributed, hosts
 
 if TYPE_CHECKING:  # At run time these modules import JAX, which a mistyped flag should not wait for.
@@ -269,7 +269,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     try:
         unused = values(list(argv))[1:]
     except flags.Error as error:
-        raise UserError(f"{error}; --help lists the flags") from None
+        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
     if unused:
         raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
     if not values.model:

@@ -26,7 +26,7 @@ from ml_collections import config_dict, config_flags
 from jaxalign import pipeline
 from jaxalign.config import Config, default_for, from_config_dict, overrides, schema
 from jaxalign.config.stages import stage_names
-from jaxalign.errors import UserError, print_error, run_to_the_end
+from jaxalign.errors import UserError, print_error, run_to_the_end, shown
 from jaxalign.parallel import distributed
 from jaxalign.tracking.console import output_may_fail
 
@@ -120,7 +120,7 @@ def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:
         hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
         raise UserError(f"--{error.flagname} is not a flag; {hint}") from None
     except flags.Error as error:
-        raise UserError(f"{str(error).partition(': ')[0]}, on the command line; --help lists the flags") from None
+        raise UserError(f"{shown(str(error).partition(': ')[0])}, on the command line; --help lists the flags") from None
 
 
 def _load(file: Path, variant: str) -> config_dict.ConfigDict:

@@ -86,6 +86,18 @@ def test_a_changed_byte_in_any_output_is_found(copy):
     assert find_changes(config, copy) == {}
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("null"), cut, double])
+@pytest.mark.parametrize("name", ["summary.json", "report.html"])
+def test_a_file_of_the_work_directory_itself_is_written_again(copy, name, damage, capsys):
+    config, before = from_config_dict(CONFIG), (copy / name).read_bytes()
+    for expected in (1, 0):
+        damage(copy / name) if expected else None
+        result = run(config, copy)
+        assert (copy / name).read_bytes() == before
+        assert capsys.readouterr().out.count(f"{name} was missing or had changed, and is written again") == expected
+        assert result.report == copy / "report.html" and result.evaluation == json.loads((copy / "summary.json").read_text())
+
+
 def test_times_and_checkpoints_of_a_finished_stage_may_change(copy):
     (copy / "sft" / "timing.jsonl").write_text("")
     shutil.rmtree(copy / "ppo" / "checkpoints")

@@ -174,3 +174,8 @@ def test_help_lists_the_flags(capsys):
     assert _run("--help") == 0
     assert all(flag in capsys.readouterr().out for flag in ("--source",)) and _run("--wrong=1") == 2
     assert "--help lists the flags" in capsys.readouterr().err
+
+
+def test_a_line_break_in_a_flag_is_escaped_in_the_message(capsys):
+    assert main(["convert", "--dtype=\n"]) == 2
+    assert capsys.readouterr().err.startswith(r"flag --dtype=\n: value should be one of")

@@ -224,7 +224,7 @@ def _interpret(response: HTTPResponse, call: Call, target: Target) -> Any:
         reason = str(error)
     except json.JSONDecodeError:
         reason = "the body is not JSON"
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         reason = f"a field has another form than expected, {type(error).__name__}"
     else:
         return call.finish(value, text, target)

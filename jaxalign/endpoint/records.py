@@ -90,7 +90,7 @@ def read_reply(path: str, raw: Mapping[str, Any]) -> Reply:
     """The reply in a response body.
 
     Raises:
-      MalformedReply: the body has no choices, or its first choice has no text.
+      MalformedReply: the body has no choices, its first choice has no text, or a log-probability is above 0 or NaN.
     """
     choices = raw.get("choices") if isinstance(raw, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
@@ -120,8 +120,8 @@ def _read_tokens(path: str, choice: Mapping[str, Any]) -> tuple[Token, ...] | No
     top = top or [{}] * len(texts)
     return tuple(
         Token(
-            Alternative(text.encode(), float("-inf") if logprob is None else float(logprob)),
-            tuple(Alternative(name.encode(), float(value)) for name, value in (others or {}).items()),
+            Alternative(text.encode(), float("-inf") if logprob is None else _logprob(logprob)),
+            tuple(Alternative(name.encode(), _logprob(value)) for name, value in (others or {}).items()),
         )
         for text, logprob, others in zip(texts, own, top, strict=True)
     )
@@ -129,4 +129,15 @@ def _read_tokens(path: str, choice: Mapping[str, Any]) -> tuple[Token, ...] | No
 
 def _alternative(item: Mapping[str, Any]) -> Alternative:
     data = item.get("bytes")
-    return Alternative(bytes(data) if data is not None else item["token"].encode(), float(item["logprob"]))
+    # A list, since `bytes` of a number allocates as many bytes.
+    return Alternative(bytes(list(data)) if data is not None else item["token"].encode(), _logprob(item["logprob"]))
+
+
+def _logprob(value: Any) -> float:
+    number = float(value)
+    if not number <= _ROUNDING:
+        raise MalformedReply(f"a log-probability is {number}, and at most 0 is expected")
+    return number
+
+
+_ROUNDING = 0.1  # A server that computes in half precision may report a log-probability slightly above 0.

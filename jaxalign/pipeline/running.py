@@ -133,16 +133,17 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
             _forget(stage, name, storage)
         raise
     hosts.wait()
-    hosts.once(lambda: _finish(name, storage, context.left_out))
+    hosts.once(lambda: _finish(stage, name, config, storage, context.left_out))
     if hosts.is_first():
         print(f"[{rounds.label(name)}] finished", flush=True)
 
 
-def _finish(name: str, storage: Storage, left_out: dict[str, dict[str, int]]) -> None:
+def _finish(stage: Stage, name: str, config: Config, storage: Storage, left_out: dict[str, dict[str, int]]) -> None:
     """Records the rows that the stage left out and its outputs, and marks it as done."""
     if left_out:
         write_json(storage, f"{name}/{LEFT_OUT}", left_out)
-    outputs = manifests.stage_outputs(storage, name)
+    stage.publish(config, storage.path())
+    outputs = manifests.stage_outputs(storage, name) | manifests.published_outputs(storage, stage.published)
     dataclasses.replace(find_manifest(storage, name), status=DONE, outputs=outputs).write(storage, name)
 
 
@@ -150,6 +151,12 @@ def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | No
     """Marks a stage as running. Returns whether it resumes an interrupted run, or None if the stage is done."""
     manifest, title = find_manifest(storage, name), rounds.label(name)
     if manifest is not None and manifest.status == DONE:
+        if changed := manifests.published_changes(storage, manifest):
+            print(f"[{title}] {', '.join(changed)} was missing or had changed, and is written again", flush=True)
+            stage = load(rounds.parse(name)[0])
+            stage.publish(config, storage.path())
+            outputs = manifest.outputs | manifests.published_outputs(storage, stage.published)
+            dataclasses.replace(manifest, outputs=outputs).write(storage, name)
         print(f"[{title}] done, nothing to compute", flush=True)
         return None
     resumed = manifest is not None

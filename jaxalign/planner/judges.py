@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def judge_model(config: Config, role: str, sharding: Sharding) -> tuple[Model, i
     """
     number = 0 if role == ROLE else int(role.removeprefix(f"{ROLE} ")) - 1
     folder = config.judge.path[number]
-    if Path(folder).expanduser().is_dir():
+    if os.path.isdir(Path(folder).expanduser()):
         checkpoint = base_config(with_model_folder(config, folder), Path(folder))
     elif folder in published_shapes():
         checkpoint = parse_config(Path(folder), published_shapes()[folder], config.judge.compute_dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -123,7 +124,7 @@ def load_reward_model(settings: RewardConfig, sharding: Sharding, clip: float | 
         settings do not suit it.
     """
     folder = Path(settings.model).expanduser()
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         raise UserError(f"config.reward.model is {settings.model}, which has no config.json; give the folder of a "
                         "...ForSequenceClassification in Hugging Face format")
     checkpoint = huggingface.read_config(folder, settings.model_dtype, sharding.mesh.shape["tensor"])

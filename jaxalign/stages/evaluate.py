@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
 
@@ -45,7 +46,10 @@ from jaxalign.stages.shared.rewards import make_callable
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.steps import work
+from jaxalign.storage import json_bytes, write_bytes_atomically
+from jaxalign.tracking import requests
 from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.evaluation import contests, rate
 
 
@@ -61,6 +65,7 @@ def evaluated(config: Config) -> tuple[str, ...]:
 )
 class EvaluateStage(BuiltinStage):
     name = "evaluate"
+    published = ("summary.json",)
     config_fields = (
         *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "judge.evaluate", "stages", "data", "world", "arithmetic", "evaluate",
         "preference.max_length", "reward.source", "reward.verifier", "reward.callable", "sampler",
@@ -90,7 +95,12 @@ class EvaluateStage(BuiltinStage):
         columns = breakdown(rows, names, compared) if config.data.eval else {}
         summary |= {"by_column": columns} if columns else {}
         write_json(context.directory / "summary.json", summary)
-        write_json(context.workdir / "summary.json", summary)
+
+    def publish(self, config: Config, workdir: Path) -> None:
+        """Copies the summary without the counts of requests, which depend on the stored answers."""
+        summary = read_object(workdir / self.name / "summary.json")
+        (name,) = self.published
+        write_bytes_atomically(workdir / name, json_bytes({k: v for k, v in summary.items() if k != requests.FIELD}))
 
 
 def _answer(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from jaxalign.config import Config, rounds
-from jaxalign.parallel import hosts
 from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.tracking.report.page import render_report
@@ -13,9 +14,13 @@ from jaxalign.tracking.report.page import render_report
 class ReportStage(Stage):
     name = "report"
     config_fields = ("stages", "evaluate.examples")
+    published = ("report.html",)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return tuple(folder for folder in rounds.folders(config) if folder != self.name)
 
     def run(self, context: StageContext) -> None:
-        hosts.once(lambda: str(render_report(context.workdir, context.config.evaluate.examples)))
+        """Does nothing: the report has no other files than the published one."""
+
+    def publish(self, config: Config, workdir: Path) -> None:
+        render_report(workdir, config.evaluate.examples)

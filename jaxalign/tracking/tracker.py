@@ -96,7 +96,9 @@ class Trackers:
         self._steps_file = None if directory is None or not self._trackers else directory / "trackers.json"
         if self._steps_file is not None and self._steps_file.exists():
             with contextlib.suppress(ValueError):  # A machine crash can empty the file; then all steps are logged again.
-                self._next_steps = parse_json(self._steps_file.read_text(encoding="utf-8"))
+                recorded = parse_json(self._steps_file.read_text(encoding="utf-8"))
+                if isinstance(recorded, dict) and all(type(step) is int for step in recorded.values()):
+                    self._next_steps = recorded
         place = None if directory is None else str(directory)
         self._config = {**(config or {}), "stage": stage, "directory": place, "step": step}
         self._failed: set[str] = set()

@@ -69,6 +69,7 @@ HOSTILE = {
     "large types of errors": ("{{ {}['x' * 9999999].y }}", "reads a value that does not exist|fails on"),
     "classes": ("{{ messages.__class__.__mro__ }}", "forbids|does not exist|fails"),
     "unpaired surrogates": ("{{ '\ud800' * 10**9 }}", "."),
+    "half of a surrogate pair": ("{{ '\ud800' }}", "writes half of a surrogate pair"),
 }
 
 

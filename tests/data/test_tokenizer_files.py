@@ -110,8 +110,9 @@ def test_an_added_token_under_two_ids_is_reported_in_one_sentence(folder):
 @pytest.mark.parametrize(("name", "text", "message"), [
     ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
     ("special_tokens_map.json", "[]", "contains a list; an object is expected"),
+    ("generation_config.json", '{"eos_token_id": "\\n"}', r"give eos_token_id as '\\n'; an id or a list of ids"),
     ("tokenizer_config.json", '{"eos_token": 3}', "give eos_token as 3; a string, or an object with \"content\""),
-    ("generation_config.json", '{"eos_token_id": "x"}', "give eos_token_id as x; an id or a list of ids"),
+    ("generation_config.json", '{"eos_token_id": "x"}', "give eos_token_id as 'x'; an id or a list of ids"),
     ("added_tokens.json", '{"<x>": "y"}', "the added tokens of the tokenizer in .* are malformed"),
     ("tokenizer_config.json", '{"chat_template": 3}', "neither a string nor a list of named templates"),
     ("tokenizer_config.json", '{"chat_template": [{"name": "tools", "template": ""}]}', "named 'default', only tools"),
@@ -172,3 +173,15 @@ def test_a_sentencepiece_folder_with_contradictory_added_tokens_is_reported_in_o
     write(folder, "added_tokens.json", **{"<x>": 20})
     with pytest.raises(UserError, match="the id 20 to .* in tokenizer.model, and to '<x>' in its added tokens"):
         load_tokenizer(folder)
+
+
+def test_a_segment_can_begin_with_an_added_line_break(tmp_path):
+    folder = made_tokenizers.sentencepiece(tmp_path)
+    size = load_tokenizer(folder).vocab_size
+    write(folder, "added_tokens.json", **{"\n": size})
+    assert load_tokenizer(folder).encode_segments(["\nthe"])[0] == size
+
+
+def test_a_path_that_is_too_long_is_reported_in_one_sentence():
+    with pytest.raises(UserError, match="tokenizer x{200,}.* does not exist"):
+        load_tokenizer("x" * 300)

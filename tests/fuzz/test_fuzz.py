@@ -17,7 +17,7 @@ from benchmarks.fuzz_readers import KINDS
 @pytest.mark.process
 def test_no_reader_fails_hangs_or_echoes():
     quick = [kind for kind in KINDS if kind not in ("run", "weights")]  # Their files are made by a run.
-    counts, findings = fuzz.fuzz(quick, seed=5, inputs=400)
+    counts, findings, _ = fuzz.fuzz(quick, seed=5, inputs=400)
     assert not findings, "\n".join(map(str, findings))
     assert all(sum(count for (name, _), count in counts.items() if name == kind) >= 40 for kind in quick)
 
@@ -34,7 +34,7 @@ def _raise(error):
     (lambda: _raise(fuzz.UserError("a\nb")), "message of 3 characters"),
 ])
 def test_reactions_are_told_apart(tmp_path, read, words):
-    reaction, is_finding = fuzz._reaction(lambda folder, given: read(), tmp_path, None)
+    reaction, is_finding, _ = fuzz._reaction(lambda folder, given: read(), tmp_path, None)
     assert reaction.startswith(words)
     assert is_finding == (words not in ("accepted", "refused"))
 
@@ -54,7 +54,7 @@ def text(chance, folder, share):
 
 fuzz.KINDS["flags"] = fuzz.Kind(lambda folder: None, text, end_at_the_first)
 fuzz._context = multiprocessing.get_context("fork")  # JAX, whose threads do not survive a fork, is not imported.
-counts, findings = fuzz.fuzz(["flags"], seed=0, inputs=3)
+counts, findings, _ = fuzz.fuzz(["flags"], seed=0, inputs=3)
 assert [finding.number for finding in findings] == [0], findings
 assert sum(counts.values()) == 3, counts
 """

@@ -161,7 +161,9 @@ Q = "base_model.model.model.layers.1.self_attn.q_proj."
         ({"target_modules": ["model.layers.0.self_attn.q_proj"]}, "matches model.layers.0.* but not model.layers.1"),
         ({"target_modules": "c_attn"}, "target_modules is 'c_attn', which matches no linear layer"),
         ({"target_modules": "(q_proj"}, "is not a regular expression"),
-        ({"target_modules": 3}, "target_modules is 3"),
+        ({"target_modules": 3}, "target_modules is 3"), ({"target_modules": ["\n"]}, r"target_modules has \\n, which"),
+        ({"target_modules": r"([\w.]|.)*[!?]"}, "takes more than"),
+        ({"modules_to_save": 3}, "modules_to_save is 3"), ({"modules_to_save": [None]}, r"modules_to_save is \[None\]"),
         ({"rank_pattern": {"q_proj": 7}}, "rank_pattern gives .*q_proj rank 7 and others 3"),
         ({"alpha_pattern": {"q_proj": 50}}, "alpha_pattern scales the adapter of .* by"),
         ({"r": 0}, "r is 0"), ({"lora_alpha": "x"}, "lora_alpha is 'x'"), ({"use_dora": "yes"}, "use_dora is 'yes'"),
@@ -193,6 +195,8 @@ def test_damaged_weights_are_reported_in_one_sentence(saved, tmp_path, weights, 
 def test_missing_and_broken_files_are_refused(saved, tmp_path):
     with pytest.raises(UserError, match="adapter_config.json does not exist"):
         read(tmp_path)
+    with pytest.raises(UserError, match="adapter_config.json does not exist"):
+        read(tmp_path / ("x" * 300))
     folder = broken(saved, tmp_path)
     content = (folder / "adapter_model.safetensors").read_bytes()
     (folder / "adapter_model.safetensors").write_bytes(content[:-100])

@@ -150,6 +150,7 @@ def test_missing_folders_and_files_are_named(tmp_path):
         ({"a": _MAP["b"], "b": _MAP["a"]}, "lists weights that its files do not contain: a, b"),
         (_MAP | {"a": ".."}, "must map every weight to a file in the same folder"),
         (_MAP | {"a": "/etc/passwd"}, "must map every weight to a file in the same folder"),
+        (_MAP | {"a": "x" * 300}, "x{200,}.* does not exist"),
         ({"a": "../model.safetensors"}, "must map every weight to a file in the same folder"),
         ({}, "must map every weight to a file in the same folder"),
         ([1], "is not an index of safetensors files"),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 from jaxalign.stages.shared import shards as module
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues, row_prompt
@@ -91,3 +92,10 @@ def test_a_damaged_shard_of_a_running_stage_is_written_again(tmp_path, act, capl
     ]
     shards.write(1, [{"row": 2}, {"row": 3}])
     assert shards.finished(3) == [True] * 3 and path.read_bytes() == content
+
+
+@pytest.mark.parametrize("line", [b'{"a": ', b"\xff", b"3"])
+def test_a_damaged_row_is_reported_with_its_file_and_line(tmp_path, line):
+    (tmp_path / "rows-00000.jsonl").write_bytes(b'{"a": 1}\n' + line + b"\n")
+    with pytest.raises(UserError, match=r"rows-00000\.jsonl, line 2 "):
+        list(Shards(tmp_path).read())

@@ -80,7 +80,7 @@ def _thinking(config: Config, style: str) -> str:
         raise UserError(f"config.data.thinking is {thinking!r}, but config.data.style is {style!r}, which uses no chat "
                         "template; leave it at 'auto'")
     path = tokenizer_path(config, Path())
-    if path.exists() and THINKING not in (read_tokenizer_files(path).chat_template or ""):
+    if os.path.exists(path) and THINKING not in (read_tokenizer_files(path).chat_template or ""):
         raise UserError(f"config.data.thinking is {thinking!r}, but the chat template of {config.model.path} does not read "
                         f"{THINKING}; leave it at 'auto'")
     return thinking
@@ -90,7 +90,7 @@ def _check_style(config: Config, style: str) -> None:
     if config.model.source == "scratch" or style not in ("chat", "compact"):
         return
     path = tokenizer_path(config, Path())
-    if style == "chat" and path.is_dir() and read_tokenizer_files(path).chat_template is not None:
+    if style == "chat" and os.path.isdir(path) and read_tokenizer_files(path).chat_template is not None:
         return
     # These modules import JAX, and few runs need them.
     from jaxalign.data.chat.styles import require_style
@@ -102,8 +102,8 @@ def _check_style(config: Config, style: str) -> None:
 def _has_markers(config: Config) -> bool:
     """Whether the tokenizer of a pretrained model has jaxalign's markers."""
     path = tokenizer_path(config, Path())
-    files = [path / name for name in ("tokenizer.json", "tokenizer.model")] if path.is_dir() else [path]
-    return any(_MARKER in file.read_bytes() for file in files if file.is_file())
+    files = [path / name for name in ("tokenizer.json", "tokenizer.model")] if os.path.isdir(path) else [path]
+    return any(_MARKER in file.read_bytes() for file in files if os.path.isfile(file))
 
 
 def check_data(config: Config) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -135,7 +136,7 @@ def load_set(name: str) -> TemplateSet:
 
 
 def _read(name: str, folder: Any, trusted: bool = False) -> TemplateSet:
-    if not folder.is_dir():
+    if not trusted and not os.path.isdir(folder):  # Unlike Path.is_dir, False also for a name that is too long.
         raise UserError(f"the template set {name} does not exist; give a folder, or one of: {', '.join(set_names())}")
     form = _read_form(name, folder)
     layout, exemplars = form.pop("layout", None), form.pop("exemplars", 0)

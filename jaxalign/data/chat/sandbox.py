@@ -163,7 +163,10 @@ def serve() -> None:
 
 
 def _write(reply: Mapping[str, Any]) -> None:
-    line = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    try:
+        line = json.dumps(reply, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return _write({"fault": "writes half of a surrogate pair, which is not a character; fix it"})
     if len(line) > MAX_BYTES:
         return _write({"fault": f"exceeds a limit: it writes more than {MAX_BYTES} bytes; fix it", "limit": True})
     signal.setitimer(signal.ITIMER_PROF, 0)

@@ -110,7 +110,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 def _content(folder: Path, part: str, value: Any) -> str:
     content = value.get("content") if isinstance(value, dict) else value
     if not isinstance(content, str):
-        raise UserError(f"the tokenizer files in {folder} give {part} as {str(value)[:60]}; a string, or an object with "
+        raise UserError(f"the tokenizer files in {folder} give {part} as {repr(value)[:60]}; a string, or an object with "
                         '"content", is expected')
     return content
 
@@ -119,7 +119,7 @@ def _ids(folder: Path, part: str, value: Any) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for item in ids:
         if not isinstance(item, int) or isinstance(item, bool):
-            raise UserError(f"the config files in {folder} give {part} as {str(value)[:60]}; an id or a list of ids is "
+            raise UserError(f"the config files in {folder} give {part} as {repr(value)[:60]}; an id or a list of ids is "
                             "expected")
     return tuple(item for item in ids if item >= 0)
 

@@ -28,7 +28,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path).expanduser()
     files = TokenizerFiles(str(path.parent))
-    if path.is_dir():
+    if os.path.isdir(path):  # Unlike Path.is_dir, False also for a name that is too long.
         files = read_tokenizer_files(path)
         file = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
         if file is None:

@@ -102,7 +102,8 @@ class SentencePieceTokenizer(Tokenizer):
             ids = self.encode(text)
             # SentencePiece adds a space before every text. Before a line break it is a separate piece: drop it, unless the
             # model reads line breaks as spaces.
-            return ids[1:] if ids and self._processor.id_to_piece(ids[0]) == SPACE and self.encode("\n") else ids
+            spaced = bool(ids) and ids[0] not in self._added and self._processor.id_to_piece(ids[0]) == SPACE
+            return ids[1:] if spaced and self.encode("\n") else ids
         return self.encode(text.removeprefix(" "))
 
     def _encode_parts(self, text: str, tokens: re.Pattern[str] | None, continues: bool) -> Encoded:

@@ -15,6 +15,7 @@ import re
 from typing import Any, NamedTuple
 
 import numpy as np
+import regex
 
 from jaxalign.data.sources.jsonl import read_object
 from jaxalign.errors import UserError
@@ -171,12 +172,18 @@ def _refuse(path: pathlib.Path, raw: dict[str, Any]) -> None:
         if name not in _HARMLESS and name not in _ALONE and value not in (None, False, "", [], {}):
             raise UserError(f"{path}: {name} is {str(value)[:60]!r}, which is not supported; remove it only if the adapters "
                             "compute the same without it")
-    saved = raw.get("modules_to_save") or []
+    _check_names(path, "modules_to_save", saved := raw.get("modules_to_save") or [])
     if other := sorted(set(saved) - {"score", "classifier"}):
-        raise UserError(f"{path}: modules_to_save has {', '.join(other)}; only the scalar head, 'score', can be saved with "
+        raise UserError(f"{path}: modules_to_save has {some(other)}; only the scalar head, 'score', can be saved with "
                         "the adapters")
     if raw.get("lora_dropout"):
         logging.getLogger("jaxalign").warning("%s: lora_dropout is %s; dropout is not used here", path, raw["lora_dropout"])
+
+
+def _check_names(path: pathlib.Path, field: str, value: Any) -> None:
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        expected = "names" if field == "modules_to_save" else "names or a pattern"
+        raise UserError(f"{path}: {field} is {value!r}; a list of {expected} is expected")
 
 
 def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int) -> list[str]:
@@ -184,9 +191,8 @@ def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int)
     or does not match a module in all layers."""
     targets, without = raw.get("target_modules"), raw.get("exclude_modules")
     for name, value in (("target_modules", targets), ("exclude_modules", without)):
-        is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-        if value is not None and not isinstance(value, str) and not is_list:
-            raise UserError(f"{path}: {name} is {value!r}; a list of names or a pattern is expected")
+        if value is not None and not isinstance(value, str):
+            _check_names(path, name, value)
     names = {module: [module.format(layer=i) for i in range(layers)] for module in modules}
     everything = [name for both in names.values() for name in both]
     if isinstance(targets, list):
@@ -215,9 +221,14 @@ def _matches(path: pathlib.Path, targets: list[str] | str | None, name: str) -> 
 
 def _full_match(path: pathlib.Path, pattern: str, name: str) -> bool:
     try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error as error:
+        return regex.fullmatch(pattern, name, timeout=_MATCH_SECONDS) is not None
+    except TimeoutError:
+        raise UserError(f"{path}: {pattern!r} takes more than {_MATCH_SECONDS:.0f} s to match a name; simplify it") from None
+    except (regex.error, RecursionError) as error:
         raise UserError(f"{path}: {pattern!r} is not a regular expression ({error})") from error
+
+
+_MATCH_SECONDS = 1.0
 
 
 def _effective(path: pathlib.Path, raw: dict[str, Any], field: str, module: str, usual: float, layers: int):

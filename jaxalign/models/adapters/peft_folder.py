@@ -11,6 +11,7 @@ Letters: r rank, L layers; A [r, inputs] and B [outputs, r] are the stored weigh
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -94,8 +95,8 @@ def _expected(adapted: Adapted, base: Model) -> dict[str, tuple[int, ...]]:
 
 def _read(folder: pathlib.Path, expected: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     path = folder / WEIGHTS
-    if not path.is_file():
-        pickled = (folder / "adapter_model.bin").exists()
+    if not os.path.isfile(path):  # Unlike Path.is_file, False also for a name that is too long.
+        pickled = os.path.exists(folder / "adapter_model.bin")
         other = " (adapter_model.bin is not read, because loading it may run code)" if pickled else ""
         raise UserError(f"{path} does not exist{other}; a PEFT folder has {CONFIG} and {WEIGHTS}")
     try:

@@ -94,7 +94,7 @@ def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> 
       UserError: the parameters are missing or damaged, or do not fit the model.
     """
     directory = Path(directory).absolute()
-    if not directory.exists():
+    if not os.path.exists(directory):  # Unlike Path.exists, False also for a name that is too long.
         raise UserError(f"there are no parameters at {directory}; the stage that writes them has not finished")
     with _damage(directory), ocp.StandardCheckpointer() as checkpointer:
         metadata = checkpointer.metadata(directory)

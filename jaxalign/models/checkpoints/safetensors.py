@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import mmap
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxalign.errors import UserError
+from jaxalign.errors import UserError, shown
 from jaxalign.json_text import parse_json
 
 SINGLE = "model.safetensors"
@@ -132,13 +133,13 @@ def open_weights(folder: str | pathlib.Path) -> Iterator[Weights]:
       UserError: the folder, a file or an indexed tensor is missing, or a file is truncated or not a safetensors file.
     """
     folder = pathlib.Path(folder).expanduser()
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"the model folder {folder} does not exist; give a folder with config.json and {SINGLE}")
     index = _read_index(folder)
     with contextlib.ExitStack() as stack:
         opened = {}
         for path in (folder / name for name in sorted(set(index.values()) or {SINGLE})):
-            if not path.exists():
+            if not os.path.exists(path):  # Unlike Path.exists, False also for a name that is too long.
                 raise UserError(f"{path} does not exist; a model folder needs {SINGLE}, or {INDEX} and every file it names")
             try:
                 opened[path.name] = stack.enter_context(contextlib.closing(_File(path)))
@@ -185,4 +186,4 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
 def some(items: list[str]) -> str:
     """The first few names, and the number of the others, for an error message."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
-    return ", ".join(items[:_LISTED]) + more
+    return ", ".join(map(shown, items[:_LISTED])) + more

@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.feedback.labeller import Pair
-from jaxalign.json_text import parse_json
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.records import Prompt
@@ -23,6 +23,7 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.alarms import outcome, read_measurements
+from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.evaluation import won
 
@@ -87,8 +88,12 @@ def _records(directory: Path) -> Records:
         hosts.once(lambda: write_atomically(directory / answers.format(iteration), text))
 
     def first_answers() -> list[str]:
-        lines = (directory / answers.format(0)).read_text(encoding="utf-8").splitlines()
-        return [parse_json(line)["response"] for line in lines]
+        path = directory / answers.format(0)
+        responses = [row.get("response") for row in read_rows(path)]
+        if not responses or not all(isinstance(response, str) for response in responses):
+            raise UserError(f"{path} is missing or damaged; restore the file, or move the folder {directory} aside to run the "
+                            "stage again")
+        return responses
 
     def save_policy(iteration: int, params: Params) -> None:
         folder = best_folder(directory, iteration)

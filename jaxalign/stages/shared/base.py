@@ -86,11 +86,13 @@ class Stage(abc.ABC):
         is never among them: results do not depend on it.
       setup_files: names of files that the stage may write before it has work to resume. If a first start fails while the
         folder contains nothing else except empty files, the folder is removed.
+      published: names of the files that `publish` writes in the work directory itself.
     """
 
     name: str
     config_fields: tuple[str, ...] = ()
     setup_files: tuple[str, ...] = ()
+    published: tuple[str, ...] = ()
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Names of the earlier stages that this stage reads under `config`."""
@@ -109,6 +111,12 @@ class Stage(abc.ABC):
 
         With several processes, every process calls this. `pipeline.run` returns the folder's "summary.json", if any, as part
         of its result.
+        """
+
+    def publish(self, config: Config, workdir: Path) -> None:  # noqa: B027  # Few stages publish a file.
+        """Writes the files `published` from those of finished stages.
+
+        The first process calls this after `run`, and a later run calls it again if such a file is missing or has changed.
         """
 
 

@@ -6,6 +6,7 @@ An Orbax folder written here contains `params`, the model's config.json and the 
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +63,7 @@ def convert(
     Raises:
       UserError: the source is damaged or is none of these, or the target is not empty.
     """
-    if not source.is_dir():
+    if not os.path.isdir(source):  # Unlike Path.is_dir, False also for a name that is too long.
         raise UserError(f"--source={source} is not a folder; give the folder of a model, or of a stage of a run")
     check_target(target)
     sharding = make_sharding(Mesh(*mesh))

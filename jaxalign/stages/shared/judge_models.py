@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ def check_folder(config: Config, folder: str, field: str = "judge.path") -> Chec
       UserError: the folder does not exist, is not that of a language model, or has fewer positions than `judge.max_length`.
     """
     path = Path(folder).expanduser()
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise UserError(f"config.{field} is {folder}, which is not a folder; give the folder of a language model, or of a "
                         "stage of a run")
     try:

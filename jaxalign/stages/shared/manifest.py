@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from jaxalign.storage import LocalStorage, Storage, read_json, write_json
 RUNNING, DONE = "running", "done"
 FILE = "manifest.json"
 _ARRAYS = "_CHECKPOINT_METADATA"  # Orbax's file in a folder of parameters, which contains their checksums.
+_WORKDIR = "../"  # Begins the name of an output in the work directory itself.
 _NO_OUTPUT = (FILE, "timing.jsonl", "speed.json", "trackers.json")
 NO_RESULT = ("preference.on_failure",)
 """Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
@@ -38,7 +39,8 @@ class Manifest:
       files: the hash of each external file that it reads, by path.
       mesh: the mesh of the last run; results do not depend on it.
       outputs: [size in bytes, hash] of each file that the stage wrote, by its path in the folder, and [number of arrays, hash
-        of their checksums] of each folder of parameters; empty until the stage is done.
+        of their checksums] of each folder of parameters; "../NAME" is a file of the work directory itself. Empty until the
+        stage is done.
     """
 
     stage: str
@@ -126,6 +128,23 @@ def stage_outputs(storage: Storage, folder: str) -> dict[str, list]:
     return dict(sorted(outputs.items()))
 
 
+def published_outputs(storage: Storage, names: Iterable[str]) -> dict[str, list]:
+    """Returns the size and the hash of files in the work directory itself, as in `Manifest.outputs`.
+
+    A missing file has [0, "missing"].
+    """
+    contents = {name: storage.read(name) for name in names}
+    return {f"{_WORKDIR}{name}": [0, "missing"] if content is None else [len(content), hashlib.sha256(content).hexdigest()[:32]]
+            for name, content in contents.items()}
+
+
+def published_changes(storage: Storage, manifest: Manifest) -> list[str]:
+    """Returns the names of the recorded files in the work directory itself that are missing or have changed."""
+    names = [file.removeprefix(_WORKDIR) for file in manifest.outputs if file.startswith(_WORKDIR)]
+    now = published_outputs(storage, names)
+    return [name for name in names if now[f"{_WORKDIR}{name}"] != manifest.outputs[f"{_WORKDIR}{name}"]]
+
+
 def _arrays_fingerprint(storage: Storage, file: str) -> list:
     """The number of the arrays in a folder of parameters and a hash of their checksums."""
     try:
@@ -136,9 +155,14 @@ def _arrays_fingerprint(storage: Storage, file: str) -> list:
 
 
 def output_changes(storage: Storage, folder: str, manifest: Manifest) -> list[str]:
-    """Returns the differences between the recorded outputs of a finished stage and the files in its folder."""
+    """Returns the differences between the recorded outputs of a finished stage and the files in its folder.
+
+    Leaves out the files in the work directory itself, which can be written again (`published_changes`).
+    """
     now, differences = stage_outputs(storage, folder), []
     for file, recorded in manifest.outputs.items():
+        if file.startswith(_WORKDIR):
+            continue
         if file not in now:
             differences.append(f"its output {file} is missing")
         elif now[file] != recorded:

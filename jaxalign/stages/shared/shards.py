@@ -15,6 +15,7 @@ from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.records import Message, Prompt
 from jaxalign.storage import json_bytes, write_bytes_atomically
+from jaxalign.tracking.jsonl import parse_row
 
 TOGETHER = 4
 """The maximum number of chunks in one queue."""
@@ -92,10 +93,10 @@ class Shards:
             self.write(chunk, [rows[row - queue.rows.start] for row in own])
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yields every row, in the order of the chunks."""
+        """Yields every row, in the order of the chunks. Raises UserError for a line that is not a JSON object."""
         for path in sorted(self.directory.glob("rows-*.jsonl")):
-            with open(path, encoding="utf-8") as file:
-                yield from (parse_json(line) for line in file)
+            with open(path, encoding="utf-8", errors="replace") as file:
+                yield from (parse_row(line, path, number) for number, line in enumerate(file, 1))
 
 
 def prompt_row(prompt: Prompt) -> dict[str, Any]:
