@@ -54,7 +54,7 @@ def test_a_missing_or_unknown_command_is_one_sentence(monkeypatch, capsys, argum
 
 @pytest.mark.process
 @pytest.mark.parametrize(("command", "arguments"), [
-    ("train", ["--help"]), ("train", ["--zzz"]), ("plan", ["--topology=v5e:4x4", "--mfu=7"]), ("preview", ["--rows=0"]),
+    ("train", ["--help"]), ("train", ["--zzz"]), ("plan", ["--topology=v5e:4x4", "--mfu=7"]),
     ("sample", ["--zzz"]), ("convert", ["--help"]), ("judge-audit", ["--help"]), ("world", ["--zzz"]),
 ])
 def test_a_command_does_the_same_as_its_module(command, arguments):
