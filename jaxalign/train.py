@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from jaxalign import pipeline
-from jaxalign.config import Config, default_for, from_config_dict, overrides, schema
+from jaxalign.config import Config, default_for, from_config_dict, overrides, reference, schema
 from jaxalign.config.stages import stage_names
 from jaxalign.errors import UserError, print_error, run_to_the_end, shown
 from jaxalign.parallel import distributed
@@ -34,33 +35,48 @@ _DEFAULT = "configs/quickstart.py"
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE,
              errno.ENAMETOOLONG)
 """Errors of the file system that the user can correct. ENOENT is not one of them: it may also be a mistake in the program."""
-_USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--config.FIELD=VALUE ...]
+_USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--dry-run]
+                                [--config.FIELD=VALUE ...]
                                 [--coordinator=HOST:PORT --processes=N --process=I]
 
   --config=FILE         a Python file with get_config(); default {_DEFAULT}
   --workdir=DIR         the output folder; the same command resumes an interrupted run in it; default runs/<name of FILE>
   --overwrite           redo stages whose config or inputs changed; the old folders are kept as STAGE.old-N
-  --config.FIELD=VALUE  set a field of the config, as in --config.ppo.kl_coef=0.1; docs/config.md lists them
+  --dry-run             check the run and print which stages it would run; run and write nothing
+  --config.FIELD=VALUE  set a field of the config, as in --config.ppo.kl_coef=0.1; --help lists them
+  -h, --help[=NAME]     print these flags (-h), also all fields (--help), or the section or field NAME, as in --help=ppo
 {distributed.USAGE}"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the pipeline and returns the exit code. `argv` includes the program's name; default sys.argv."""
     argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
-        print(_USAGE, end="")
-        return 0
     try:
+        asked = [argument for argument in argv[1:] if re.fullmatch(r"-h|--?help(full|short|=.*)?", argument)]
+        if asked:
+            with output_may_fail():
+                _print_help(asked[0])
+            return 0
         group, rest = distributed.take_flags(argv[1:])
+        options, rest = take_options(rest, (), switches=("dry-run",))
         config, workdir, overwrite = read_arguments([argv[0], *rest])
         with output_may_fail(), distributed.running(group, _explain):
-            pipeline.run(config, workdir, overwrite)
+            (pipeline.dry_run if options else pipeline.run)(config, workdir, overwrite)
         return 0
     except BaseException as error:
         explained = _explain(error)
         if explained is None:
             raise
         return print_error(*explained)
+
+
+def _print_help(asked: str) -> None:
+    """Prints the flags (-h), the flags and all config fields (--help), or one section or field (--help=NAME)."""
+    name = asked.partition("=")[2]
+    if not name:
+        print(_USAGE, end="")
+    if asked not in ("-h", "--helpshort"):
+        print(reference.listing(default_for(()), name), end="")
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
@@ -180,7 +196,8 @@ def take_options(
 def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
     """The config file, the part of its name after a colon, and the other arguments.
 
-    A relative path is looked up in the current folder, then in the folder that contains the package.
+    A relative path is looked up in the current folder, then in the folder that contains the package, then in the package, which
+    contains configs/ if it was installed from a wheel.
     """
     given, rest, waiting = _DEFAULT, [], iter(arguments)
     for argument in waiting:
@@ -191,7 +208,8 @@ def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
         else:
             rest.append(argument)
     file, _, variant = given.partition(":")
-    for folder in (Path(), Path(__file__).resolve().parents[1]):
+    package = Path(__file__).resolve().parent
+    for folder in (Path(), package.parent, package):
         if file and os.path.isfile(folder / file):
             return folder / file, variant, rest
     raise UserError(f"--config={given}: the file does not exist; give the path of a Python file with get_config(), "

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from jaxalign.config.schema import field_types, type_name
+from jaxalign.config.suggestions import unknown_name
+from jaxalign.errors import UserError
 
 _HEAD = """# Config reference
 
@@ -19,23 +23,68 @@ You can also set any field on the command line: `python -m jaxalign.train --conf
 
 def markdown(config: Any) -> str:
     """The page: one table per section, in the schema's order, with the values of `config` as defaults."""
-    return "\n".join([_HEAD, *_section(config, "config")]) + "\n"
+    lines = [_HEAD]
+    for path, doc, rows in _sections(config, "config"):
+        lines += [f"## {path}", "", doc, "", "| field | type | default | meaning |", "|---|---|---|---|"]
+        for row in rows:
+            values = row.default if isinstance(row.default, tuple) else [row.default]
+            shown = ", ".join(f"`{value if values is row.default else repr(value)}`" for value in values) or "`()`"
+            lines.append(f"| `{row.name}` | {row.type} | {shown} | {row.doc}{row.check} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
-def _section(instance: Any, path: str, doc: str = "") -> list[str]:
-    kinds = field_types(type(instance))
+def listing(config: Any, name: str = "") -> str:
+    """The fields as lines of text, grouped by section, with the values of `config` as defaults.
+
+    Args:
+        config: the whole config.
+        name: a section or field, as in "ppo" or "config.ppo.clip", which is listed with whole descriptions; "": all fields,
+            with the first sentence of each description.
+
+    Raises:
+        UserError: there is no such section or field.
+    """
+    wanted = ".".join(("config", *(part for part in name.removeprefix("config").split(".") if part)))
+    lines = []
+    for path, doc, rows in _sections(config, "config"):
+        listed = [row for row in rows if f"{path}.{row.name}.".startswith(f"{wanted}.")]
+        if listed:
+            lines.append(f"\n{path}: {_first_sentence(doc) if not name else ' '.join(doc.split())}")
+        for row in listed:
+            default = ",".join(map(str, row.default)) if isinstance(row.default, tuple) else row.default
+            meaning = f"{row.type}. {row.doc}{row.check}" if name else _first_sentence(row.doc)
+            lines.append(f"  --{path}.{row.name}={default}  {meaning}")
+    if not lines:
+        raise UserError(f"--help={name}: {unknown_name(config, wanted)}")
+    return "\n".join(lines) + "\n"
+
+
+class _Row(NamedTuple):
+    """A field: `check` is a sentence about its values, or empty."""
+
+    name: str
+    type: str
+    default: Any
+    doc: str
+    check: str
+
+
+def _sections(instance: Any, path: str, doc: str = "") -> Iterator[tuple[str, str, list[_Row]]]:
+    """The path, the description and the fields of a section and of its inner sections, in the schema's order."""
     docs = {entry.name: entry.metadata for entry in dataclasses.fields(instance)}
-    lines = [f"## {path}", "", f"{doc} {inspect.cleandoc(type(instance).__doc__)}".strip(), "",
-             "| field | type | default | meaning |", "|---|---|---|---|"]
-    inner = []
-    for name, kind in kinds.items():
+    rows, inner = [], []
+    for name, kind in field_types(type(instance)).items():
         value, meta = getattr(instance, name), docs[name]
         if dataclasses.is_dataclass(kind):
             inner.append((value, f"{path}.{name}", meta["doc"]))
-            continue
-        check = f" Must be {meta['check'].text}." if meta["check"] else ""
-        shown = (", ".join(f"`{item}`" for item in value) or "`()`") if isinstance(value, tuple) else f"`{value!r}`"
-        lines.append(f"| `{name}` | {type_name(kind)} | {shown} | {meta['doc']}{check} |")
-    for value, inner_path, doc in inner:
-        lines += ["", *_section(value, inner_path, doc)]
-    return lines
+        else:
+            check = f" Must be {meta['check'].text}." if meta["check"] else ""
+            rows.append(_Row(name, type_name(kind), value, meta["doc"], check))
+    yield path, f"{doc} {inspect.cleandoc(type(instance).__doc__)}".strip(), rows
+    for each in inner:
+        yield from _sections(*each)
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(re.split(r"(?<=[.;]) ", text)[0].rstrip(".;").split())

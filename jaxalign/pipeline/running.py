@@ -13,7 +13,7 @@ from jaxalign.config.root import require_config
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
-from jaxalign.pipeline.changes import CONFIG, compare_stages, refusal, with_current_judge, with_style
+from jaxalign.pipeline.changes import CONFIG, Changes, compare_stages, refusal, with_current_judge, with_style
 from jaxalign.pipeline.graph import Load, inputs, loader, unread
 from jaxalign.pipeline.results import RunResult, read_results
 from jaxalign.registry.judges import judge_file
@@ -88,8 +88,13 @@ def _appears(storage: Storage, content: bytes) -> bool:
     return False
 
 
-def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -> None:
-    """Raises UserError if the run is not possible, and moves aside the stages that will be redone."""
+def check_changes(config: Config, storage: Storage, overwrite: bool, load: Load) -> Changes:
+    """The stages of the work directory that a run would redo. The arguments are those of `run`.
+
+    Raises:
+      UserError: the run is not possible: a stage was run with other settings and `overwrite` is False, or it is not in
+        `config.stages`; or as in `compare_stages`.
+    """
     changes = compare_stages(config, storage, load)
     changed, planned = changes.stages, rounds.folders(config)
     refused = {name: differences for name, differences in changed.items() if name not in changes.extended}
@@ -100,7 +105,13 @@ def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -
             title = rounds.label(name)
             raise UserError(f"stage {title} in {storage.path()} was run with a different config and must be redone; "
                             f"add {rounds.parse(name)[0]} to config.stages")
-    for name in changed:
+    return changes
+
+
+def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -> None:
+    """Raises UserError if the run is not possible, and moves aside the stages that will be redone."""
+    changes, planned = check_changes(config, storage, overwrite, load), rounds.folders(config)
+    for name in changes.stages:
         aside = storage.move_aside(name)
         reason = "will include the new rounds" if name in changes.extended else "changed"
         print(f"[{rounds.label(name)}] {reason}; the old folder is now {storage.path(aside)}", flush=True)
