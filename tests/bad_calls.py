@@ -265,7 +265,7 @@ ja.RewardModel(p, seed=-3) :: seed
 ja.RewardModel(p, directory=FILE) :: directory
 rewarding().fit(None) :: pairs
 rewarding().fit([{"prompt": "x", "chosen": "same", "rejected": "same"}]) :: rejected
-rewarding().fit(PAIRS, PAIRS) :: held_out
+rewarding().fit(PAIRS, [5]) :: held_out
 rewarding(early_stopping=True).fit(PAIRS, []) :: held_out
 rewarding(early_stopping=True).fit(PAIRS, 5) :: held_out
 rewarding().fit([{**PAIRS[0], "margin": -1}]) :: margin
@@ -297,7 +297,7 @@ ja.PPO(p, None) :: reward
 ja.PPO(p, 5) :: reward
 ja.PPO(p, "nothing") :: reward
 ja.PPO(p, "no.module:f") :: reward
-ja.PPO(p, [f]) :: reward
+ja.PPO(p, []) :: reward
 ja.PPO(p, rewarding()) :: fit
 ja.PPO(p, f, reference="x") :: reference
 ja.PPO(p, f, reference=adapted) :: reference

@@ -111,7 +111,8 @@ def test_one_and_two_processes_sample_the_same_responses(runs):
 
 def test_a_users_reward_is_called_once_for_all_rows(runs):
     for _, _, calls in runs.values():
-        assert len(calls) == CONFIG["ppo"]["iterations"] and len({line.split()[0] for line in calls}) == 1
+        # Once in each iteration, and for the answers of each of two models in evaluate.
+        assert len(calls) == CONFIG["ppo"]["iterations"] + 2 and len({line.split()[0] for line in calls}) == 1
         assert {line.split(" ", 1)[1] for line in calls} == {"8 8 8"}
 
 

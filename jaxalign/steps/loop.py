@@ -215,12 +215,12 @@ class Training:
 
 @contextlib.contextmanager
 def _closing(recording: Recording) -> Iterator[None]:
-    """Waits for the last checkpoint at the end of the body, but not after an error in one of several processes: that checkpoint
-    would wait for a process that has failed, and the others would not be told."""
+    """Waits for the last checkpoint at the end of the body, also if the caller ends the loop, but not after an error in one of
+    several processes: that checkpoint would wait for a process that has failed, and the others would not be told."""
     try:
         yield
-    except BaseException:
-        if hosts.count() == 1:
+    except BaseException as error:
+        if hosts.count() == 1 or isinstance(error, GeneratorExit):
             recording.close()
         raise
     recording.close()

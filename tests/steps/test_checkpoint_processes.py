@@ -34,26 +34,17 @@ OPTIMIZER = make_optimizer(Optimizer(learning_rate=1e-2, warmup_steps=2), STEPS)
 LOADER = EpochLoader(len(ROWS.tokens), 8, seed=0)
 
 
-class Stopped(Exception):
-    """Simulates an interruption."""
-
-
 def train(directory: pathlib.Path, mesh, stop: int | None = None):
-    """Return the state after STEPS steps, resumed from `directory`; with `stop`, only write a checkpoint."""
+    """Return the state after STEPS steps, resumed from `directory`; with `stop`, that after so many steps."""
     model = tiny.model(mesh)
 
     def step_fn(state, step):
-        if step == stop:
-            raise Stopped
         given = LmArguments(model=model, optimizer=OPTIMIZER, batch=place_rows(model.sharding, ROWS, LOADER.indices(step)))
         return lm_step(state, given)
 
-    loop = Loop("tiny", directory, STEPS, CUT)
+    loop = Loop("tiny", directory, STEPS, CUT, stop=lambda state, completed: completed == stop)
     key = jax.random.key(0)
-    try:
-        return loop.run(lambda: init_state(model, OPTIMIZER, model.init(key), key), abstract_state(model, OPTIMIZER), step_fn)
-    except Stopped:
-        return None
+    return loop.run(lambda: init_state(model, OPTIMIZER, model.init(key), key), abstract_state(model, OPTIMIZER), step_fn)
 
 
 def restored(directory: pathlib.Path, mesh):

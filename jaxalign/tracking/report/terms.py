@@ -48,4 +48,5 @@ _QUANTITIES = {
     "length": ("the mean number of tokens of an answer", _FILES),
     "preference_score": ("the mean score that the preference model gives to the answers; only differences have a meaning",
                          "docs/algorithms/preference_model.md, “Formula”"),
+    "reward": ("the mean score that the function reward.callable gives to the answers that it can score", "docs/rewards.md"),
 }
