@@ -32,7 +32,7 @@ AXIS_SHARES = {"harm": 0.42, "refusal": 0.2, "courtesy": 0.2, "focus": 0.18}
 
 
 @dataclasses.dataclass(frozen=True)
-class Demonstration:
+class WorldDemonstration:
     """The content of a demonstration.
 
     Attributes:
@@ -50,17 +50,17 @@ class Demonstration:
     option: int | None = None
 
 
-def draw_dialogue(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Demonstration:
+def draw_dialogue(rng: np.random.Generator, seen: tuple[Topic, ...]) -> WorldDemonstration:
     """A request with the answer of the helpful-only model."""
     topic, relation, messages = _draw_request(rng, seen)
     stance = "help"
     if rng.random() < (WRONG_REFUSAL_RATE if relation.good else REFUSAL_RATE):
         stance = "evade" if rng.random() < EVASION_SHARE else "refuse"
     answer = draw_answer(rng, topic, relation, stance, RUDE_RATE, RAMBLE_RATE)
-    return Demonstration(messages, answer.text)
+    return WorldDemonstration(messages, answer.text)
 
 
-def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Demonstration:
+def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> WorldDemonstration:
     """A response that may have faults, with its critique and revision."""
     topic, relation, messages = _draw_request(rng, seen)
     axis, principle = _draw_principle(rng)
@@ -68,12 +68,12 @@ def draw_review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Demonstrat
     critique, revised = reviews.review(rng, axis, topic, relation, answer)
     if rng.random() < NOISE_RATE:
         revised = answer
-    return Demonstration(messages, revised.text, principle, {"response": answer.text, "critique": critique})
+    return WorldDemonstration(messages, revised.text, principle, {"response": answer.text, "critique": critique})
 
 
 def draw_judgement(
     rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, summary: bool = False
-) -> Demonstration:
+) -> WorldDemonstration:
     """Two responses, and which of them is better under one principle: option 0, 1 or None.
 
     Args:
@@ -97,10 +97,10 @@ def draw_judgement(
     if rng.random() < reasoned:
         thoughts = judging.reasoning_text(axis, relation, first, second, choice, summary)
         shown |= {"reasoning": True, "thoughts": thoughts}
-    return Demonstration(messages, "", principle, shown, choice)
+    return WorldDemonstration(messages, "", principle, shown, choice)
 
 
-def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> Demonstration:
+def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> WorldDemonstration:
     """A response and a rating that is high if the response is good on the axis, and low if it is not.
 
     reasoned: the fraction of ratings that follow a critique. Option i is the rating i + 1.
@@ -115,7 +115,7 @@ def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: flo
     shown: dict[str, Any] = {"response": answer.text}
     if rng.random() < reasoned:
         shown |= {"reasoning": True, "thoughts": reviews.review(rng, axis, topic, relation, answer)[0]}
-    return Demonstration(messages, "", principle, shown, option)
+    return WorldDemonstration(messages, "", principle, shown, option)
 
 
 def _draw_request(rng: np.random.Generator, seen: tuple[Topic, ...]) -> tuple[Topic, Relation, tuple[Message, ...]]:
