@@ -16,7 +16,7 @@ from tests.small_run import CONFIG
 
 @pytest.fixture
 def copy(done, tmp_path):
-    folder = tmp_path / "run"
+    folder = tmp_path / done.name  # The report has the name.
     shutil.copytree(done, folder)
     return folder
 

