@@ -37,6 +37,9 @@ three exceptions:
 For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft form) by a
 constant; for "nca_pair" it equals the paper's form.
 
+Rows are independent, with two exceptions: the "aot" kinds, which need the whole batch because a micro-batch has different
+quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a row is the cost of its quantile.
+
 A log-probability of -inf gives the limit of the formula, which may be infinite, as may the gradient of a squared loss.
 "discopop" limits the margin to 1e30. Only a response of -inf under both policy and reference has the loss NaN.
 """
