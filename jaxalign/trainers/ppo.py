@@ -46,6 +46,7 @@ from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.early_stopping import SCORE
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
+from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
@@ -168,6 +169,7 @@ class PPO(PolicyTrainer):
         trainer._parts, trainer.setup = parts, make_ppo_setup(section, inputs.model)
         return trainer
 
+    @named_arguments
     def fit(
         self, prompts: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
     ) -> Iterator[Step]:
@@ -175,8 +177,7 @@ class PPO(PolicyTrainer):
 
         Args:
           prompts: a list of texts, of message lists, or of {"prompt": either, ...} whose other entries are columns for the
-            reward; or a mapping of columns. Prompts are shuffled in each epoch. If there are fewer than an iteration needs,
-            they repeat within it.
+            reward; or a mapping of columns. Prompts are shuffled in each epoch, and repeat if an iteration needs more.
           held_out: prompts in the same form, to each of which a response is sampled, always with the same random numbers; the
             mean of their rewards is measured as "held_out_score". None: no prompts.
           eval_every: iterations between these measurements, besides the one after the last; 0: an epoch of the prompts.
@@ -200,8 +201,8 @@ class PPO(PolicyTrainer):
         steps = self.fit_encoded(asked, ids)
         # Raise for long prompts before anything runs.
         self._engine.padding.check([*ids, *measured_ids], section.max_new_tokens)
-        self._claim(ids if held_out is None else (ids, measured_ids), eval_every=eval_every, patience=patience,
-                    stop=list(self._parts.stop))
+        options = {"eval_every": eval_every, "patience": patience, "stop": self._parts.stop}
+        self._claim(ids if held_out is None else (ids, measured_ids), **options)
         return steps
 
     def _encoded(self, prompts: Any, argument: str) -> tuple[list[Prompt], list[list[int]]]:
