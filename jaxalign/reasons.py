@@ -127,10 +127,29 @@ _PAIR_ADVICE = _ADVICE | {
 }
 
 
-def advice(reasons: Mapping[str, int], known: Mapping[str, str] = REVISION) -> str:
-    """The remedy for the most frequent reason for which rows cannot be used. known: `REVISION` or `COMPARISON`."""
-    main, remedies = max(reasons, key=reasons.get) if reasons else "", _PAIR_ADVICE if known is COMPARISON else _ADVICE
-    return remedies.get(main, "give more prompts")
+_ONLINE_ADVICE = _PAIR_ADVICE | {
+    "too_long": "raise judge.max_length or model.max_length, or lower online_dpo.max_new_tokens",
+    "identical": "raise online_dpo.temperature",
+    "missing_answer": "raise model.max_length, or lower online_dpo.max_new_tokens",
+    "undecided": "lower feedback.undecided_margin, or choose a judge that distinguishes the answers",
+    "tie": "raise feedback.principles_per_comparison, so that the answers differ on what is asked",
+}
+
+
+def advice(reasons: Mapping[str, int], known: Mapping[str, str] = REVISION, online: bool = False) -> str:
+    """The remedy for the most frequent reason for which rows cannot be used.
+
+    Args:
+      reasons: the number of unusable rows by outcome.
+      known: `REVISION` or `COMPARISON`.
+      online: whether the rows are pairs of stage online_dpo.
+    """
+    remedies = _ONLINE_ADVICE if online else _PAIR_ADVICE if known is COMPARISON else _ADVICE
+    return remedies.get(max(reasons, key=reasons.get) if reasons else "", "give more prompts")
+
+
+LEAST_ONLINE = 0.05
+"""Stage online_dpo warns if a smaller share of an iteration's pairs can be trained on."""
 
 
 LEAST_DECIDED = 0.1

@@ -167,8 +167,9 @@ class Rollout:
     """Sampled responses. Row b holds its prompt, immediately followed by its response, then padding.
 
     tokens int32 [B, T]; prompt_length and response_length int32 [B]; logprobs float32 [B, N], of the response's tokens
-    under the sampling temperature, 0 past the end; ended bool [B]: a stop token was sampled (it is in the response); versions
-    int32 [B, N]: the number of updates applied to the weights that sampled each token, or None if not recorded.
+    under the sampling temperature, 0 past the end; ended bool [B]: a stop token or a stop text was sampled (it is in the
+    response); versions int32 [B, N]: the number of updates applied to the weights that sampled each token, or None if not
+    recorded.
     """
 
     tokens: Any

@@ -51,6 +51,7 @@ ja.Mesh(fsdp=1.5) :: fsdp
 ja.Mesh(tensor="2") :: tensor
 ja.Mesh(zero=7) :: zero
 ja.Mesh(offload="frozen") :: offload
+ja.load_model(F, ja.Mesh(offload=("optimizer",))) :: offload
 ja.Mesh(data=True) :: data
 ja.Lora(rank=-1) :: rank
 ja.Lora(rank="8") :: rank
@@ -94,6 +95,10 @@ p.text(["a"]) :: ids
 p.text([-1]) :: ids
 p.text([1.5]) :: ids
 p.text("12") :: ids
+p.text([1], prompt="Hi") :: prompt
+p.text([1], prompt=None) :: prompt
+p.text([1], prompt=5) :: prompt
+p.text([1], prompt=[-1]) :: prompt
 p.messages(None) :: prompt
 p.messages({"prompt": "x"}) :: prompt
 """
@@ -199,6 +204,15 @@ ja.SFT(p, trackers=["tensorboard"]) :: trackers
 ja.SFT(p, trackers=[dict]) :: trackers
 ja.SFT(p, trackers="tensorboard") :: trackers
 ja.SFT(p, trackers=5) :: trackers
+ja.SFT(p, trackers="") :: trackers
+ja.SFT(p, trackers=b"") :: trackers
+ja.SFT(p).fit(EXAMPLES, progress=True) :: progress is an argument of SFT, not of SFT.fit
+ja.DPO(p).fit(PAIRS, epochs=2) :: epochs is an argument of DPO, not of DPO.fit
+ja.RewardModel(p).fit(PAIRS, directory=tmp) :: directory is an argument of RewardModel, not of RewardModel.fit
+ja.PPO(p, f).fit(["a"], iterations=2) :: iterations is an argument of PPO, not of PPO.fit
+ja.PPO(p, f).fit(["a"], heldout=["a"]) :: did you mean held_out?
+ja.PPO(p, f).fit() :: prompts
+ja.SFT(p).fit(EXAMPLES, EXAMPLES, 3) :: eval_every
 ja.SFT(p, trackers={"a": 5}) :: trackers
 ja.SFT(p, trackers={5: 5}) :: trackers
 ja.SFT(p, progress="no") :: progress
@@ -305,6 +319,9 @@ ja.PPO(p, f, start_critic=p) :: start_critic
 ja.PPO(p, f, sampler=5) :: sampler
 ja.PPO(p, f, sampler="nothing") :: sampler
 ja.PPO(p, f, prompts=["a"]) :: prompts
+ja.PPO(p, f, stop="x") :: stop
+ja.PPO(p, f, stop=None) :: stop
+ja.PPO(p, f, stop=5) :: stop
 ja.PPO(p, f, iterations=0) :: iterations
 ja.PPO(p, f, iterations="5") :: iterations
 ja.PPO(p, f, batch=2.5) :: batch

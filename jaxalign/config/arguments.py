@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,17 @@ def as_text(value: Any, name: str) -> str:
         raise UserError(f"{name} has the unpaired surrogate {value[error.start]!r} at character {error.start}, which is not "
                         "text; decode the text again, or remove the character") from None
     return value
+
+
+def as_token_ids(ids: Any, name: str) -> list[int]:
+    """The ids of an argument as a list. Raises UserError unless they are integers of at least 0."""
+    try:
+        ids = [operator.index(token) for token in ids]
+    except TypeError:
+        raise UserError(f"{name} is {str(ids)[:60]!r}; a sequence of token ids is expected") from None
+    if min(ids, default=0) < 0:
+        raise UserError(f"{name} has {min(ids)}; token ids of at least 0 are expected")
+    return ids
 
 
 def as_path(value: Any, name: str, written: bool = False) -> Path:
@@ -107,7 +120,8 @@ def section_from(default: Any, fields: Mapping[str, Any], caller: str, objects: 
         for batch in STAGES.get(name).batches if name in STAGES else ():
             check_batch(config, STAGES.get(name), batch)
     except UserError as error:
-        raise UserError(str(error).replace(f"config.{name}.", f"{caller}.")) from None
+        named = re.sub(rf"\b(?:config\.)?{name}\.(?=\w)", f"{caller}.", str(error))
+        raise UserError(named) from None
     return section
 
 

@@ -9,6 +9,7 @@ An option that differs from its default but is not read under the other settings
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,12 +24,12 @@ class ReadBy:
     Attributes:
         selector: the field that determines whether the option is read: its name in the same section, or its full dotted name.
         reads: `reads(value, name)`: whether the option `name` is read when the selector has `value`.
-        readers: `readers(name)`: the selector's values with which the option is read; completes "or set SELECTOR ...".
+        readers: `readers(value, name)`: the selector's values with which the option is read; completes "or set SELECTOR ...".
     """
 
     selector: str
     reads: Callable[[Any, str], bool]
-    readers: Callable[[str], str]
+    readers: Callable[[Any, str], str]
 
 
 def when(selector: str, *values: Any) -> ReadBy:
@@ -37,12 +38,12 @@ def when(selector: str, *values: Any) -> ReadBy:
     def reads(value: Any, name: str) -> bool:
         return value in values or (isinstance(value, str) and not set(values).isdisjoint(names_in(value)))
 
-    return ReadBy(selector, reads, lambda name: _alternatives(values))
+    return ReadBy(selector, reads, lambda selected, name: _alternatives(values))
 
 
 def unless(selector: str, value: Any, otherwise: str) -> ReadBy:
     """Read unless the selector has `value`. `otherwise` completes "or set SELECTOR ...", for example "above 0"."""
-    return ReadBy(selector, lambda selected, name: selected != value, lambda name: otherwise)
+    return ReadBy(selector, lambda selected, name: selected != value, lambda selected, name: otherwise)
 
 
 def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadBy:
@@ -61,7 +62,32 @@ def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadB
     def reads(value: str, name: str) -> bool:
         return any(record_reads(registry.get(part, f"config.{selector}"), name) for part in names_in(value))
 
-    return ReadBy(selector, reads, lambda name: _alternatives(r.name for r in registry if record_reads(r, name)))
+    def readers(value: str, name: str) -> str:
+        custom = next((part for part in names_in(value) if part not in registry.builtin), None)
+        declaration = f"{attribute}=True" if attribute != "reads" else f"{name!r} in reads"
+        others = _alternatives(r.name for r in registry if record_reads(r, name))
+        return others if custom is None else f"{others}, or declare {declaration} in the record of {custom!r} if it reads it"
+
+    return ReadBy(selector, reads, readers)
+
+
+def require_fields(record: Any, kind: str, section: Any, name: str) -> None:
+    """Checks that the names in the `reads` of a record are fields of a section.
+
+    Args:
+        record: the record.
+        kind: what it is, for the error message.
+        section: the section's values.
+        name: its name.
+
+    Raises:
+        UserError: a name is not a field.
+    """
+    known = [entry.name for entry in dataclasses.fields(section)]
+    for unknown in (field for field in record.reads if field not in known):
+        near = difflib.get_close_matches(unknown, known, n=1)
+        raise UserError(f"the reads of {kind} {record.name!r} has {unknown!r}, which is not a field of config.{name}; names of "
+                        "its fields are expected" + (f": did you mean {near[0]}?" if near else ""))
 
 
 def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str], Any]) -> None:
@@ -83,7 +109,8 @@ def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str],
         for conditions in unmet(entry, name, value_of):
             field, value, default = _differing(value, default, f"{name}.{entry.name}")
             settings = " and ".join(f"config.{selector} is {value_of(selector)!r}" for selector in conditions)
-            remedies = " or ".join(f"config.{selector} {each.readers(entry.name)}" for selector, each in conditions.items())
+            remedies = " or ".join(f"config.{selector} {each.readers(value_of(selector), entry.name)}"
+                                   for selector, each in conditions.items())
             raise UserError(f"config.{field} is {value!r}, which has no effect when {settings}: leave it at {default!r}, or "
                             f"set {remedies}")
 

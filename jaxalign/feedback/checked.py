@@ -47,17 +47,20 @@ class CheckedJudge:
       settings: the number of retries and the share of requests that may fail.
       on_all_processes: the judge computes on the devices of all processes. Every process then calls it, and any error is
         raised as UserError without a retry, since the other processes may not have failed.
+      in_run: whether a stage of a run asks the judge. Messages then name config fields, and otherwise arguments of
+        `jaxalign.Judge`.
     """
 
     def __init__(
-        self, judge: Any, name: str = "", settings: JudgeConfig | None = None, on_all_processes: bool = False
+        self, judge: Any, name: str = "", settings: JudgeConfig | None = None, on_all_processes: bool = False,
+        in_run: bool = True,
     ):
         called_here = on_all_processes or hosts.is_first()
         if called_here and not any(callable(getattr(judge, method, None)) for method in METHODS):
             raise UserError(f"the judge {name or judge!r} has none of the methods {', '.join(METHODS)}; see "
                             "jaxalign.feedback.judge.JudgeProtocol")
         self.judge, self.name = judge, name or getattr(judge, "name", type(judge).__name__)
-        self.settings, self.on_all_processes = settings or JudgeConfig(), on_all_processes
+        self.settings, self.on_all_processes, self._in_run = settings or JudgeConfig(), on_all_processes, in_run
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[CheckedJudge]:
@@ -72,7 +75,8 @@ class CheckedJudge:
                 enter()
             else:
                 hosts.once(enter)  # If the first process fails, all processes raise.
-            yield CheckedJudge(entered[0] if entered else None, self.name, self.settings, self.on_all_processes)
+            yield CheckedJudge(entered[0] if entered else None, self.name, self.settings, self.on_all_processes,
+                               self._in_run)
 
     def _ask(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
         if not requests:
@@ -118,9 +122,10 @@ class CheckedJudge:
         """Warns about the failed requests of one call. Raises UserError if there are too many."""
         share = self.settings.max_failed_share
         if failed > share * count:
+            limit, remedy = ("config.judge.max_failed_share", "fix the cause and run again: a stage continues after its last "
+                             "finished rows") if self._in_run else ("Judge(max_failed_share)", "fix the cause, or raise it")
             raise UserError(f"judge {self.name!r} failed to answer {failed} of {count} requests to {method!r} (it "
-                            f"{error}), more than config.judge.max_failed_share ({share}) allows; fix the cause and run again: "
-                            "a stage continues after its last finished rows") from error.__cause__
+                            f"{error}), more than {limit} ({share}) allows; {remedy}") from error.__cause__
         if failed:
             logging.getLogger("jaxalign").warning(
                 "judge %r failed to answer %d of %d requests to %r (it %s); these requests have no result",
@@ -131,8 +136,8 @@ class CheckedJudge:
         """One call: the checked results. Raises _Failure if the judge raises anything but UserError."""
         ask = getattr(self.judge, method, None)
         if not callable(ask):
-            raise UserError(f"judge {self.name!r} has no method {method!r}, which is needed here; add it, or choose "
-                            "another judge (in a run: config.feedback.judge)")
+            other = "choose another judge (config.feedback.judge)" if self._in_run else "give another judge"
+            raise UserError(f"judge {self.name!r} has no method {method!r}, which is needed here; add it, or {other}")
         try:
             results = ask(requests, draw)
         except UserError:

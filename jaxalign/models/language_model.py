@@ -7,7 +7,6 @@ run. `LanguageModel.save` writes the Hugging Face layout.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.config import Config, Lora, Mesh, ModelConfig
-from jaxalign.config.arguments import SEED, as_path, as_text, instance_of
+from jaxalign.config.arguments import SEED, as_path, as_text, as_token_ids, instance_of
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.finished import is_model, is_stage, language_model_stage
 from jaxalign.config.schema import checked
@@ -148,15 +147,14 @@ class LanguageModel:
         """Decodes an answer's ids. In the style "plain" the result is the continuation of the text of `prompt`, including a
         leading space.
 
+        Args:
+          ids: the token ids of the answer.
+          prompt: those of the prompt. Other styles than "plain" only check them.
+
         Raises:
-          UserError: `ids` is not a sequence of token ids, which are at least 0.
+          UserError: an argument is not a sequence of token ids, which are at least 0.
         """
-        try:
-            ids = [operator.index(token) for token in ids]
-        except TypeError:
-            raise UserError(f"ids is {str(ids)[:60]!r}; a sequence of token ids is expected") from None
-        if min(ids, default=0) < 0:
-            raise UserError(f"ids has {min(ids)}; token ids of at least 0 are expected")
+        ids, prompt = as_token_ids(ids, "ids"), as_token_ids(prompt, "prompt")
         if self.style == "plain" and len(prompt):
             before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
             if whole.startswith(before):
@@ -275,6 +273,9 @@ def load_model(
     """
     folder, mesh = as_path(folder, "folder"), Mesh() if mesh is None else mesh
     instance_of(mesh, Mesh, "mesh", "a jaxalign.Mesh, such as Mesh(data=2), or None")
+    if mesh.offload:
+        raise UserError(f"mesh.offload is {mesh.offload}, which only the stages ppo and online_dpo of a run apply "
+                        "(config.mesh.offload); leave it empty")
     instance_of(lora, Lora | None, "lora", "a jaxalign.Lora, such as Lora(rank=8), or None")
     instance_of(family, str | Family | None, "family", "a Family, 'package.module:name', 'FILE.py:name' or None")
     max_length = checked(max_length, int, "max_length", between(0, 2**31 - 1))

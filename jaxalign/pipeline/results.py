@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxalign.storage import Storage
 from jaxalign.tracking import table
-from jaxalign.tracking.workdir import read_object, used_stages
+from jaxalign.tracking.workdir import MANIFEST, kl_reference, read_object, used_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,9 @@ class RunResult:
         if self.evaluation is None:
             return ""
         used = used_stages(self.workdir, self.stages)
-        return table.render(self.evaluation, tuple(self.stages) if used is None else used)
+        recorded = read_object(self.workdir / "evaluate" / MANIFEST).get("config") or {}
+        reference = kl_reference(recorded, read_object(self.workdir / "config.json"))
+        return table.render(self.evaluation, tuple(self.stages) if used is None else used, reference)
 
 
 def read_results(storage: Storage, stages: Sequence[str]) -> RunResult:

@@ -36,7 +36,11 @@ class AdvantageEstimator(Record):
     needs_groups: bool = False
     values_suffice: bool = False
     reads: tuple[str, ...] = ()
+
     _where = "the {part} of advantage estimator {name!r}"
+
+    def __post_init__(self) -> None:
+        self._require_reads()
 
 
 ADVANTAGES = Registry("advantage estimator", AdvantageEstimator,

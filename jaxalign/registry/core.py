@@ -47,6 +47,13 @@ class Record:
         return load_object(value, self._where.format(part=part, name=self.name)) if isinstance(value, str) else value
 
 
+    def _require_reads(self) -> None:
+        """Raises UserError unless `reads` is a tuple of names."""
+        if not isinstance(self.reads, tuple) or not all(isinstance(name, str) for name in self.reads):
+            where = self._where.format(part="reads", name=self.name)
+            raise UserError(f"{where} is {self.reads!r}; a tuple of field names, such as ('gamma',), is expected")
+
+
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 

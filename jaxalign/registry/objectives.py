@@ -50,6 +50,9 @@ class Objective(Record):
 
     _where = "the {part} of objective {name!r}"
 
+    def __post_init__(self) -> None:
+        self._require_reads()
+
     def load(self, part: str = "function") -> Callable | None:
         """The function in the field "function" or "anchor", imported if it is named; None stays None.
 

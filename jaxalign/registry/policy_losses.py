@@ -30,6 +30,9 @@ class PolicyLoss(Record):
 
     _where = "the {part} of policy loss {name!r}"
 
+    def __post_init__(self) -> None:
+        self._require_reads()
+
     def clip_range(self, clip: float | None, clip_high: float | None) -> tuple[float, float]:
         """(low, high) of the clip. `clip` sets both bounds, `clip_high` only the upper one; None leaves the loss's default."""
         low, high = self.default_clip if clip is None else (clip, clip)

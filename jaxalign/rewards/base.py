@@ -19,6 +19,7 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rollout.responses import Response
+from jaxalign.rollout.stops import before_stop
 from jaxalign.steps.offload import FrozenRole
 
 Listener = Callable[[Sequence[tuple[int, Response]]], None]
@@ -37,12 +38,14 @@ class RewardBatch:
       prompts: the prompt of each row.
       first_row: the global number of row 0, from which rewards derive random numbers.
       tokenizer: decodes the rollout's token ids.
+      stop: the stop texts that ended responses of the rollout.
     """
 
     rollout: Rollout
     prompts: Sequence[Prompt]
     first_row: int
     tokenizer: Tokenizer
+    stop: tuple[str, ...] = ()
 
     @functools.cached_property
     def host(self) -> Rollout:
@@ -51,18 +54,25 @@ class RewardBatch:
 
     @functools.cached_property
     def responses(self) -> list[str]:
-        """The text of each response, excluding the stop token."""
-        return styles.response_texts(self.tokenizer, self.host)
+        """The text of each response, excluding the stop token or the stop text."""
+        texts = styles.response_texts(self.tokenizer, self.host)
+        if not self.stop:
+            return texts
+        # The last token of a response that a stop text ended completes that text; the texts above lack it.
+        whole = (self.tokenizer.decode(ids) if ended else text
+                 for ids, ended, text in zip(self.ids, self.ended, texts, strict=True))
+        return [before_stop(own, self.stop) if any(end in own for end in self.stop) else text
+                for own, text in zip(whole, texts, strict=True)]
 
     @functools.cached_property
     def ids(self) -> list[list[int]]:
-        """The token ids of each response, including the stop token, if any."""
+        """The token ids of each response, including the stop token or those that complete a stop text, if any."""
         host, ends = self.host, self.host.prompt_length + self.host.response_length
         return [row[begin:end].tolist() for row, begin, end in zip(host.tokens, host.prompt_length, ends, strict=True)]
 
     @property
     def ended(self) -> list[bool]:
-        """Whether each response ended with a stop token."""
+        """Whether each response ended with a stop token or a stop text."""
         return self.host.ended.tolist()
 
 

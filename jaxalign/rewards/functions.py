@@ -15,6 +15,7 @@ from jaxalign.rewards.callables import call_reward, details
 from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.early import Answered, EarlyScores
 from jaxalign.rollout.responses import Response
+from jaxalign.rollout.stops import response_text
 
 
 class FunctionReward(Reward):
@@ -51,7 +52,7 @@ class FunctionReward(Reward):
 
         def ask(rows: Sequence[int], responses: Sequence[Response]) -> Answered:
             ended = [response.ended for response in responses]
-            texts = [self.tokenizer.decode(r.ids[: len(r.ids) - r.ended]) for r in responses]
+            texts = [response_text(response, self.tokenizer.decode) for response in responses]
             return self._call([prompts[row] for row in rows], texts, [list(r.ids) for r in responses], ended)
 
         if self._early is not None:  # Left over from an abandoned rollout.

@@ -18,7 +18,6 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
-from jaxalign.rewards.base import RewardBatch
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.state import PPOState, without_value_head
 from jaxalign.rollout.sampler import sample_rollout
@@ -194,7 +193,7 @@ class AlarmRun:
         for begin in range(0, len(prompts), batch):
             own = prompts[begin : begin + batch]
             part = place_rows(iteration.setup.policy.sharding, rollout.part(begin, batch))
-            scored = iteration.reward.score(RewardBatch(part, own, begin, iteration.tokenizer))
+            scored = iteration.reward.score(iteration.reward_batch(part, own, begin))
             scores = np.asarray(fetch(scored.scores), np.float64)[: len(own)]
             scores = scores if scores.ndim == 1 else scores.sum(axis=1)
             kept = None if scored.kept is None else np.asarray(fetch(scored.kept), bool)[: len(own)]

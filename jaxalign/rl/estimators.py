@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms import advantages, groups
 from jaxalign.config import PPOConfig
+from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
 from jaxalign.registry.custom import require_array, run_custom, wrong_result
 
@@ -68,11 +69,32 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
     if inputs.section.advantages in ADVANTAGES.builtin:
         return record.load()(inputs)
     name = f"advantage estimator {record.name!r}"
+    _require_declared(name, record, inputs)
     estimates = run_custom(name, record.load(), inputs, "(advantages, returns)", 2)
     for part, array in zip(("advantages", "returns"), estimates, strict=True):
         require_array(name, part, array, inputs.rewards.shape)
     advantages, returns = (jnp.where(inputs.mask, array, 0.0) for array in estimates)
     return advantages, returns
+
+
+def _require_declared(name: str, record: AdvantageEstimator, inputs: AdvantageInputs) -> None:
+    """Raises UserError if the result of a custom estimator depends on an input that its record does not declare, and which
+    is therefore missing. Other errors are those of the call itself."""
+    flags = {"values": "needs_critic", "log_ratios": "needs_trainer_logprobs", "baseline": "needs_greedy"}
+    undeclared = {field: flag for field, flag in flags.items() if not getattr(record, flag)}
+    # A float32 [B] in place of the missing baseline, so that the function can be traced.
+    arrays = {field: inputs.total if field == "baseline" else getattr(inputs, field) for field in undeclared}
+    try:
+        traced = jax.make_jaxpr(lambda given: record.load()(dataclasses.replace(inputs, **given)))(arrays).jaxpr
+    except Exception:  # Custom code may raise anything; the call reports it.
+        return
+    live = set(map(id, traced.outvars))
+    for equation in reversed(traced.eqns):
+        if not live.isdisjoint(map(id, equation.outvars)):
+            live.update(map(id, equation.invars))
+    for field, variable in zip(sorted(arrays), traced.invars, strict=True):  # Sorted, as the leaves of a dictionary are.
+        if id(variable) in live:
+            raise UserError(f"{name} reads inputs.{field}, but its record does not declare {undeclared[field]}=True; add it")
 
 
 def check_estimates(section: PPOConfig, rewards, values, advantages, returns) -> None:

@@ -35,6 +35,7 @@ from jaxalign.rl.update import ppo_update
 from jaxalign.rollout.responses import Padding
 from jaxalign.rollout.sampler import TokenSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.stops import StoppingSampler
 from jaxalign.steps import work
 from jaxalign.steps.offload import FrozenRole, move_optimizer_state, to_device, to_host
 from jaxalign.steps.packed import part_rows, rows_split
@@ -108,6 +109,7 @@ class Iteration:
       frozen: the base under the adapters, or None.
       offload_optimizer: keep optimizer states in host memory between updates.
       on_checks: receives the step-0 checks.
+      stop: texts that end a response, besides the ids of `sampling`.
 
     Raises:
       UserError: `config.ppo.micro_batch_tokens` is too small for one row.
@@ -116,9 +118,10 @@ class Iteration:
     def __init__(
         self, setup: PPOSetup, stream: PromptStream, sampler: TokenSampler, padding: Padding, sampling: Sampling,
         reward: Reward, tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None,
-        offload_optimizer: bool = False, on_checks: OnChecks | None = None,
+        offload_optimizer: bool = False, on_checks: OnChecks | None = None, stop: tuple[str, ...] = (),
     ):
-        self.setup, self.stream, self.sampler, self.padding, self.sampling = setup, stream, sampler, padding, sampling
+        self.setup, self.stream, self.padding, self.sampling, self.stop = setup, stream, padding, sampling, stop
+        self.sampler = StoppingSampler(sampler, stop, tokenizer.decode) if stop else sampler
         self.reward, self.tokenizer, self.reference, self.frozen = reward, tokenizer, reference, frozen
         self.offloads_optimizer, self.fused = offload_optimizer, reward.fused()
         self.monitor, self.timeline = Monitor(setup, on_checks), Timeline()
@@ -169,7 +172,7 @@ class Iteration:
         recompute = setup.recomputes or self.monitor.must_recompute(params, step, sampled)
         scored = kept = baseline = None
         if not self.fused:
-            scored = self.reward.score(RewardBatch(sampled, batch.prompts, batch.rows.start, self.tokenizer))
+            scored = self.reward.score(self.reward_batch(sampled, batch.prompts, batch.rows.start))
             kept = scored.kept
         if estimator_of(setup.config).needs_greedy:
             baseline, greedy_kept = self._baseline(batch, key)
@@ -218,19 +221,23 @@ class Iteration:
         padding = dataclasses.replace(self.padding, batch=parts)
         self.sampler.update(join(self.frozen, params), version)
         rollout = sample_rollout(self.sampler, padding, [ids[i] for i in index], key, range(len(index)), self.sampling)
-        batch = RewardBatch(place_rows(sharding, rollout), [prompts[i] for i in index], 0, self.tokenizer)
+        batch = self.reward_batch(place_rows(sharding, rollout), [prompts[i] for i in index], 0)
         scored = self.reward.score(batch)
         scores, kept = fetch((scored.scores, np.ones(len(index), bool) if scored.kept is None else scored.kept))
         totals = np.asarray(scores, np.float64).reshape(len(index), -1).sum(axis=1)[: len(ids)]
         kept = np.asarray(kept, bool)[: len(ids)]
         return float(totals[kept].mean()) if kept.any() else float("nan")
 
+    def reward_batch(self, rollout: Rollout, prompts: Sequence[Prompt], first_row: int) -> RewardBatch:
+        """The responses of a rollout on the devices, as the reward receives them. prompts, first_row: see `RewardBatch`."""
+        return RewardBatch(rollout, prompts, first_row, self.tokenizer, self.stop)
+
     def _baseline(self, batch: PromptBatch, key: jax.Array):
         """(float32 [B]: rewards of greedy responses to the same prompts; bool [B]: which rows have one, or None if all do)."""
         greedy = dataclasses.replace(self.sampling, temperature=0.0)
         best = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, greedy)
         best = place_rows(self.setup.policy.sharding, best)
-        scored = self.reward.score(RewardBatch(best, batch.prompts, batch.rows.start, self.tokenizer))
+        scored = self.reward.score(self.reward_batch(best, batch.prompts, batch.rows.start))
         return greedy_baseline(self.setup.config, best, jnp.nan_to_num(jnp.asarray(scored.scores))), scored.kept
 
     def _scoring_work(self) -> tuple[int, float]:

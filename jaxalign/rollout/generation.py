@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import numpy as np
 
-from jaxalign.config.arguments import SEED, as_text, instance_of
+from jaxalign.config.arguments import SEED, instance_of
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import checked
 from jaxalign.data.chat.styles import naming
@@ -19,6 +19,7 @@ from jaxalign.records import Rollout
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import Engine, LocalSampler, TokenSampler, make_sampler, respond, sample_rollout
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.stops import checked_stops, cut_response, response_text
 
 MOST_ANSWERS = 1_000_000
 """The maximum number of answers of one call, which are all in memory at its end."""
@@ -141,9 +142,7 @@ class Sampler:
           UserError: there are no prompts, one cannot be answered (empty, or too long for the model), or there are too many
             answers.
         """
-        instance_of(stop, list | tuple, "stop", "a list of texts")
-        if not all(map(as_text, stop, (f"stop[{index}]" for index in range(len(stop))))):
-            raise UserError("stop has an empty text, which would end every answer at once; remove it")
+        stop = checked_stops(stop, "stop")
         with self._lock:
             ids, sampling, key = self._request(prompts, max_new_tokens, n)
             responses = respond(self._sampler, ids, key, range(len(ids)), sampling)
@@ -156,14 +155,11 @@ class Sampler:
 
     def _sample(self, prompt: Sequence[int], response: Response, stop: Sequence[str]) -> Sample:
         """The answer of a response, which ends at the first of the texts `stop`, if it has one."""
-        ids, logprobs = response.ids, np.asarray(response.logprobs, np.float32)
-        written = ids[:-1] if response.ended else ids
-        text = self._policy.text(written, prompt)
-        if not any(end in text for end in stop):
-            return Sample(text, ids, logprobs, response.ended)
-        texts = ((count, self._policy.text(written[:count], prompt)) for count in range(1, len(written) + 1))
-        count, text = next((count, text) for count, text in texts if any(end in text for end in stop))
-        return Sample(text[: min(text.index(end) for end in stop if end in text)], ids[:count], logprobs[:count], True)
+        def decode(ids: Sequence[int]) -> str:
+            return self._policy.text(ids, prompt)
+
+        own = cut_response(response, stop, decode)
+        return Sample(response_text(own, decode), own.ids, np.asarray(own.logprobs, np.float32), own.ended)
 
     def rollout(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Rollout:
         """Samples like `generate` and returns arrays, for a custom training loop.

@@ -20,13 +20,14 @@ class Response:
     """One sampled response.
 
     Attributes:
-      ids: its tokens, including the stop token if there is one.
-      ended: whether a stop token ended it.
+      ids: its tokens, including the stop token or those that complete a stop text.
+      ended: whether a stop token or a stop text ended it.
       logprob: the sum of `logprobs`.
       logprobs: the log-probability of each token at the sampling temperature.
       versions: the version of the weights that generated each token.
       error: why the response is missing or incomplete; None for a complete one.
       reused: the number of the prompt's first tokens whose keys and values were computed for another row.
+      stop: the stop text that ended it; "" if none did.
     """
 
     ids: tuple[int, ...]
@@ -36,6 +37,7 @@ class Response:
     versions: tuple[int, ...] = ()
     error: str | None = None
     reused: int = dataclasses.field(default=0, compare=False)
+    stop: str = ""
 
 
 @dataclasses.dataclass

@@ -96,7 +96,7 @@ class Checkpointer:
                 try:
                     checkpointer.metadata(folder)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                    problems[folder.name] = f"its metadata cannot be read, {first_line(error)}"
+                    problems[folder.name] = f"its metadata cannot be read: {first_line(error)}"
                     self._set_aside(int(folder.name))
         return problems
 

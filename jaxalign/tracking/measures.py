@@ -50,14 +50,9 @@ class Quantity:
     column: str
 
 
-def reference(models: Collection[str]) -> str:
-    """The model to which an evaluation measures the KL of these models."""
-    return "sft" if "sft" in models else "base"
-
-
-def quantities(models: Collection[str]) -> tuple[Quantity, ...]:
-    """The quantities of an evaluation of these models."""
-    return (Quantity("kl", f"KL to {reference(models)}, nats per response", 2, "kl"),
+def quantities(reference: str) -> tuple[Quantity, ...]:
+    """The quantities of an evaluation. reference: the model that the KL is measured against (`workdir.kl_reference`)."""
+    return (Quantity("kl", f"KL to {reference}, nats per response", 2, "kl"),
             Quantity("length", "Length, tokens", 1, "tokens"), Quantity("preference_score", "Preference score", 2, "score"),
             Quantity("reward", "Score by reward.callable", 3, "reward"))
 

@@ -9,7 +9,9 @@ from jaxalign.tracking.formatting import decimal, percent, percent_interval
 from jaxalign.tracking.measures import measure, model_column, ordered_measures, quantities
 
 
-def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise")) -> str:
+def render(
+    summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise"), reference: str = "base",
+) -> str:
     """The table of an evaluation summary (`docs/data_formats.md`), without a trailing newline; "" without models.
 
     It has a column per model and a row per measure; each rate is followed by its count and total, and each win
@@ -18,6 +20,7 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
     Args:
         summary: the evaluation's summary.
         stages: the stages whose output the run used, which determine the titles of models.
+        reference: the model that the KL is measured against.
     """
     models = list(summary.get("models") or [])
     if not models:
@@ -30,7 +33,7 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
                  for rate in of_models]
         rows.append([measure(name).title, *cells])
     rows += _win_rates(summary.get("win_rates") or [], models)
-    for quantity in quantities(models):
+    for quantity in quantities(reference):
         values = summary.get(quantity.field) or {}
         if any(values.get(model) is not None for model in models):
             rows.append([quantity.title, *(decimal(values.get(model), quantity.digits) for model in models)])

@@ -10,7 +10,7 @@ from typing import Any
 from jaxalign.config import rounds
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
-from jaxalign.registry.stages import STAGES, StageRecord, ordered, stages_in_order
+from jaxalign.registry.stages import STAGES, StageRecord, ordered, policies_before, stages_in_order
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.judge_audit import FILE
 from jaxalign.tracking.metrics import read_metrics
@@ -112,6 +112,11 @@ class RunFiles:
         known = self.planned if recorded is None else recorded
         return next((record.name for record in reversed(before) if record.makes_policy and record.name in known), "base")
 
+    @property
+    def kl_reference(self) -> str:
+        """The model that stage evaluate measured the KL against."""
+        return kl_reference(self.stage("evaluate").config, self.config)
+
     def rows(self, stage: str) -> Iterator[dict[str, Any]]:
         """The generated rows of a stage, shard by shard. Raises UserError for a line that is not JSON."""
         for path in sorted((self.path / stage).glob("rows-*.jsonl")):
@@ -163,7 +168,8 @@ def read_run(workdir: str | Path) -> RunFiles:
                     frozenset(planned) if used is None else used)
 
 
-_STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json")
+MANIFEST = "manifest.json"
+_STAGE_FILES = (MANIFEST, "metrics.jsonl", "timing.jsonl", "summary.json")
 LEFT_OUT = "left_out.json"
 """A stage's file with the rows that did not fit: {rows: {"total", "dropped", "cut"}}; only written if there are any."""
 
@@ -180,11 +186,22 @@ def used_stages(workdir: Path, planned: Iterable[str]) -> frozenset[str] | None:
     """
     waiting, used, recorded = [name for name in planned if name not in ("evaluate", "report")], set(), False
     while waiting:
-        inputs = read_object(workdir / waiting.pop() / "manifest.json").get("inputs")
+        inputs = read_object(workdir / waiting.pop() / MANIFEST).get("inputs")
         recorded = recorded or inputs is not None
         waiting += set(inputs or ()) - used
         used |= set(inputs or ())
     return frozenset(used) if recorded else None
+
+
+def kl_reference(recorded: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The model that stage evaluate measures the KL against: the policy that a preference model starts from.
+
+    Args:
+      recorded: the config in the manifest of evaluate, which has the stages of its run.
+      config: the run's config, for an evaluation without a manifest.
+    """
+    stages = recorded.get("stages") or config.get("stages") or ()
+    return next(iter(policies_before(stages, "preference")[-1:]), "base")
 
 
 def _contradicts(stage: StageFiles, config: Mapping[str, Any]) -> bool:

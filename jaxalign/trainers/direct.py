@@ -36,6 +36,7 @@ from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
 from jaxalign.trainers.base import PolicyTrainer
+from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length
 from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
@@ -86,6 +87,7 @@ class DPO(PolicyTrainer):
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model_inputs(model, section, self.name, **options), section)
 
+    @named_arguments
     def fit(
         self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
     ) -> Iterator[Step]:

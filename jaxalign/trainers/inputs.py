@@ -161,6 +161,8 @@ def _plain(section: Any, model: LanguageModel) -> dict[str, Any]:
 def _as_trackers(trackers: Any, name: str) -> Mapping[str, Tracker] | Sequence[Tracker]:
     """The trackers. Raises UserError unless they are a sequence of trackers or a mapping from names to trackers."""
     trackers, one = () if trackers is None else trackers, "an object with the methods start, log and finish"
+    if isinstance(trackers, str | bytes):  # A sequence, of which an empty one would have no trackers.
+        raise UserError(f"{name} is {trackers!r}; a list of trackers, or a mapping from names to trackers, is expected")
     instance_of(trackers, Mapping | Sequence, name, "a list of trackers, or a mapping from names to trackers,")
     named = trackers if isinstance(trackers, Mapping) else {str(i): tracker for i, tracker in enumerate(trackers)}
     for key, tracker in named.items():

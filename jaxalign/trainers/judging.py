@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ class Judge:
             judge, on_all_processes = record.load()(JudgeInputs(None, None, None, batch)), record.on_devices
         elif isinstance(judge, type):
             judge = new_instance(judge, f"the judge {judge.__name__}", "give an instance")
-        self.judge = CheckedJudge(judge, settings=calls, on_all_processes=on_all_processes)
+        self.judge = CheckedJudge(judge, settings=calls, on_all_processes=on_all_processes, in_run=False)
 
     def compare(self, prompts: Any, first: Sequence[str], second: Sequence[str]) -> list[Comparison]:
         """Compares two responses to each prompt.
@@ -172,9 +173,15 @@ def _local(
 ) -> LocalJudge:
     """A local judge that uses a language model. Raises UserError if the template set does not suit its tokenizer."""
     parts = model.model.sharding.generation.batch_size
-    judge = make_local_judge(
-        model.model, model.weights, model.tokenizer, settings, model.max_length, -(-batch // parts) * parts, exemplars,
-        sampling,
-    )
-    judge.writer.check(tuple(judge.writer.templates.sources), settings.reasoning)
+    try:
+        judge = make_local_judge(
+            model.model, model.weights, model.tokenizer, settings, model.max_length, -(-batch // parts) * parts, exemplars,
+            sampling,
+        )
+        judge.writer.check(tuple(judge.writer.templates.sources), settings.reasoning)
+    except UserError as error:  # The code of the stages names config fields.
+        length = "judge.max_length, or model.max_length if the run's own model judges"
+        named = str(error).replace(length, "load_model(max_length)")
+        named = named.replace("set config.data.style to 'hh'", "set feedback.templates to 'transcript'")
+        raise UserError(re.sub(r"\b(?:config\.)?feedback\.(\w+)", r"Judge(\1)", named)) from None
     return judge

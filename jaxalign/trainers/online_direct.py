@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
@@ -14,10 +15,13 @@ from jaxalign.config import DPOConfig, OnlineDPOConfig
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.feedback.labeller import Pair
+from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.reasons import COMPARISON, LEAST_ONLINE, advice, too_few, usable_sentence
 from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
@@ -71,6 +75,7 @@ class OnlineDPO(Trainer):
     """Samples two answers to each prompt, labels them, and updates the policy on the pairs, in each iteration."""
 
     name = "online_dpo"
+    _warned = False
 
     @classmethod
     def from_parts(cls, inputs: TrainerInputs, section: OnlineDPOConfig, parts: OnlineDPOParts) -> Self:
@@ -88,7 +93,7 @@ class OnlineDPO(Trainer):
           ids: their token ids.
 
         Raises:
-          UserError: a check that is configured to stop the run does so.
+          UserError: a check that is configured to stop the run does so, or too few pairs of an iteration can be trained on.
         """
         inputs, parts, section, model = self.inputs, self._parts, self.section, self.inputs.model
         self._prompts, self._ids = prompts, ids
@@ -128,6 +133,7 @@ class OnlineDPO(Trainer):
         ]
         parts.write(step, [comparison for _, labelled, _ in collected for comparison in labelled])
         pairs = jax.tree.map(lambda *x: np.concatenate(x), *(batch for batch, _, _ in collected))
+        self._require_usable(step, [comparison for _, labelled, _ in collected for comparison in labelled], pairs.weight > 0)
         measured = [metrics for _, _, metrics in collected]
         means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
         totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
@@ -176,6 +182,20 @@ class OnlineDPO(Trainer):
         chosen = "none" if parts.objective.reference == "none" else self.section.reference
         reference = {"start": start, "iteration": now, "none": 0 * start}[chosen]
         return dataclasses.replace(answered, reference=reference), labelled, metrics
+
+    def _require_usable(self, step: int, labelled: Sequence[Comparison], usable: np.ndarray) -> None:
+        """Warns once if few pairs of an iteration can be trained on, and raises UserError below `online_dpo.required_share`."""
+        total, count = len(labelled), int(usable.sum())
+        few = too_few(total, count, "online_dpo.required_share", self.section.required_share)
+        if not few and (count >= LEAST_ONLINE * total or self._warned):
+            return
+        reasons = count_outcomes(pair.outcome for pair, trained in zip(labelled, usable, strict=True) if not trained)
+        sentence = usable_sentence(f"pairs of iteration {step}", total, count, reasons, known=COMPARISON)
+        sentence = f"{sentence}; {advice(reasons, COMPARISON, online=True)}"
+        if few:
+            raise UserError(f"{few}: {sentence}")
+        self._warned = True
+        logging.getLogger("jaxalign").warning("online_dpo: only %s", sentence)
 
     def _check(self, params: Params, sampled: Rollout) -> None:
         """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""

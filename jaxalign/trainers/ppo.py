@@ -41,10 +41,12 @@ from jaxalign.rl.state import (
 )
 from jaxalign.rollout.sampler import Engine, make_sampler, require_sampler
 from jaxalign.rollout.sampling import Sampling, section_sampling
+from jaxalign.rollout.stops import checked_stops
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.early_stopping import SCORE
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
+from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
@@ -68,6 +70,7 @@ class PPOParts:
       abstract_start: the reference's joined parameters as ShapeDtypeStructs; needed with `scores`.
       offload: the arrays kept in host memory while no program reads them, as in `config.mesh.offload`.
       alarms: makes the alarms, which measure the policy during RL and may end it; None for no alarms.
+      stop: texts that end a response.
     """
 
     tokenizer: Tokenizer
@@ -82,6 +85,7 @@ class PPOParts:
     abstract_start: Params | None = None
     offload: tuple[str, ...] = ()
     alarms: Callable[[], AlarmRun] | None = None
+    stop: tuple[str, ...] = ()
 
 
 class PPO(PolicyTrainer):
@@ -107,6 +111,7 @@ class PPO(PolicyTrainer):
       sampler: samples the responses: a registered name, "package.module:name", "FILE.py:name", a
         `jaxalign.rollout.sampler.TokenSampler`, or a function that takes an engine and returns one; None for this process's
         engine.
+      stop: texts that end a response, as in `Sampler.generate`; rewards read the text before the first of them.
       directory: for metrics, checkpoints, the step-0 checks and exact resume; None keeps everything in memory.
       seed: seeds the samples and the order of the prompts.
       trackers: receive the metrics of every step.
@@ -126,8 +131,8 @@ class PPO(PolicyTrainer):
 
     def __init__(
         self, policy: LanguageModel, reward: Any, *, reward_weights: Sequence[float] | None = None,
-        reference: LanguageModel | None = None, start_critic: RewardModel | None = None, sampler: Any = None, directory=None,
-        seed=0, trackers=(), progress=False, **fields: Any,
+        reference: LanguageModel | None = None, start_critic: RewardModel | None = None, sampler: Any = None,
+        stop: Sequence[str] = (), directory=None, seed=0, trackers=(), progress=False, **fields: Any,
     ):
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
@@ -154,7 +159,7 @@ class PPO(PolicyTrainer):
             reward=lambda: scorer,
             reference=None if reference is None else lambda: weights,
             critic=None if start_critic is None else lambda: copy_params(self._critic_weights(start_critic)),
-            sampler=sampler,
+            sampler=sampler, stop=checked_stops(stop, "PPO(stop)"),
         )
 
     @classmethod
@@ -164,6 +169,7 @@ class PPO(PolicyTrainer):
         trainer._parts, trainer.setup = parts, make_ppo_setup(section, inputs.model)
         return trainer
 
+    @named_arguments
     def fit(
         self, prompts: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
     ) -> Iterator[Step]:
@@ -171,8 +177,7 @@ class PPO(PolicyTrainer):
 
         Args:
           prompts: a list of texts, of message lists, or of {"prompt": either, ...} whose other entries are columns for the
-            reward; or a mapping of columns. Prompts are shuffled in each epoch. If there are fewer than an iteration needs,
-            they repeat within it.
+            reward; or a mapping of columns. Prompts are shuffled in each epoch, and repeat if an iteration needs more.
           held_out: prompts in the same form, to each of which a response is sampled, always with the same random numbers; the
             mean of their rewards is measured as "held_out_score". None: no prompts.
           eval_every: iterations between these measurements, besides the one after the last; 0: an epoch of the prompts.
@@ -196,7 +201,8 @@ class PPO(PolicyTrainer):
         steps = self.fit_encoded(asked, ids)
         # Raise for long prompts before anything runs.
         self._engine.padding.check([*ids, *measured_ids], section.max_new_tokens)
-        self._claim(ids if held_out is None else (ids, measured_ids), eval_every=eval_every, patience=patience)
+        options = {"eval_every": eval_every, "patience": patience, "stop": self._parts.stop}
+        self._claim(ids if held_out is None else (ids, measured_ids), **options)
         return steps
 
     def _encoded(self, prompts: Any, argument: str) -> tuple[list[Prompt], list[list[int]]]:
@@ -240,7 +246,7 @@ class PPO(PolicyTrainer):
             sampler = make_sampler(parts.sampler or "local", self._engine, parts.sampler_name)
             self._iteration = iteration = Iteration(
                 setup, self._stream, sampler, self._engine.padding, parts.sampling, parts.reward(), parts.tokenizer,
-                reference, self.frozen, "optimizer" in parts.offload, self._record,
+                reference, self.frozen, "optimizer" in parts.offload, self._record, parts.stop,
             )
             alarms = None if parts.alarms is None else parts.alarms()
 

@@ -28,6 +28,7 @@ from jaxalign.steps.offload import FrozenRole
 from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer
+from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
 from jaxalign.trainers.preference_member import PreferenceMember, with_random_head
 from jaxalign.trainers.preference_quality import accuracy, held_out_metrics
@@ -103,6 +104,7 @@ class RewardModel(Trainer):
         self._current, self._raw_scorer, self.ensemble_summary = self.members[0], None, {}
         self._held_out_pairs: PairBatch | None = None
 
+    @named_arguments
     def fit(
         self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
     ) -> Iterator[Step]:

@@ -29,6 +29,7 @@ from jaxalign.steps.loop import Step
 from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer
+from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length, warn_of_cut
 from jaxalign.trainers.rows import as_examples
@@ -72,6 +73,7 @@ class SFT(PolicyTrainer):
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model_inputs(model, section, self.name, **options), section)
 
+    @named_arguments
     def fit(
         self, rows: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
     ) -> Iterator[Step]:

@@ -54,6 +54,10 @@ def test_its_advantages_equal_a_loop(registered):
     ("HALF", r"advantage estimator 'half' returned advantages of float16 and shape \(8, 8\); a float32 array of shape"),
     ("NAN", r"advantage estimator 'nan' returned advantages with non-finite entries although all inputs are finite"),
     ("RAISES", r"advantage estimator 'raises' raised AttributeError: .*nothing"),
+    ("GREEDY", "'greedy' reads inputs.baseline, but its record does not declare needs_greedy=True; add it"),
+    ("CRITIC", "'critic' reads inputs.values, but its record does not declare needs_critic=True; add it"),
+    ("RATIOS", "'ratios' reads inputs.log_ratios, but its record does not declare needs_trainer_logprobs=True; add it"),
+    ("MISSPELT", "the reads of advantage estimator 'misspelt' has 'gama', which is not a field of .*: did you mean gamma"),
     ("NONE", r"'.*advantage.py:NONE', but .*advantage.py has no NONE"),
     ("centred", r"'.*advantage.py:centred', which is of type function; a jaxalign AdvantageEstimator is expected"),
 ])
@@ -67,3 +71,17 @@ def test_a_module_that_cannot_be_imported_and_a_taken_name_are_refused(registere
         steps(1, advantages="no_such_module:X")
     with pytest.raises(UserError, match="the advantage estimator 'gae' is already registered"):
         ADVANTAGES.register(AdvantageEstimator("gae", plugin.centred))
+
+
+def test_the_shape_of_an_undeclared_input_may_be_read():
+    chex.assert_tree_all_finite(steps(1, advantages=f"{PLUGINS / 'advantage.py'}:SHAPES"))
+
+
+def test_reads_must_be_a_tuple_of_names():
+    with pytest.raises(UserError, match="the reads of advantage estimator 'mine' is 'gamma'; a tuple of field names"):
+        AdvantageEstimator("mine", plugin.centred, reads="gamma")
+
+
+def test_a_field_that_the_record_does_not_declare_names_the_record():
+    with pytest.raises(UserError, match="gamma is 0.9, which has no effect .* or declare 'gamma' in reads in the record of "):
+        steps(1, advantages=f"{PLUGINS / 'advantage.py'}:CENTRED", gamma=0.9)

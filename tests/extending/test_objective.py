@@ -59,3 +59,12 @@ def test_a_module_that_cannot_be_imported_is_named():
 def test_a_taken_name_is_refused(registered):
     with pytest.raises(UserError, match="the objective 'sigmoid' is already registered"):
         OBJECTIVES.register(Objective("sigmoid", plugin.squared))
+
+
+def test_reads_of_an_objective_are_fields_of_dpo():
+    with pytest.raises(UserError, match=r"the reads of objective 'mine' is \['margin'\]; a tuple of field names"):
+        Objective("mine", plugin.squared, reads=["margin"])
+    with pytest.raises(UserError, match="the reads of objective 'mine' has 'margn', .* did you mean margin"):
+        DPO(language_model(), Objective("mine", plugin.squared, reads=("margn",)))
+    with pytest.raises(UserError, match="margin is 1.0, which has no effect .* or declare 'margin' in reads in the record of "):
+        losses(f"{PLUGIN}:SQUARED", margin=1.0)

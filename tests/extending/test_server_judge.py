@@ -117,7 +117,7 @@ def test_a_request_that_always_fails_is_set_aside(server, judge):
     server.respond = lambda question: 500 if "assistant: bad" in question else "7"
     found = judge(retries=1, max_failed_share=0.5).rate(["Hi"] * 3, ["a", "bad", "b"])
     assert [str(x) for x in found] == ["7.0", "nan", "7.0"]
-    with pytest.raises(ja.UserError, match=r"failed to answer 1 of 3 .*HTTP Error 500.*max_failed_share \(0.05\)"):
+    with pytest.raises(ja.UserError, match=r"failed to answer 1 of 3 .*HTTP Error 500.*Judge\(max_failed_share\) \(0.05\)"):
         judge(retries=1).rate(["Hi"] * 3, ["a", "bad", "b"])
 
 

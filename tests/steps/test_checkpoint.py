@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+import shutil
 import subprocess
 import sys
 
@@ -208,3 +209,21 @@ def test_copied_parameters_outlive_the_donated_ones():
     copy = copy_params(params)
     jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)(params)
     chex.assert_trees_all_equal(tiny.to_host(copy), tiny.host_params())
+
+
+@pytest.mark.parametrize("share", (0, 2))
+def test_a_truncated_metadata_file_is_reported_without_the_exceptions_of_orbax(tmp_path, share):
+    """Orbax takes its files to be whole, and raises AttributeError or TypeError for an empty or a cut one."""
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"x": jnp.zeros(2)})
+    checkpointer.close()
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*METADATA*"))
+    assert len(files) > 1
+    for number, file in enumerate(files):
+        copy = tmp_path.parent / f"{tmp_path.name}-{share}-{number}"
+        shutil.copytree(tmp_path, copy)
+        content = (copy / file).read_bytes()
+        (copy / file).write_bytes(content[: share and len(content) // share])
+        with pytest.raises(UserError) as caught:
+            Checkpointer(copy).restore({"x": jnp.zeros(2)})
+        assert "checkpoint 1 cannot be used (" in str(caught.value) and "Error" not in str(caught.value), file

@@ -177,3 +177,14 @@ def test_a_single_model_is_not_said_to_be_compared(tmp_path):
     change(run / "summary.json", models=["base"], win_rates=[], preference_score={})
     shown = lead(run)
     assert "so there are no rates." in shown and "compared by" not in shown
+
+
+@pytest.mark.parametrize(("stages", "shown"), [
+    (["pretrain", "sft", "preference", "ppo"], "KL to sft"), (["pretrain", "preference", "ppo"], "KL to base"),
+    (["pretrain", "sft", "best_of_n", "preference", "ppo"], "KL to sft"),
+])
+def test_the_kl_is_named_by_the_stages_that_evaluate_recorded(tmp_path, stages, shown):
+    """The reference is the policy that the preference model starts from, whatever the config of the folder says now."""
+    run = make_run(tmp_path)
+    change(run / "evaluate" / "manifest.json", config={"stages": [*stages, "evaluate"]})
+    assert f"{shown}, nats per response" in render_page(run)[1].text("behaviour")

@@ -16,7 +16,7 @@ def test_table_has_models_as_columns_and_measures_in_a_fixed_order():
                   "sft": {"harmful": _rate(24, 200)}, "ppo": {"harmful": _rate(9, 200), "novel_axis": _rate(1, 3)}},
         "kl": {"base": None, "sft": 0.0, "ppo": 2.947}, "length": {"base": 24.06, "sft": 22.0, "ppo": 23.0},
         "preference_score": {}}
-    assert table.render(summary).splitlines() == [
+    assert table.render(summary, reference="sft").splitlines() == [
         "                              helpful-only (base)  after supervised CAI (sft)  after RL (ppo)",
         "---------------------------------------------------------------------------------------------",
         "Harmful help                      78.0% (156/200)              12.0% (24/200)    4.5% (9/200)",

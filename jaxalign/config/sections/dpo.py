@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxalign.config.base import WholeConfig, check_dialogue_length
 from jaxalign.config.constraints import above, at_least, between, one_of, registered
-from jaxalign.config.reading import chosen, refuse_unread
+from jaxalign.config.reading import chosen, refuse_unread, require_fields
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import PackedPairs
@@ -62,6 +62,8 @@ class DPOConfig(PackedPairs):
         if alone and len(parts) > 1:
             raise UserError(f"config.dpo.objective is {self.objective!r}; {alone[0]!r} cannot be part of a sum: only DPO and "
                             "its variants can")
+        for part in parts:
+            require_fields(part, "objective", self, "dpo")
         self._check_weights(parts)
         for part in parts:
             if part.smoothing_required and self.label_smoothing == 0:

@@ -127,7 +127,8 @@ class FeedbackConfig(Section):
         thinks = bool(local_methods & {"critique", "revise"}) or bool(local_methods and self.reasons(config))
         # The server of an endpoint lets a reasoning model think before every reply unless a request forbids it.
         forbids = self.thinking == "off" and any(judge_name(config, stage) == "endpoint" for stage in asked)
-        if self.thinking != "auto" and not (thinks or forbids):
+        # The Python API has no stages: its caller asks for what it needs.
+        if config.stages and self.thinking != "auto" and not (thinks or forbids):
             raise UserError(f"config.feedback.thinking is {self.thinking!r}, but no stage asks a local judge for a critique or "
                             "for reasoning; leave it at 'auto', or set feedback.reasoning to True")
 

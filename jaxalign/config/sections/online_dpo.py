@@ -36,6 +36,8 @@ class OnlineDPOConfig(SamplingFields, Trained):
     minibatches: int = field(1, "Optimizer steps per pass; sampling is split into the same number of parts.", at_least(1))
     reference: str = field("start", "The reference: the weights that this stage starts from, or the policy at the start of the "
                            "iteration (iterative DPO). dpo.reference=none takes precedence.", one_of("start", "iteration"))
+    required_share: float = field(0.0, "Stop if a smaller share of an iteration's pairs can be trained on. Below 0.05 the run "
+                                  "warns.", between(0.0, 1.0))
     sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
                                      "token.", above(0))
     checks: OnlineChecks = section(OnlineChecks(), "")

@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, between, one_of, registered
-from jaxalign.config.reading import chosen, when
+from jaxalign.config.reading import chosen, require_fields, when
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.alarms import AlarmsConfig
 from jaxalign.config.sections.compare import CompareConfig, check_helpful_share
@@ -138,6 +138,8 @@ class PPOConfig(SamplingFields, Trained):
         self._check_alarms(config)
         self._check_losses()
         estimator = ADVANTAGES.get(self.advantages, "config.ppo.advantages")
+        require_fields(estimator, "advantage estimator", self, "ppo")
+        require_fields(POLICY_LOSSES.get(self.policy_loss, "config.ppo.policy_loss"), "policy loss", self, "ppo")
         if self.batch % self.group_size:
             raise UserError(f"config.ppo.batch is {self.batch} responses; it must be a multiple of config.ppo.group_size "
                             f"({self.group_size})")

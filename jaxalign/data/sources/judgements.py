@@ -62,9 +62,9 @@ def read_judgements(
     lines = {name: tuple(lines) for name, lines in listed.items()}
     if judged:
         good = sum(answer.desirable for answer in answers)
-        report = JudgementReport(str(path), rows, good, len(answers) - good, **lines)
+        report = JudgementReport(path=str(path), rows=rows, desirable=good, undesirable=len(answers) - good, **lines)
     else:
-        report = DemonstrationReport(str(path), rows, len(answers), **lines)
+        report = DemonstrationReport(path=str(path), rows=rows, answers=len(answers), **lines)
     if not answers:
         raise UserError(f"no {'judged ' * judged}answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
     return answers, report

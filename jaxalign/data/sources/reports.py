@@ -75,18 +75,16 @@ class PreferenceReport(FileReport):
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class JudgementReport(FileReport):
-    """A report on the rows of a file of judged answers. Tuples contain line numbers, which start at 1.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerReport(FileReport):
+    """A report on the rows of a file of answers. Tuples contain line numbers, which start at 1.
 
-    rows = desirable + undesirable + broken + empty_prompts + too_long + refused, plus empty_answers if those rows are dropped.
-    A dropped row counts under the first reason that drops it. Rows that were cut are kept, as are empty answers under "keep".
+    rows = the answers kept + broken + empty_prompts + too_long + refused, plus empty_answers if those rows are dropped. A
+    dropped row counts under the first reason that drops it. Rows that were cut are kept, as are empty answers under "keep".
     """
 
     path: str
     rows: int
-    desirable: int
-    undesirable: int
     broken: tuple[BrokenLine, ...]
     empty_prompts: tuple[int, ...]
     empty_answers: tuple[int, ...]
@@ -94,7 +92,6 @@ class JudgementReport(FileReport):
     too_long: tuple[int, ...]
     refused: tuple[int, ...]
 
-    kept = "{desirable} good and {undesirable} bad answers"
     reasons = {  # noqa: RUF012
         "broken": "broken, not JSON or not a judged answer; dropped",
         "empty_prompts": "with an empty question; dropped",
@@ -105,22 +102,24 @@ class JudgementReport(FileReport):
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class DemonstrationReport(FileReport):
-    """A report on the rows of a file of answers to imitate; the fields are those of `JudgementReport`, with `answers` kept."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JudgementReport(AnswerReport):
+    """A report on the rows of a file of judged answers."""
 
-    path: str
-    rows: int
+    desirable: int
+    undesirable: int
+
+    kept = "{desirable} good and {undesirable} bad answers"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemonstrationReport(AnswerReport):
+    """A report on the rows of a file of answers to imitate."""
+
     answers: int
-    broken: tuple[BrokenLine, ...]
-    empty_prompts: tuple[int, ...]
-    empty_answers: tuple[int, ...]
-    cut: tuple[int, ...]
-    too_long: tuple[int, ...]
-    refused: tuple[int, ...]
 
     kept = "{answers} answers"
-    reasons = JudgementReport.reasons | {"broken": "broken, not JSON or not an answered dialogue; dropped"}
+    reasons = AnswerReport.reasons | {"broken": "broken, not JSON or not an answered dialogue; dropped"}
 
 
 @dataclasses.dataclass(frozen=True)

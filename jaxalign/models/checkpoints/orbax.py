@@ -135,9 +135,14 @@ def _damage(directory: Path) -> Iterator[None]:
         raise UserError(_DAMAGED.format(directory=directory, why=first_line(error))) from None
 
 
+_BUGS = (AttributeError, TypeError, KeyError, IndexError, AssertionError, RecursionError)
+
+
 def first_line(error: Exception) -> str:
-    """Returns the type and the first line of an error's text, at most 200 characters of it."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    """Why files cannot be read: the first line of an error's text, at most 200 characters of it. Text that speaks only of the
+    code of Orbax, which takes every file to be whole, is replaced."""
+    text = str(error).strip().partition("\n")[0][:200]
+    return text if text and not isinstance(error, _BUGS) else "a file of it is incomplete, or is not one that was written here"
 
 
 def _by_path(tree) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +66,8 @@ def load_folder(config: Config, folder: str) -> JudgeModel:
     length = config.judge.request_length(check_folder(config, folder).max_positions)
     settings, kind = config.judge, config.judge.weights
     dtype = "float32" if kind == "float32" else "bfloat16"
-    loaded = load_model(folder, config.mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)
+    mesh = dataclasses.replace(config.mesh, offload=())  # The stage offloads the judge itself.
+    loaded = load_model(folder, mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)
     if is_stage(Path(folder).expanduser()) and loaded.frozen is not None:
         return JudgeModel(loaded.model, join(quantise(loaded.frozen, kind), loaded.params), loaded.tokenizer, length)
     return JudgeModel(loaded.model, quantise(loaded.params, kind), loaded.tokenizer, length)

@@ -17,7 +17,6 @@ from jaxalign.tracking.measures import (
     model_title,
     ordered_measures,
     quantities,
-    reference,
 )
 from jaxalign.tracking.report import examples, plots
 from jaxalign.tracking.report.blocks import FIRST, Figure, ReportSection, Table
@@ -56,13 +55,13 @@ def behaviour(run: RunFiles) -> ReportSection:
             caption = ": ".join(part for part in (side, about.meaning) if part)
             figures.append(Figure(about.title, Markup(plots.interval_bars(about.title, bars)), caption))
         rows.append([about.title, *map(_rate_cell, rates)])
-    for quantity in quantities(run.models):
+    for quantity in quantities(run.kl_reference):
         values = [(evaluation.get(quantity.field) or {}).get(model) for model in run.models]
         if any(value is not None for value in values):
             rows.append([quantity.title, *(decimal(value, quantity.digits) for value in values)])
     header = ["Measure", *(model_column(model, run.used) for model in run.models)]
     captions = ["Rates with 95% Wilson intervals."] if figures else []
-    captions += [f"KL is measured against {model_phrase(reference(run.models), run.used)}."] if evaluation.get("kl") else []
+    captions += [f"KL is measured against {model_phrase(run.kl_reference, run.used)}."] if evaluation.get("kl") else []
     prompts = sum((evaluation.get("prompts") or {}).values())
     intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
     if figures:
@@ -105,7 +104,7 @@ def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[l
     """The rows of a table on the prompts with one value of a column: the measures, and the preferences over each model."""
     first = [value[:_VALUE] or "(empty)", number(results.get("prompts"))]
     rows = []
-    decimals = {quantity.field: functools.partial(decimal, digits=quantity.digits) for quantity in quantities(run.models)}
+    decimals = {quantity.field: functools.partial(decimal, digits=quantity.digits) for quantity in quantities(run.kl_reference)}
     for field, label, shown in (("length", "Length, tokens", decimals["length"]), ("complete", "Complete answers", percent),
                                 ("preference_score", "Preference score", decimals["preference_score"])):
         means = results.get(field) or {}

@@ -84,10 +84,10 @@ def model_table(run: RunFiles) -> Table | None:
     prompt_ids = set()
     for row in run.rows("evaluate"):
         prompt_ids.add(row["prompt_id"])
-        for quantity in quantities(run.models):
+        for quantity in quantities(run.kl_reference):
             if row.get(quantity.column) is not None:
                 values.setdefault((row["model"], quantity.column), []).append(row[quantity.column])
-    for quantity in quantities(run.models):
+    for quantity in quantities(run.kl_reference):
         cells = {}
         for model, mean in (run.evaluation.get(quantity.field) or {}).items():
             if model in run.models and mean is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxalign.config import rounds
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
-from jaxalign.tracking.measures import model_phrase, reference
+from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.alarms import fired_alarms
 from jaxalign.tracking.report.headlines import change, moved, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
@@ -96,7 +96,7 @@ def _score_sentences(run: RunFiles) -> list[str]:
         return []
     first, last = _start(run, known), known[-1]
     before, after, direction = decimal(scores[first], 2), decimal(scores[last], 2), moved(scores[first], scores[last], 2)
-    start = model_phrase(reference(run.models), run.used)
+    start = model_phrase(run.kl_reference, run.used)
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
     change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
     return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "

@@ -80,7 +80,7 @@ def _evaluation_table(run: RunFiles) -> Table:
         if (after, before) in wins:
             cells = [_rate(wins[after, before]) if model == after else "-" for model in models]
             rows.append([f"Win rate against {before}", *cells])
-    for quantity in quantities(run.models):
+    for quantity in quantities(run.kl_reference):
         means = evaluation.get(quantity.field) or {}
         if any(means.get(model) is not None for model in models):
             rows.append([quantity.title, *(decimal(means.get(model), quantity.digits) for model in models)])
@@ -112,7 +112,7 @@ def _figures(run: RunFiles) -> list[Figure]:
         rates = [(number, ((evaluation.get("rates") or {}).get(model) or {}).get(name) or {}) for number, model in models]
         shares = [(number, rate["rate"] if rate.get("total") else None) for number, rate in rates]
         figures += _figure(f"{MEASURES[name].title}, share by round", {"share": shares})
-    for quantity in quantities(run.models):
+    for quantity in quantities(run.kl_reference):
         means = evaluation.get(quantity.field) or {}
         if evaluation.get("kl") and quantity.field != "length":
             points = [(number, means.get(model)) for number, model in models]

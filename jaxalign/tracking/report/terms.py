@@ -24,7 +24,7 @@ def terms(run: RunFiles) -> list[tuple[str, str, str]]:
     if compared:
         shown.append(("Win rate", "the share of prompts for which the judge prefers the answer of one model over that of the "
                       "other, asked in both orders; an undecided or equal pair counts as half a win", _FILES))
-    for quantity in () if rates else quantities(run.models):
+    for quantity in () if rates else quantities(run.kl_reference):
         if any(value is not None for value in (evaluation.get(quantity.field) or {}).values()):
             shown.append((quantity.title, *_QUANTITIES[quantity.field]))
     if run.stage("revise").summary:
