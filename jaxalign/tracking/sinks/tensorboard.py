@@ -15,6 +15,7 @@ from jaxalign.tracking.sinks.attachments import TABLE, Attachments
 from jaxalign.tracking.sinks.base import Sink, clean, library
 
 _CONFIG = "config/text_summary"
+_FILES = "events.out.tfevents.*"
 
 
 class TensorBoard(Sink):
@@ -32,7 +33,9 @@ class TensorBoard(Sink):
             self._tags |= tags
             if any(value.WhichOneof("value") == "simple_value" for value in event.summary.value):
                 self._next = max(self._next, event.step + 1)
-        self._writer = FileWriter(str(folder), max_queue=100, flush_secs=5)
+        # A name has the time in seconds; without the number, a file of the same second would be replaced.
+        number = len(list(folder.glob(_FILES)))
+        self._writer = FileWriter(str(folder), max_queue=100, flush_secs=5, filename_suffix=f".{number:04}")
         if _CONFIG not in self._tags:
             for part in summary.hparams(dict(config), {})[:2]:
                 self._writer.add_summary(part, 0)
@@ -78,7 +81,7 @@ def read_events(folder: Path) -> Iterator[Any]:
     from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event
 
-    for path in sorted(folder.glob("events.out.tfevents.*"), key=lambda path: (path.stat().st_mtime, path.name)):
+    for path in sorted(folder.glob(_FILES)):
         content, at = path.read_bytes(), 0
         while at + 12 <= len(content):
             (size,) = struct.unpack_from("<Q", content, at)
