@@ -14,7 +14,7 @@ from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.registry.trackers import tracker_record
 from jaxalign.tracking.metrics import MetricFiles, Metrics, read_metrics, to_metrics
-from jaxalign.tracking.sinks.base import clean
+from jaxalign.tracking.sinks.base import reason
 
 _LOG = logging.getLogger("jaxalign")
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
@@ -183,6 +183,5 @@ class Trackers:
 
 def _warn(name: str, method: str, error: Exception) -> None:
     """Logs a failure, without the secrets that the message of a service may repeat."""
-    reason = f"{type(error).__name__}: {clean(str(error)).strip()}"
-    _LOG.warning(f"tracker {name!r} failed in {method} ({reason}); it receives nothing more from this process, and training "
-                 "continues")
+    _LOG.warning(f"tracker {name!r} failed in {method} ({reason(error)}); it receives nothing more from this process, and "
+                 "training continues")

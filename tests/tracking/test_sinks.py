@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+import jaxalign as ja
 from jaxalign import pipeline, track
 from jaxalign.config import TrackingConfig, from_config_dict
 from jaxalign.errors import UserError
@@ -129,6 +130,16 @@ def test_a_store_that_cannot_be_written_is_one_warning(tmp_path, caplog):
     assert len(read_metrics(tmp_path / "run" / "ppo" / "metrics.jsonl")) == 3
 
 
+def test_python_makes_a_tracker_with_settings(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with Trackers("SFT", tmp_path / "run", [ja.tracker("tensorboard", group="mine", directory=str(tmp_path))]) as active:
+        active.log(0, {"loss": 0.25})
+    assert tracked.tensorboard(tmp_path / "tensorboard" / "mine") == [(0, {"loss": 0.25})]
+    for settings, message in (({"projekt": "x"}, "did you mean project?"), ({"project": KEY}, "project contains what looks like")):
+        with pytest.raises(UserError, match=message):
+            ja.tracker("wandb", **settings)
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--to=wandb"], "--workdir is not given"),
     (["--workdir=.", "--to=wandb"], "has no config.json"),
@@ -163,15 +174,14 @@ def test_a_killed_run_has_every_step_once_in_all_trackers_and_a_replay_is_equal(
     database = pathlib.Path(utils.TRACKIO_DIR) / "jaxalign.db"
     pipeline.run(killed_run.config(names), run)
     pipeline.run(killed_run.config(), later)
+    files = run / "trackers"
     for name in names:
-        assert track.main(["track", f"--workdir={later}", f"--to={name}"]) == 0
+        assert track.main(["track", f"--workdir={later}", f"--to={name}", f"--directory={files}"]) == 0
         assert track.main(["track", f"--workdir={run}", f"--to={name}"]) == 0
     rows = read_metrics(run / "pretrain" / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(10))
     expected = [(row.pop("step"), row) for row in rows]
-    for workdir in (run, later):
-        files = workdir / "trackers"
+    for group in ("run", "later"):
         single = [(step, pytest.approx(row, rel=1e-6)) for step, row in expected]  # Event files contain 32-bit floats.
-        assert tracked.tensorboard(files) == single
-        assert tracked.wandb(files) == expected and tracked.mlflow(files) == expected
-        assert tracked.trackio(database, workdir.name) == expected
+        assert tracked.tensorboard(files / "tensorboard" / group) == single
+        assert tracked.wandb(files, group) == tracked.mlflow(files, group) == tracked.trackio(database, group) == expected

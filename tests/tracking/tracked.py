@@ -35,21 +35,27 @@ def tensorboard_tags(files: pathlib.Path) -> list[str]:
     return [value.tag for folder in folders for event in read_events(folder) for value in event.summary.value]
 
 
-def wandb(files: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
+def wandb(files: pathlib.Path, group: str) -> list[tuple[int, dict[str, float]]]:
+    """The history of the run of a group."""
     from jaxalign.tracking.sinks.wandb_files import read_records
 
     rows = []
-    runs = sorted({path.stem.removeprefix("run-") for path in files.glob("wandb/*run-*/run-*.wandb")})
-    for record in (record for run in runs for record in read_records(files / "wandb", run)):
-        if record.WhichOneof("record_type") == "history":
-            values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            rows.append((record.history.step.num, {name: value for name, value in values.items() if name[0] != "_"}))
+    for run in sorted({path.stem.removeprefix("run-") for path in files.glob("wandb/*run-*/run-*.wandb")}):
+        records = list(read_records(files / "wandb", run))
+        if not any(record.run.run_group == group for record in records):
+            continue
+        for record in records:
+            if record.WhichOneof("record_type") == "history":
+                values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                rows.append((record.history.step.num, {name: value for name, value in values.items() if name[0] != "_"}))
     return rows
 
 
-def mlflow(files: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
+def mlflow(files: pathlib.Path, group: str) -> list[tuple[int, dict[str, float]]]:
+    query = ("select step, key, value from metrics where run_uuid in "
+             "(select run_uuid from tags where key = 'group' and value = ?) order by step")
     with sqlite3.connect(files / "mlflow.db") as connection:
-        entries = connection.execute("select step, key, value from metrics order by step").fetchall()
+        entries = connection.execute(query, (group,)).fetchall()
     assert len(entries) == len({(step, key) for step, key, _ in entries})
     rows = collections.defaultdict(dict)
     for step, key, value in entries:
@@ -58,7 +64,7 @@ def mlflow(files: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def trackio(database: pathlib.Path, group: str) -> list[tuple[int, dict[str, float]]]:
+    query = "select step, metrics from metrics where run_name like ? order by id"
     with sqlite3.connect(database) as connection:
-        query = "select step, metrics from metrics where run_name like ? order by id"
         rows = connection.execute(query, (f"{group}/%",)).fetchall()
     return [(step, json.loads(metrics)) for step, metrics in rows]

@@ -17,6 +17,8 @@ from jaxalign.tracking.metrics import Metrics
 from jaxalign.tracking.sinks.attachments import Attachments
 from jaxalign.tracking.sinks.identity import RunIdentity, identify
 
+_LONGEST = 400  # Messages of services contain whole SQL statements and stacks.
+
 
 class Sink(abc.ABC):
     """A tracker that sends to a service, and knows what the service has of the run.
@@ -79,6 +81,12 @@ def library(tracker: str, package: str) -> Iterator[None]:
 def clean(text: str) -> str:
     """A text without secrets, for a service."""
     return hide_keys(redact_secrets(text))
+
+
+def reason(error: BaseException) -> str:
+    """An error of a service in one line: its type and its message, shortened and without secrets."""
+    message = " ".join(clean(str(error)).split())
+    return f"{type(error).__name__}: {message if len(message) <= _LONGEST else message[:_LONGEST] + '...'}"
 
 
 def plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:

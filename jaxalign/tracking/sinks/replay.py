@@ -14,7 +14,7 @@ from jaxalign.registry.stages import STAGES
 from jaxalign.registry.trackers import tracker_record
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.sinks.attachments import Attachments, read_attachments, read_results
-from jaxalign.tracking.sinks.base import Sink, clean
+from jaxalign.tracking.sinks.base import Sink, reason
 from jaxalign.tracking.workdir import read_object
 
 _DONE = "done"
@@ -129,19 +129,17 @@ def send_finished(settings: TrackingConfig, config: Mapping[str, Any], workdir: 
       workdir: the work directory.
       folder: the folder of the stage.
     """
-    content = read_content(folder, settings.samples, True)
     trained = (folder / "metrics.jsonl").exists()
-    if not content.attachments.names and (trained or not content.rows):
-        return
     for name in settings.trackers:
         try:
             sink = make_sink(name, settings, "config.tracking.trackers")
-            if sink is not None:
+            content = read_content(folder, settings.samples, True)
+            if sink is not None and (content.attachments.names or (content.rows and not trained)):
                 send(sink, config, workdir, content)
         except Exception as error:  # A tracker never stops a run.
             logging.getLogger("jaxalign").warning(
-                f"tracker {name!r} did not receive the results of stage {folder.name} ({type(error).__name__}: "
-                f"{clean(str(error)).strip()}); `python -m jaxalign.track --workdir={workdir} --to={name}` sends them later"
+                f"tracker {name!r} did not receive the results of stage {folder.name} ({reason(error)}); "
+                f"`python -m jaxalign.track --workdir={workdir} --to={name}` sends them later"
             )
 
 
@@ -172,8 +170,8 @@ def send_all(name: str, settings: TrackingConfig, workdir: Path) -> Iterator[Sen
         except UserError:
             raise
         except Exception as error:  # A service's library may raise anything.
-            raise UserError(f"tracker {name!r} failed ({type(error).__name__}: {clean(str(error)).strip()}); correct the cause "
-                            "and run the same command again: it sends what is missing") from None
+            raise UserError(f"tracker {name!r} failed ({reason(error)}); correct the cause and run "
+                            "the same command again: it sends what is missing") from None
 
 
 def _known() -> tuple[str, ...]:
