@@ -61,7 +61,12 @@ setuptools.setup(
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
-        "test": ["aiohttp", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        "test": [
+            "aiohttp", "hypothesis", "import-linter", "mlflow>=3", "pytest", "pytest-xdist", "ruff", "tensorboardX",
+            "trackio>=0.30", "wandb>=0.25",
+        ],
+        # The trackers (jaxalign/tracking/sinks).
+        "track": ["mlflow>=3", "tensorboardX", "trackio>=0.30", "wandb>=0.25"],
         # A real server for the tests of endpoints: llama.cpp, and the format of its models.
         "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.

@@ -37,6 +37,7 @@ _PUBLIC = {
     "registries": "jaxalign.registries:",
     "responses": "jaxalign.rl.responses:",
     "revise": "jaxalign.trainers.judging",
+    "tracker": "jaxalign.tracking.sinks.make",
 }
 """Where each public name is defined: "module" (an attribute of that name), "module:attribute", or "module:" (the module)."""
 

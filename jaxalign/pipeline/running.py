@@ -21,6 +21,8 @@ from jaxalign.stages.shared import manifest as manifests
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import DONE, find_manifest, fingerprint, new_manifest
 from jaxalign.storage import LocalStorage, Storage, write_json
+from jaxalign.tracking.sinks import identity
+from jaxalign.tracking.sinks.replay import send_finished
 from jaxalign.tracking.timing import rest_of
 from jaxalign.tracking.workdir import LEFT_OUT
 
@@ -154,6 +156,8 @@ def _finish(stage: Stage, name: str, config: Config, storage: Storage, left_out:
     if left_out:
         write_json(storage, f"{name}/{LEFT_OUT}", left_out)
     stage.publish(config, storage.path())
+    if config.tracking.trackers:
+        send_finished(config.tracking, to_dict(config), storage.path(), storage.path(name))
     outputs = manifests.stage_outputs(storage, name) | manifests.published_outputs(storage, stage.published)
     dataclasses.replace(find_manifest(storage, name), status=DONE, outputs=outputs).write(storage, name)
 
@@ -189,6 +193,6 @@ def _forget(stage: Stage, folder: str, storage: Storage) -> None:
 
     The user can then correct the config and repeat the command without --overwrite.
     """
-    setup = {manifests.FILE, TIMING, *stage.setup_files}
+    setup = {manifests.FILE, TIMING, identity.FILE, *stage.setup_files}
     if not any(storage.size(f"{folder}/{file}") for file in storage.list(folder) if file not in setup):
         storage.remove(folder)

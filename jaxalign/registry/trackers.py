@@ -26,8 +26,13 @@ class TrackerRecord(Record):
     _where = "{part} of tracker {name!r}"
 
 
-TRACKERS = Registry("tracker", TrackerRecord)
-"""Has no built-in records: the metric files are always written and need no name."""
+TRACKERS = Registry("tracker", TrackerRecord, (
+    TrackerRecord("tensorboard", "jaxalign.tracking.sinks.tensorboard:TensorBoard"),
+    TrackerRecord("wandb", "jaxalign.tracking.sinks.wandb:WandB"),
+    TrackerRecord("mlflow", "jaxalign.tracking.sinks.mlflow:MLflow"),
+    TrackerRecord("trackio", "jaxalign.tracking.sinks.trackio:Trackio"),
+))
+"""The metric files are always written and need no name."""
 
 
 def tracker_record(name: str, where: str) -> TrackerRecord:

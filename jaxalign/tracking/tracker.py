@@ -14,6 +14,7 @@ from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.registry.trackers import tracker_record
 from jaxalign.tracking.metrics import MetricFiles, Metrics, read_metrics, to_metrics
+from jaxalign.tracking.sinks.base import reason
 
 _LOG = logging.getLogger("jaxalign")
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
@@ -22,14 +23,19 @@ DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives the metrics of one training loop. Its methods are called only in process 0, from the training thread."""
+    """Receives the metrics of one training loop. Its methods are called only in process 0, from the training thread.
+
+    A tracker may also have the method `next_step() -> int`, called after `start`: the first step that its service does not
+    have. Without it, the next step is the one that trackers.json records, which can be wrong by the steps that the service
+    buffered or received when the process was killed.
+    """
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Called once, before the first step.
 
         Args:
           config: the settings of the run as plain JSON values, plus "stage" (the name of the loop, such as "sft"), "directory"
-            (its folder as a string, or None) and "step" (the first step that this process computes).
+            (its folder as a string, or None), "step" (the first step that this process computes) and, in a stage, "workdir".
         """
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -67,9 +73,10 @@ class Trackers:
     """The metric files and all trackers of one training loop. A tracker that fails never stops training.
 
     As a context manager it starts the trackers on entry and finishes them on exit. Each tracker receives every step once, even
-    if the run is killed and resumed: DIRECTORY/trackers.json stores the next step of each tracker. A resumed run recomputes the
-    steps since its last checkpoint, with equal results, and logs only the steps that a tracker has not received. Steps that a
-    tracker missed, because it failed or was added later, are read from the metric file. Without a directory nothing is stored.
+    if the run is killed and resumed: a tracker with the method `next_step` says which step is its next one, and
+    DIRECTORY/trackers.json stores that of each other tracker. A resumed run recomputes the steps since its last checkpoint,
+    with equal results, and logs only the steps that a tracker has not received. Steps that a tracker missed, because it failed
+    or was added later, are read from the metric file. Without a directory nothing is stored.
 
     A tracker that raises is reported once and receives nothing more from this process. An error of the metric files is
     raised, because a run without metrics has failed.
@@ -102,6 +109,7 @@ class Trackers:
         place = None if directory is None else str(directory)
         self._config = {**(config or {}), "stage": stage, "directory": place, "step": step}
         self._failed: set[str] = set()
+        self._asked: set[str] = set()  # The trackers that know their next step.
 
     def __enter__(self) -> Self:
         if self._files is not None:
@@ -109,6 +117,7 @@ class Trackers:
         rows = read_metrics(self._files.path) if self._files is not None and self._trackers else []
         for name, tracker in self._trackers.items():
             self._call(name, "start", lambda tracker=tracker: tracker.start(dict(self._config)))
+            self._ask(name, tracker)
             for row in rows:
                 self._pass_on(name, row["step"], {key: value for key, value in row.items() if key != "step"})
         return self
@@ -134,6 +143,17 @@ class Trackers:
         if self._files is not None:
             self._files.finish(status)
 
+    def _ask(self, name: str, tracker: Tracker) -> None:
+        """Takes the next step from a tracker that knows it."""
+        if not callable(getattr(tracker, "next_step", None)):
+            return
+        self._asked.add(name)
+
+        def ask() -> None:
+            self._next_steps[name] = int(tracker.next_step())
+
+        self._call(name, "next_step", ask)
+
     def _pass_on(self, name: str, step: int, values: Metrics) -> None:
         """Logs a step to a tracker that has not received it, and stores the tracker's next step."""
         if step < self._next_steps.get(name, 0):
@@ -141,9 +161,11 @@ class Trackers:
         if not self._call(name, "log", lambda: self._trackers[name].log(step, dict(values))):
             return
         self._next_steps[name] = step + 1
-        if self._steps_file is not None:  # Atomic, but without fsync, which would take milliseconds per step.
+        if self._steps_file is not None and name not in self._asked:
+            # Atomic, but without fsync, which would take milliseconds per step.
             temporary = self._steps_file.with_name(f".{self._steps_file.name}.tmp")
-            temporary.write_text(json.dumps(self._next_steps), encoding="utf-8")
+            stored = {name: step for name, step in self._next_steps.items() if name not in self._asked}
+            temporary.write_text(json.dumps(stored), encoding="utf-8")
             os.replace(temporary, self._steps_file)
 
     def _call(self, name: str, method: str, action: Callable[[], None]) -> bool:
@@ -160,5 +182,6 @@ class Trackers:
 
 
 def _warn(name: str, method: str, error: Exception) -> None:
-    _LOG.warning(f"tracker {name!r} failed in {method} ({type(error).__name__}: {error}); it receives nothing more from this "
-                 "process, and training continues")
+    """Logs a failure, without the secrets that the message of a service may repeat."""
+    _LOG.warning(f"tracker {name!r} failed in {method} ({reason(error)}); it receives nothing more from this process, and "
+                 "training continues")

@@ -24,6 +24,7 @@ from jaxalign.registry.policy_losses import POLICY_LOSSES
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.loop import Loop
 from jaxalign.steps.optimizer import check_optimizer
+from jaxalign.tracking.sinks.make import make_tracker
 from jaxalign.tracking.tracker import Tracker
 
 Frozen = Params | None
@@ -85,7 +86,7 @@ def model_inputs(
       name: the trainer's name in error messages and on the progress bar.
       directory: for metrics and checkpoints; None keeps everything in memory.
       seed: the seed of all randomness.
-      trackers: receive the metrics of every step.
+      trackers: receive the metrics of every step; trackers, or names of trackers as in `config.tracking.trackers`.
       progress: show progress on stderr.
       argument: the name of the argument with the language model.
 
@@ -159,11 +160,15 @@ def _plain(section: Any, model: LanguageModel) -> dict[str, Any]:
 
 
 def _as_trackers(trackers: Any, name: str) -> Mapping[str, Tracker] | Sequence[Tracker]:
-    """The trackers. Raises UserError unless they are a sequence of trackers or a mapping from names to trackers."""
+    """The trackers, with an object in place of each name. Raises UserError unless they are a sequence of trackers and names of
+    trackers, or a mapping from names to trackers."""
     trackers, one = () if trackers is None else trackers, "an object with the methods start, log and finish"
-    if isinstance(trackers, str | bytes):  # A sequence, of which an empty one would have no trackers.
-        raise UserError(f"{name} is {trackers!r}; a list of trackers, or a mapping from names to trackers, is expected")
+    if isinstance(trackers, str | bytes):
+        raise UserError(f"{name} is the text {trackers!r:.80}; a list of trackers or names is expected, such as "
+                        "['tensorboard']")
     instance_of(trackers, Mapping | Sequence, name, "a list of trackers, or a mapping from names to trackers,")
+    if isinstance(trackers, Sequence):
+        trackers = [make_tracker(item, f"{name}[{i}]") if isinstance(item, str) else item for i, item in enumerate(trackers)]
     named = trackers if isinstance(trackers, Mapping) else {str(i): tracker for i, tracker in enumerate(trackers)}
     for key, tracker in named.items():
         instance_of(key, str, f"a key of {name}", "a string")

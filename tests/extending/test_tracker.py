@@ -49,7 +49,7 @@ def test_it_receives_every_step_once_despite_an_interruption(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("trackers", "message"), [
-    (("wandbb",), "config.tracking.trackers is 'wandbb'; 'package.module:name' is expected"),
+    (("wandbb",), "config.tracking.trackers is 'wandbb'; one of .*did you mean wandb"),
     ((f"{PLUGIN}:Missing",), "has no Missing"),
     ((f"{PLUGIN}:os",), "a class with the methods start"),
     ((f"{PLUGIN}:Lines",) * 2, "names .* twice"),

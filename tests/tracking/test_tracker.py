@@ -125,7 +125,7 @@ def test_a_factory_that_raises_or_returns_something_else_is_skipped(tmp_path, ca
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("wandbb", "config.tracking.trackers is 'wandbb'; 'package.module:name' is expected"),
+    ("wandbb", "config.tracking.trackers is 'wandbb'; one of .*did you mean wandb"),
     ("no.such.module:name", "no.such.module cannot be imported"),
     ("math:missing", "math has no missing"),
     ("math:pi", "names 'math:pi', which is not a tracker"),

@@ -44,6 +44,7 @@ def stage_inputs(
         place = (settings | loop)["directory"].relative_to(context.workdir)
         settings["run_id"] = fingerprint([str(place), fields])
     settings |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
+    settings["settings"]["workdir"] = str(context.workdir)
     frozen = None
     if model.lora is not None:
         frozen = quantise_abstract(model.base.abstract(), context.config.lora.base)

@@ -1,0 +1,85 @@
+"""Weights & Biases, online or offline (WANDB_MODE=offline)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxalign.tracking.metrics import Metrics
+from jaxalign.tracking.sinks.attachments import TABLE, Attachments
+from jaxalign.tracking.sinks.base import Sink, call_within, clean, library
+from jaxalign.tracking.sinks.wandb_files import read_records
+
+_SECONDS = 60.0
+"""How long W&B may take to log in or to begin a run."""
+
+
+class WandB(Sink):
+    """Sends to W&B. Local files are in FILES/wandb, or in WANDB_DIR if it is set.
+
+    The steps that W&B has are those of the server. Offline, they are those in the local files of the run: wandb buffers rows,
+    so a killed process leaves fewer there than it logged.
+    """
+
+    def open(self, config: Mapping[str, Any]) -> None:
+        with library("wandb", "wandb"):
+            import wandb
+        self._wandb = wandb
+        folder = Path(os.environ.get("WANDB_DIR") or self.run.files)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._next, self._names = 0, set()
+        mode = wandb.setup().settings.mode
+        if mode == "online" and not call_within(_SECONDS, lambda: wandb.login(prompt=False), "the login"):
+            raise RuntimeError("no API key; run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
+        if mode == "offline":
+            self._read(folder / "wandb")
+        # Without the command line, the git repository and the packages, which may contain secrets.
+        settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_meta=True, x_save_requirements=False,
+                                  save_code=False, init_timeout=_SECONDS)
+        self._run = wandb.init(
+            project=self.settings.project, id=self.run.id, name=self.run.name, group=self.run.group, job_type=self.run.stage,
+            tags=list(self.settings.tags) or None, config=dict(config), dir=str(folder), resume="allow", settings=settings,
+        )
+        if mode == "online":
+            self._next = self._run.step
+            self._names = {name for name in dict(self._run.summary)}
+            print(f"tracker wandb: {self._run.url}", flush=True)
+
+    def _read(self, folder: Path) -> None:
+        """Takes the steps and attachments from the local files."""
+        for record in read_records(folder, self.run.id):
+            if record.WhichOneof("record_type") == "artifact":
+                self._names.add(record.artifact.name.partition("-")[2])
+            elif record.WhichOneof("record_type") == "history":
+                names = {item.key or "/".join(item.nested_key) for item in record.history.item}
+                if names & {TABLE} or any(name.startswith("histogram/") for name in names):
+                    self._names |= names
+                else:
+                    self._next = max(self._next, record.history.step.num + 1)
+
+    def next_step(self) -> int:
+        return self._next
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._run.log(dict(metrics), step=step, commit=True)
+
+    def attached(self) -> set[str]:
+        return self._names
+
+    def attach(self, attachments: Attachments, step: int) -> None:
+        wandb, row = self._wandb, {}
+        if attachments.rows:
+            cells = [[clean(cell) if isinstance(cell, str) else cell for cell in line] for line in attachments.rows]
+            row[TABLE] = wandb.Table(columns=list(attachments.columns), data=cells, allow_mixed_types=True)
+        row |= {name: wandb.Histogram(list(values)) for name, values in attachments.histograms.items()}
+        if row:
+            self._run.log(row, step=step, commit=True)
+        for name, path in attachments.files.items():
+            artifact = wandb.Artifact(f"{self.run.id}-{name}", type="report")
+            artifact.add_file(str(path), name=name)
+            self._run.log_artifact(artifact)
+
+    def finish(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status == "done" else 1)
