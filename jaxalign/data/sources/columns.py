@@ -46,7 +46,7 @@ class ColumnMap:
             if column in names:
                 continue
             near = get_close_matches(column, names, n=1)
-            hint = f"did you mean {field}={near[0]}?" if near else f"set {field}= to one of them"
+            hint = f"did you mean {near[0]!r}?" if near else f"set {field}= to one of them"
             raise UserError(f"config.data.columns has {field}={column}, but {path} has no column {column!r}; its columns are "
                             f"{', '.join(names) or 'none'}: {hint}")
 

@@ -42,10 +42,11 @@ def parse_name(path: Any) -> TfdsName:
     name, *rest = str(path).removeprefix(PREFIX).split(":")
     if rest and _VERSION.fullmatch(rest[0]):
         name = f"{name}:{rest.pop(0)}"
-    if not re.fullmatch(r"\w[\w./:-]*", name) or len(rest) > 1 or "" in rest:
+    split = ":".join(rest) if rest else "train"  # The slice of a split may have colons.
+    if not re.fullmatch(r"\w[\w./:-]*", name) or not re.fullmatch(r"\w+([\[+].*)?", split):
         raise UserError(f"{path} is not a TFDS name; tfds:NAME[/CONFIG][:VERSION][:SPLIT] is expected, such as "
                         "tfds:my_data:train")
-    return TfdsName(name, *rest)
+    return TfdsName(name, split)
 
 
 def prepared_files(path: Any) -> tuple[str, list[Path]]:
@@ -81,7 +82,7 @@ class TfdsPart:
         except Exception as error:  # Readers of record files raise errors of many types.
             raise _damaged(path, error) from None
         self._features = builder.info.features
-        self.columns = tuple(self._features)
+        self.columns = tuple(sorted(self._features))
 
     def __len__(self) -> int:
         return self._length
