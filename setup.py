@@ -57,11 +57,18 @@ setuptools.setup(
         "tqdm",
     ],
     extras_require={
+        # Parquet and Arrow files, and folders that the library datasets saved (jaxalign/data/sources/arrow_parts.py).
+        "data": ["pyarrow"],
+        # Prepared TFDS data sets (jaxalign/data/sources/tfds_part.py), which are read without TensorFlow.
+        "tfds": ["array-record; platform_system == 'Linux'", "tensorflow-datasets>=4.9.7"],
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
-        "test": ["aiohttp", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        "test": [
+            "aiohttp", "array-record; platform_system == 'Linux'", "datasets", "hypothesis", "import-linter", "pyarrow",
+            "pytest", "pytest-xdist", "ruff", "tensorflow-datasets>=4.9.7",
+        ],
         # A real server for the tests of endpoints: llama.cpp, and the format of its models.
         "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jaxalign.data.sources.arrow_parts import ARROW_MAGIC, FEATHER_MAGIC, PARQUET_MAGIC, arrow_part, check_schemas
 from jaxalign.data.sources.columns import ColumnMap
@@ -74,6 +73,12 @@ def data_files(path: str | pathlib.Path) -> tuple[str, list[pathlib.Path]]:
         return f"{PREFIX}{name}:{parse_name(path).split}", files
     path = pathlib.Path(path).expanduser()
     return "", _folder_files(path) if path.is_dir() else [path]
+
+
+def is_table(path: str | pathlib.Path) -> bool:
+    """Whether a path is a folder, the name of a TFDS data set, or a Parquet or Arrow file by its ending or first bytes."""
+    path = pathlib.Path(path).expanduser()
+    return is_tfds(path) or path.is_dir() or _is_table(path)
 
 
 def _is_table(path: pathlib.Path) -> bool:
@@ -151,10 +156,3 @@ def _text_lines(path: str | pathlib.Path) -> Iterator[JsonRow | BrokenLine]:
             continue
         if line.strip():
             yield JsonRow(number, line)
-
-
-def value_of(row: JsonRow | BrokenLine, rows: RowFile) -> Any:
-    """The value of a row. Raises UserError, which names its place, if the row is broken."""
-    if isinstance(row, BrokenLine):
-        raise UserError(f"{rows.place(row.line)}: {row.reason}")
-    return row.value
