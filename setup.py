@@ -59,8 +59,9 @@ setuptools.setup(
     extras_require={
         # Parquet and Arrow files, and folders that the library datasets saved (jaxalign/data/sources/arrow_parts.py).
         "data": ["pyarrow"],
-        # Prepared TFDS data sets (jaxalign/data/sources/tfds_part.py), which are read without TensorFlow.
-        "tfds": ["array-record; platform_system == 'Linux'", "tensorflow-datasets>=4.9.7"],
+        # Prepared TFDS data sets (jaxalign/data/sources/tfds_part.py), which are read without TensorFlow. TFDS imports
+        # importlib-resources without requiring it.
+        "tfds": ["array-record; platform_system == 'Linux'", "importlib-resources", "tensorflow-datasets>=4.9.7"],
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
