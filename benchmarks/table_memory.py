@@ -18,6 +18,7 @@ from pathlib import Path
 
 FILES = 10
 BATCH = 64
+COLUMNS = ("prompt", "chosen", "rejected")
 GROUP = 100_000
 """Rows in a row group of the Parquet files."""
 
@@ -30,7 +31,7 @@ def write_folder(folder: Path, rows: int) -> int:
     share = rows // FILES
     for number in range(FILES):
         path = folder / f"train-{number:05d}.parquet"
-        with parquet.ParquetWriter(path, pa.schema([(name, pa.string()) for name in ("prompt", "chosen", "rejected")])) as writer:
+        with parquet.ParquetWriter(path, pa.schema([(name, pa.string()) for name in COLUMNS])) as writer:
             for start in range(number * share, (number + 1) * share, GROUP):
                 ids = range(start, min(start + GROUP, (number + 1) * share))
                 columns = (
@@ -38,7 +39,7 @@ def write_folder(folder: Path, rows: int) -> int:
                     [f"It is {i % 97 + i % 89}, since addition is exact." for i in ids],
                     [f"I cannot say what {i % 97} is." for i in ids],
                 )
-                writer.write_table(pa.table(dict(zip(("prompt", "chosen", "rejected"), columns, strict=True))), row_group_size=GROUP)
+                writer.write_table(pa.table(dict(zip(COLUMNS, columns, strict=True))), row_group_size=GROUP)
     return sum(file.stat().st_size for file in folder.iterdir())
 
 

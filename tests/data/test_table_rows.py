@@ -126,7 +126,7 @@ def test_a_text_that_is_not_utf8_is_a_broken_row(tmp_path):
         writer.write_batch(pa.record_batch([text], names=["prompt"]))
     prompts, report = read_prompts(tmp_path / "a.arrow", max_bad_share=0.5)
     assert [prompt.id for prompt in prompts] == ["a:1", "a:3"]
-    assert [(row.line, row.reason) for row in report.broken] == [(2, "not UTF-8 at byte 0 of a text")]
+    assert [(row.line, row.reason) for row in report.broken] == [(2, "a text is not UTF-8")]
 
 
 def damaged(tmp_path, act):

@@ -56,7 +56,8 @@ def test_prompts_of_every_purpose_are_those_of_json_lines(tmp_path, monkeypatch)
     found = []
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
     for form in ("jsonl", *FORMS):
-        red, helpful = (write(tmp_path / form, form, [{"ask": f"{name} {i}?"} for i in range(12)], name) for name in ("red", "good"))
+        rows = {name: [{"ask": f"{name} {i}?"} for i in range(12)] for name in ("red", "good")}
+        red, helpful = (write(tmp_path / form, form, part, name) for name, part in rows.items())
         data = {"source": "prompts_jsonl", "red_team": str(red), "helpful": str(helpful), "columns": ("prompt=ask",)}
         sets = sources.prompt_sets(context(tmp_path, "revise", **data), WordTokenizer())
         found.append([list(sets.of(purpose)) for purpose in ("red_team", "helpful", "rl", "compare", "evaluate")])

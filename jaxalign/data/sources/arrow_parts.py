@@ -16,6 +16,7 @@ from jaxalign.data.sources.tables import CHUNK, Chunk, Part, Undecodable
 from jaxalign.errors import UserError
 
 PARQUET_MAGIC, ARROW_MAGIC, FEATHER_MAGIC = b"PAR1", b"ARROW1", b"FEA1"
+_NOT_UTF8 = "Invalid UTF8"  # In pyarrow's message on a text with other bytes.
 _BUFFER = 1 << 20  # Bytes of a column that are read at a time, so that memory does not depend on the size of row groups.
 
 
@@ -70,7 +71,7 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"the file {path} does not exist; give the path of a data file") from None
-    except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+    except (pa.ArrowException, OSError, ValueError, NotImplementedError, SystemError, OverflowError) as error:
         reason = str(error).strip().partition("\n")[0][:200].rstrip(". ") or type(error).__name__
         raise UserError(f"{path} is damaged or cut short ({reason}); download or copy it again") from None
 
@@ -158,16 +159,18 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _decoded(batch: Any, plain: bool) -> list[Any]:
-    """The rows of a batch as dictionaries of JSON values, or `Undecodable`."""
+    """The rows of a batch as dictionaries of JSON values, or `Undecodable`. Raises pyarrow's errors if the batch is damaged."""
+    from pyarrow import ArrowInvalid
+
     try:
+        batch.validate(full=True)  # Decoding offsets beyond the end of a buffer would end the process.
         rows = batch.to_pylist()
-    except UnicodeDecodeError:
-        rows = []
-        for i in range(len(batch)):
-            try:
-                rows += batch.slice(i, 1).to_pylist()
-            except UnicodeDecodeError as error:
-                rows.append(Undecodable(f"not UTF-8 at byte {error.start} of a text"))
+    except ArrowInvalid as error:
+        if _NOT_UTF8 not in str(error):
+            raise
+        if len(batch) == 1:
+            return [Undecodable("a text is not UTF-8")]
+        return [row for i in range(len(batch)) for row in _decoded(batch.slice(i, 1), plain)]
     return rows if plain else [row if isinstance(row, Undecodable) else json_value(row) for row in rows]
 
 

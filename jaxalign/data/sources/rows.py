@@ -96,7 +96,7 @@ def _is_table(path: pathlib.Path) -> bool:
 
 def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
     files = _folder_files(path)
-    if files[0].suffix.lower() in _TABLES:
+    if (path / _STATE).is_file() or files[0].suffix.lower() in _TABLES:
         parts = [arrow_part(file) for file in files]
         check_schemas(parts)
         return Table(path, parts, mapped)
@@ -128,7 +128,7 @@ def _saved_files(path: pathlib.Path) -> list[pathlib.Path]:
     """The files of a folder that `datasets.Dataset.save_to_disk` wrote, in its order."""
     listed = read_object(path / _STATE).get("_data_files")
     names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
-    if not names or not all(isinstance(name, str) and pathlib.Path(name).name == name for name in names):
+    if not names or not all(isinstance(name, str) and name and pathlib.Path(name).name == name for name in names):
         raise UserError(f"{path / _STATE} does not list the data files of a saved data set; save the data set again")
     return [path / name for name in names]
 
