@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from jaxalign.data.sources.base import split_by_prompt
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
 from jaxalign.data.sources.judgements import read_judgements
+from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.prompts import read_prompts
 from jaxalign.data.sources.rows import data_files, data_stem, open_rows
@@ -199,3 +201,25 @@ def test_read_rows_is_a_sequence_of_dictionaries(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": 1}\n{\n')
     with pytest.raises(UserError, match=r"a\.jsonl:2: not JSON"):
         list(read_rows(tmp_path / "a.jsonl"))
+
+
+def test_records_of_a_table_are_made_when_they_are_needed_and_cut_as_those_of_json_lines(tmp_path):
+    def turns(i, answer):
+        said = [text for turn in range(i % 4) for text in (f"\n\nHuman: q {i} {turn}", "\n\nAssistant: so")]
+        return f"{''.join(said)}\n\nHuman: why {i}\n\nAssistant: {answer}"
+
+    pairs = [{"chosen": turns(i, "yes"), "rejected": turns(i, "no")} for i in range(16)]
+    answered = [{"messages": turns(i, "yes")} for i in range(16)]
+    count = lambda messages, answer: sum(len(message.content.split()) for message in messages)  # noqa: E731
+    limits = {"count_tokens": count, "max_tokens": 6}
+    for number, (rows, read) in enumerate((
+        (pairs, lambda path: read_preferences(path, **limits)),
+        (answered, lambda path: read_judgements(path, judged=False, **limits)),
+    )):
+        (tmp_path / str(number)).mkdir()
+        records, report = read(table_files.write_parquet_folder(tmp_path / str(number) / "rows", rows, 9))
+        expected, _ = read(table_files.write_jsonl(tmp_path / str(number) / "rows.jsonl", rows))
+        assert isinstance(records, LazyRecords) and isinstance(expected, list) and len(report.cut) == 8
+        assert list(records) == expected and list(records[3:9:2]) == expected[3:9:2] and records[-1] == expected[-1]
+        parts, lists = split_by_prompt(records, 0.3, 5), split_by_prompt(expected, 0.3, 5)
+        assert [list(part) for part in parts] == list(lists) and all(isinstance(part, LazyRecords) for part in parts)

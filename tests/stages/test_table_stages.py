@@ -36,7 +36,8 @@ def write(folder, form, rows, name):
 
 
 def context(tmp_path, stage="sft", **data):
-    config = from_config_dict({"stages": (stage,), "data": data | {"held_out_share": 0.2, "style": "hh"}})
+    model = {"source": "huggingface", "path": "none"}
+    config = from_config_dict({"stages": (stage,), "model": model, "data": data | {"held_out_share": 0.2, "style": "hh"}})
     return StageContext(resolve_auto(config), tmp_path, tmp_path / stage, False)
 
 

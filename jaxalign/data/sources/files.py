@@ -37,7 +37,7 @@ def named_files(config: Config) -> dict[str, Path]:
 
 def comparisons(inputs: SourceInputs) -> Split[Comparison]:
     """The pairs of all preference files, one file after another. `inputs.margins` does not affect which pairs are kept."""
-    data, pairs, reports = inputs.config.data, [], []
+    data, parts, reports = inputs.config.data, [], []
     named = named_files(inputs.config)
     for name, path in named.items():
         rows, report = read_preferences(
@@ -53,9 +53,10 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
             name=name if len(named) > 1 else None,
             columns=data.columns,
         )
-        pairs += rows
+        parts.append(rows)
         reports.append(report)
     report = reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
+    pairs = parts[0] if len(parts) == 1 else [pair for part in parts for pair in part]
     return split_rows(inputs.config, pairs, report, fitted=True)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_demonstration, parse_judgement
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
+from jaxalign.data.sources.lazy import KeptRecords
 from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport
 from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
@@ -25,7 +26,7 @@ def read_judgements(
     count_tokens: CountTokens | None = None,
     max_tokens: int | None = None,
     columns: Sequence[str] = (),
-) -> tuple[list[Judgement] | list[Demonstration], JudgementReport | DemonstrationReport]:
+) -> tuple[Sequence[Judgement] | Sequence[Demonstration], JudgementReport | DemonstrationReport]:
     """Reads the rows {"prompt", "completion", "label"} (see docs/preferences.md).
 
     Args:
@@ -39,14 +40,16 @@ def read_judgements(
       columns: the entries of `config.data.columns`.
 
     Returns:
-      The judgements or demonstrations in file order, with prompt ids "NAME:LINE", and the report.
+      The judgements or demonstrations in file order, with prompt ids "NAME:LINE", and the report. Those of a table are made
+      when they are needed.
 
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
     """
     listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
     parse, record = (parse_judgement, Judgement) if judged else (parse_demonstration, Demonstration)
-    answers, source_rows, rows = [], open_rows(path, columns), 0
+    source_rows, rows, good = open_rows(path, columns), 0, 0
+    kept = KeptRecords(source_rows)
     for row in source_rows:
         rows += 1
         if isinstance(row, BrokenLine):
@@ -59,13 +62,21 @@ def read_judgements(
             continue
         fitting = _fitting(row.line, context, answer, listed, empty_answers == "keep", count_tokens, max_tokens)
         if fitting is not None:
-            answers.append(record(Prompt(f"{data_stem(path)}:{row.line}", fitting, "human"), answer, *label))
-        if limit and len(answers) == limit:
+            kept.add(row, record(Prompt(f"{data_stem(path)}:{row.line}", fitting, "human"), answer, *label))
+            good += bool(label and label[0])
+        if limit and len(kept) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place)
     lines = {name: tuple(lines) for name, lines in listed.items()}
+    cut = frozenset(listed["cut"])
+
+    def again(row: JsonRow) -> Judgement | Demonstration:
+        context, answer, *label = parse(row.value)
+        fitting = cut_to_fit(context, (answer,), count_tokens, max_tokens) if row.line in cut else context
+        return record(Prompt(f"{data_stem(path)}:{row.line}", fitting, "human"), answer, *label)
+
+    answers = kept.records(again)
     if judged:
-        good = sum(answer.desirable for answer in answers)
         report = JudgementReport(str(path), rows, good, len(answers) - good, **lines, unit=source_rows.unit)
     else:
         report = DemonstrationReport(str(path), rows, len(answers), **lines, unit=source_rows.unit)
