@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -12,7 +14,7 @@ from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.prompts import read_prompts
-from jaxalign.data.sources.rows import data_files, data_stem, open_rows
+from jaxalign.data.sources.rows import data_identity, data_stem, open_rows
 from jaxalign.data.sources.sequence import read_rows
 from jaxalign.errors import UserError
 from tests import table_files
@@ -181,7 +183,7 @@ def test_other_mistakes_are_refused(tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=message):
             list(open_rows(path))
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"needs pyarrow; install it with pip install 'jaxalign\[data\]'"):
         open_rows(tmp_path / "x.parquet")
 
@@ -190,7 +192,7 @@ def test_the_identity_of_a_folder_are_the_files_that_are_read(tmp_path):
     pytest.importorskip("datasets")
     folder = table_files.save_dataset(tmp_path / "rows", ROWS)
     names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    assert [file.name for file in data_files(folder)[1]] == names
+    assert [file.name for file in data_identity(folder)[1]] == names
 
 
 def test_read_rows_is_a_sequence_of_dictionaries(tmp_path):
@@ -223,3 +225,12 @@ def test_records_of_a_table_are_made_when_they_are_needed_and_cut_as_those_of_js
         assert list(records) == expected and list(records[3:9:2]) == expected[3:9:2] and records[-1] == expected[-1]
         parts, lists = split_by_prompt(records, 0.3, 5), split_by_prompt(expected, 0.3, 5)
         assert [list(part) for part in parts] == list(lists) and all(isinstance(part, LazyRecords) for part in parts)
+
+
+@pytest.mark.process
+def test_reading_json_lines_imports_no_library_of_tables(tmp_path):
+    path = table_files.write_jsonl(tmp_path / "a.jsonl", [{"prompt": "Why?", "chosen": "A", "rejected": "B"}])
+    program = (f"import sys; from jaxalign.data.sources.preferences import read_preferences; read_preferences({str(path)!r}); "
+               "print({'pyarrow', 'datasets', 'tensorflow_datasets', 'tensorflow'} & set(sys.modules))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxalign.data.sources.jsonl import JsonRow
-from jaxalign.data.sources.rows import data_files, data_stem, open_rows
+from jaxalign.data.sources.rows import data_identity, data_stem, open_rows
 from jaxalign.errors import UserError
 from jaxalign.stages.shared.manifest import file_fingerprint
 from tests import table_files
@@ -42,7 +42,7 @@ def test_rows_have_plain_values_and_places(name):
 
 
 def test_the_identity_is_the_version_and_the_prepared_files(name, tmp_path):
-    identity, files = data_files(name)
+    identity, files = data_identity(name)
     assert identity == "tfds:small_rows/1.0.0:train" and {file.parent for file in files} == {tmp_path / "small_rows" / "1.0.0"}
     before = file_fingerprint(name, "data.train")
     assert file_fingerprint(f"{name}:train[:3]", "data.train") != before
@@ -66,7 +66,7 @@ def test_names_that_cannot_be_read_are_refused_with_the_command_that_prepares_th
 
 
 def test_a_damaged_record_file_is_refused(name):
-    records = next(file for file in data_files(name)[1] if "array_record" in file.name)
+    records = next(file for file in data_identity(name)[1] if "array_record" in file.name)
     records.write_bytes(records.read_bytes()[:100])
     with pytest.raises(UserError, match=r"tfds:small_rows cannot be read \(.*\); prepare the data set again"):
         list(open_rows(name))

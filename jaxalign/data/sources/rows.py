@@ -65,7 +65,7 @@ def data_stem(path: str | pathlib.Path) -> str:
     return next((name.removesuffix(ending) for ending in (*_LINES, *_TABLES) if name.endswith(ending)), name)
 
 
-def data_files(path: str | pathlib.Path) -> tuple[str, list[pathlib.Path]]:
+def data_identity(path: str | pathlib.Path) -> tuple[str, list[pathlib.Path]]:
     """(the identity of the data apart from its files, the files): for a folder those that are read, for TFDS those of the
     prepared folder. Raises UserError like `open_rows`."""
     if is_tfds(path):

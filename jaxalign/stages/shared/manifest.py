@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config, schema
-from jaxalign.data.sources.rows import data_files
+from jaxalign.data.sources.rows import data_identity
 from jaxalign.data.sources.tfds_part import is_tfds
 from jaxalign.errors import UserError
 from jaxalign.stages.shared.base import Stage
@@ -192,7 +192,7 @@ def file_fingerprint(path: Path, field: str) -> str:
     """
     try:
         if is_tfds(path) or path.is_dir():
-            identity, files = data_files(path)
+            identity, files = data_identity(path)
             return fingerprint([identity, [[file.name, file_fingerprint(file, field)] for file in files]])
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
