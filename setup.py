@@ -57,13 +57,18 @@ setuptools.setup(
         "tqdm",
     ],
     extras_require={
+        # Parquet and Arrow files, and folders that the library datasets saved (jaxalign/data/sources/arrow_parts.py).
+        "data": ["pyarrow"],
+        # Prepared TFDS data sets (jaxalign/data/sources/tfds_part.py), which are read without TensorFlow. TFDS imports
+        # importlib-resources without requiring it.
+        "tfds": ["array-record; platform_system == 'Linux'", "importlib-resources", "tensorflow-datasets>=4.9.7"],
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
         "test": [
-            "aiohttp", "hypothesis", "import-linter", "mlflow>=3", "pytest", "pytest-xdist", "ruff", "tensorboardX",
-            "trackio>=0.30", "wandb>=0.25",
+            "aiohttp", "array-record; platform_system == 'Linux'", "datasets", "hypothesis", "import-linter", "mlflow>=3", "pyarrow",
+            "pytest", "pytest-xdist", "ruff", "tensorboardX", "tensorflow-datasets>=4.9.7", "trackio>=0.30", "wandb>=0.25",
         ],
         # The trackers (jaxalign/tracking/sinks).
         "track": ["mlflow>=3", "tensorboardX", "trackio>=0.30", "wandb>=0.25"],

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fuzz_flags, fuzz_folders
+from benchmarks import fuzz_flags, fuzz_folders, fuzz_tables
 from benchmarks.fuzz_mutations import all_of, mutate_bytes, mutate_json, mutate_jsonl
 
 _CHAT = [{"role": "user", "content": "Why is the sky blue?"}, {"role": "assistant", "content": "Air scatters light."}]
@@ -239,6 +239,12 @@ KINDS = {
             {"*.jsonl": mutate_jsonl, "prompts.json": mutate_json, "prompts.csv": mutate_bytes, "prompts.txt": mutate_bytes}
         ),
         _read_data,
+    ),
+    "tables": Kind(
+        fuzz_tables.prepare,
+        _files(dict.fromkeys(("parts/*.parquet", "*.arrow", "saved/*.arrow"), mutate_bytes) | {"saved/*.json": mutate_json}),
+        fuzz_tables.read,
+        share=0.5,
     ),
     "constitution": Kind(_prepare_constitutions, _files({"*.json": mutate_json}), _read_constitution),
     "model": Kind(

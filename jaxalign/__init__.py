@@ -34,6 +34,7 @@ _PUBLIC = {
     "load_model": "jaxalign.models.language_model",
     "losses": "jaxalign.losses:",
     "pipeline": "jaxalign.pipeline:",
+    "read_rows": "jaxalign.data.sources.sequence",
     "registries": "jaxalign.registries:",
     "responses": "jaxalign.rl.responses:",
     "revise": "jaxalign.trainers.judging",

@@ -18,12 +18,15 @@ from typing import Any
 from jaxalign import train
 from jaxalign.data.chat.encoding import encode_dialogue
 from jaxalign.data.chat.model_style import resolve_auto
+from jaxalign.data.sources.rows import is_table
+from jaxalign.data.sources.sequence import read_rows
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError, print_error
 from jaxalign.json_text import parse_json
 from jaxalign.records import Message
 from jaxalign.stages.shared import preview
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.data_preview import data_lines
 from jaxalign.tracking.tokens import GIVEN, LEARNT, TokenRow, legend, show
 
 _USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--config.FIELD=VALUE ...] [--workdir=DIR]
@@ -36,7 +39,8 @@ Prints the tokens that the model sees, as the stage's own code encodes them.
                         revise and compare also show the requests to the judge, and rate those of reward.source=ai_feedback
   --workdir=DIR         the run whose stages wrote the tokenizer and the data; default runs/<name of FILE>
   --model=DIR           a folder with a tokenizer and a chat template
-  --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), or one of these per line
+  --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), one of these per line, or
+                        a Parquet or Arrow file, a folder or a TFDS data set with a column "messages"
   --answers=last|all    mark the last answer of a dialogue, as training does (default), or every answer
   --rows=N              number of rows; default 3
   --ids                 one token per line, with its position and id
@@ -54,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         own, rest = _take_own(argv[1:])
-        tokenizer, rows = _dialogues(own, rest) if own["model"] or own["messages"] else _of_stage(own, [argv[0], *rest])
+        if own["model"] or own["messages"]:
+            (tokenizer, rows), data = _dialogues(own, rest), []
+        else:
+            tokenizer, rows, data = _of_stage(own, [argv[0], *rest])
     except UserError as error:
         return print_error(str(error), 2)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -62,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     color = own["color"] == "always" or (own["color"] == "auto" and sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     ends = [f"bos {_named(tokenizer, tokenizer.bos_id)}", f"eos {_named(tokenizer, tokenizer.eos_id)}",
             f"pad {_named(tokenizer, tokenizer.pad_id)}"]
+    for line in data:
+        print(line)
     print(f"tokenizer: {tokenizer.vocab_size} ids, {', '.join(ends)}")
     print(legend(color))
     for row in rows:
@@ -92,13 +101,14 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return own | {"rows": int(own["rows"])}, rest
 
 
-def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
+def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[TokenRow], list[str]]:
+    """(the tokenizer, the rows of a stage, lines on the data files)."""
     if own["answers"] == "all":
         raise UserError("--answers needs --messages; a stage's config determines which tokens it learns from")
     config, workdir, _ = train.read_arguments(argv)
     config = resolve_auto(config)
     stage = preview.choose_stage(config, own["stage"])
-    return preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
+    return *preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"]), data_lines(config)
 
 
 def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
@@ -120,18 +130,19 @@ def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[To
 
 
 def read_dialogues(path: Path) -> list[list[Message]]:
-    """The dialogues of a JSON or JSONL file, with any roles.
+    """The dialogues of a JSON or JSONL file or of a table, with any roles.
 
     Raises:
         UserError: the file cannot be read, or contains no dialogues.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        table = read_rows(path) if is_table(path) else None
+        text = "" if table else path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"--messages={path} cannot be read ({error})") from None
     try:
         try:
-            found = [parse_json(text)]
+            found = list(table) if table else [parse_json(text)]
         except json.JSONDecodeError:
             found = [parse_json(line) for line in text.split("\n") if line.strip()]
         dialogues = [[Message(m["role"], m["content"]) for m in _messages(item)] for item in found]

@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "jaxalign").rglob("*.py"))
 GOLD = "jaxalign.data.world.gold"
 EVALUATION = {"jaxalign.stages.evaluate", "jaxalign.data.world.label_scores", "jaxalign.data.world.scores", "jaxalign.world"}
+EXTRAS = {"endpoint": "endpoint", "data": "data/sources/arrow_parts.py", "tfds": "data/sources/tfds_part.py"}
 FOREIGN = {"tensorflow", "tf_keras", "keras", "torch", "transformers"}
 
 
@@ -94,13 +95,19 @@ def imported_packages(paths: Iterable[pathlib.Path]) -> set[str]:
 
 
 def test_imported_packages_are_declared_and_are_not_other_frameworks():
-    """Only the endpoint client imports the libraries of an extra."""
+    """Only the modules of an extra import its libraries."""
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    listed, extra = (set(re.findall(r'"([a-z0-9-]+)', re.search(pattern, setup, re.DOTALL)[1]))
-                     for pattern in (r"install_requires=\[(.*?)\]", r'"endpoint": (\[.*?\]),\n'))
-    client = {path for path in SOURCES if ROOT / "jaxalign" / "endpoint" in path.parents}
-    assert imported_packages(set(SOURCES) - client) <= listed
-    assert imported_packages(client) <= listed | extra
+
+    def declared(pattern: str) -> set[str]:
+        return set(re.findall(r'"([a-z0-9-]+)', re.search(pattern, setup, re.DOTALL)[1]))
+
+    listed, others = declared(r"install_requires=\[(.*?)\]"), set(SOURCES)
+    for extra, place in EXTRAS.items():
+        place = ROOT / "jaxalign" / place
+        modules = {path for path in SOURCES if place in (path, *path.parents)}
+        assert modules and imported_packages(modules) <= listed | declared(rf'"{extra}": (\[.*?\]),\n')
+        others -= modules
+    assert imported_packages(others) <= listed
     assert not imported_packages(SOURCES) & FOREIGN
 
 

@@ -15,7 +15,7 @@ from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow, show, visible
-from tests import made_tokenizers
+from tests import made_tokenizers, table_files
 
 PAIRS = [("Why did it sit?", "It is 4.", "the mat."), ("a", "b <|im_end|> c", "d"), ("Then?", "It barked.\n\nIt slept.", "x")]
 
@@ -210,3 +210,25 @@ def test_it_runs_as_a_command(folder):
     command = [sys.executable, "-m", "jaxalign.preview", f"--model={folder / 'model'}", f"--messages={folder / 'one.json'}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0 and "dialogue 1: " in done.stdout
+
+
+def test_the_columns_of_the_data_are_shown_with_their_mapping_and_a_row(folder, tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    rows = [{"ask": ask, "good": good, "bad": bad} for ask, good, bad in PAIRS]
+    table = table_files.write_parquet_folder(tmp_path / "pairs", rows, 2)
+    command = ["preview", f"--config={folder / 'small.py'}", "--stage=dpo", "--color=never", f"--config.data.train={table}"]
+    assert preview.main([*command, "--config.data.columns=prompt=ask,chosen=good,rejected=bad"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"config.data.train: {table} (3 rows, fields prompt, chosen, rejected)"
+    assert lines[1] == "  field prompt is read from column ask"
+    assert lines[4] == (f'  {table}/train-00000.parquet row 1: {{"prompt": "Why did it sit?", "chosen": "It is 4.", '
+                        '"rejected": "the mat."}')
+    assert preview.main([*command, "--config.data.columns=prompt=aks"]) == 2
+    assert "has no column 'aks'; its columns are ask, good, bad: did you mean 'ask'?" in capsys.readouterr().err
+
+
+def test_messages_may_be_a_column_of_a_table(folder, tmp_path):
+    pytest.importorskip("pyarrow")
+    rows = [json.loads(line) for line in (folder / "many.jsonl").read_text().splitlines()]
+    table = table_files.write_parquet_folder(tmp_path / "many", rows, 2)
+    assert preview.read_dialogues(table) == preview.read_dialogues(folder / "many.jsonl")

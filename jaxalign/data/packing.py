@@ -36,7 +36,7 @@ def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length:
                 useless.append((number, len(ids) - sum(weight > 0 for weight in weights)))
             ids, weights, cut = ids[:row_length], weights[:row_length], cut + 1
         if len(ids):
-            kept.append((ids, weights))
+            kept.append((np.asarray(ids, np.int32), np.asarray(weights, np.float32)))  # A tenth of the memory of lists.
     if useless:
         numbers = ", ".join(str(number) for number, _ in useless[:5]) + (", ..." if len(useless) > 5 else "")
         raise UserError(

@@ -89,7 +89,7 @@ class DataSourceRecord(Record):
 
 
 _FILES, _GENERATED = "jaxalign.data.sources.files", "jaxalign.data.sources.generated"
-_FILE = ("train", "held_out_share", "max_bad_share", "limit")
+_FILE = ("train", "columns", "held_out_share", "max_bad_share", "limit")
 PROMPT_FILES = ("red_team", "helpful", "rl", "eval")
 """The fields of `config.data` that name files of prompts; `train` is another name of `rl`."""
 

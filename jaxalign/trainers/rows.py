@@ -1,7 +1,8 @@
 """Checks the data that callers pass to trainers and converts it to records.
 
-A data set is a list (or another iterable) of rows, or a mapping from column names to lists of equal length. Every error is a
-`UserError` that names the argument, the row and the accepted forms.
+A data set is a list, an object with a length and an index (such as a `datasets.Dataset`) or another iterable of rows, or a
+mapping from column names to lists of equal length. Every error is a `UserError` that names the argument, the row and the
+accepted forms.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def is_judged(data: Any) -> bool:
     """Whether a data set consists of single judged answers instead of pairs, according to its columns or its first row."""
     if isinstance(data, Mapping):
         return "chosen" not in data and "label" in data
-    first = data[0] if isinstance(data, Sequence) and data else None
+    first = data[0] if _is_indexed(data) and len(data) else None
     return isinstance(first, Judgement) or (isinstance(first, Mapping) and "chosen" not in first and "label" in first)
 
 
@@ -101,9 +102,9 @@ def as_rows(data: Any, where: str, form: str) -> list[Any]:
     if isinstance(data, Mapping):
         data = _from_columns(data, where, form)
     kind = type(data)
-    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable) or _is_tensor(data):
+    if isinstance(data, (str, bytes)) or not (isinstance(data, Iterable) or _is_indexed(data)) or _is_tensor(data):
         raise UserError(f"{where} is of type {kind.__module__}.{kind.__name__}; a list of rows is expected, each {form}")
-    rows = list(data)
+    rows = list(data) if isinstance(data, Iterable) else [data[i] for i in range(len(data))]
     if not rows:
         raise UserError(f"{where} is empty; at least one row is expected, each {form}")
     return rows
@@ -142,6 +143,11 @@ def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dic
         said = ", ".join(f"{name} has {len(values)}" for name, values in lists.items())
         raise UserError(f"the columns of {where} differ in length: {said}; give one value for each row")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def _is_indexed(data: Any) -> bool:
+    """Whether the data has a length and an index from 0, such as a list; False for a text, a set or a mapping."""
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (str, bytes, Mapping))
 
 
 def _is_tensor(value: Any) -> bool:

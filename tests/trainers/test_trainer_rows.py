@@ -95,3 +95,26 @@ def test_invalid_data_is_refused_with_a_sentence(data, message):
 def test_lists_of_unequal_length_are_refused():
     with pytest.raises(UserError, match="RewardModel.score received lists of unequal length: prompts has 2, responses has 1"):
         as_answered(["a", "b"], "RewardModel.score", responses=["c"])
+
+
+class Indexed:
+    """A length and an index only, as PyTorch's data sets have."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def test_a_data_set_with_a_length_and_an_index_is_read_like_a_list():
+    judged = [{"prompt": f"q{i}", "completion": "yes", "label": i % 2 == 0} for i in range(3)]
+    pairs = [{"prompt": f"q{i}", "chosen": "yes", "rejected": "no"} for i in range(3)]
+    kinds = [Indexed, pytest.importorskip("datasets").Dataset.from_list]
+    for kind in kinds:
+        assert is_judged(kind(judged)) and not is_judged(kind(pairs))
+        assert as_pairs(kind(pairs), "pairs") == as_pairs(pairs, "pairs")
+        assert as_judgements(kind(judged), "pairs") == as_judgements(judged, "pairs")

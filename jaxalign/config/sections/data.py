@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.columns import parse_columns
 from jaxalign.config.constraints import at_least, between, one_of, registered
 from jaxalign.config.reading import chosen
 from jaxalign.config.schema import field
@@ -25,7 +26,10 @@ class DataConfig(Section):
                         registered(DATA_SOURCES))
     train: str = field("", "JSONL file, optionally .gz, for preferences_jsonl (chosen/rejected), judgements_jsonl "
                        "(prompt/completion/label), messages_jsonl (messages) and prompts_jsonl (the same as "
-                       "rl).", None, _SOURCE)
+                       "rl). Each field that names a file also takes a Parquet or Arrow file, a folder of such files, a saved "
+                       "folder of the library datasets, or tfds:NAME[/CONFIG][:SPLIT].", None, _SOURCE)
+    columns: tuple[str, ...] = field((), "Columns whose names differ from those of the fields that the source reads, each as "
+                                     "field=column, such as prompt=question.", None, _SOURCE)
     red_team: str = field("", "File of prompts whose answers stage revise critiques and revises: .jsonl, .json, .csv, or .txt "
                           "with one prompt per line, optionally .gz; see docs/data_formats.md.", None, _SOURCE)
     helpful: str = field("", "File of prompts that stage revise answers without a critique; empty: none.", None, _SOURCE)
@@ -61,6 +65,7 @@ class DataConfig(Section):
 
     def check(self, config: WholeConfig, name: str) -> None:
         source = data_source(config)
+        parse_columns(self.columns)
         self._check_mixture()
         self._check_files(source, config.stages)
         _check_stages(config.stages, source)

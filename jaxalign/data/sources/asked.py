@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxalign.data.chat.dialogues import Dialogue
 from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
-from jaxalign.data.sources.prompts import file_rows, parse_prompt
+from jaxalign.data.sources.prompts import parse_prompt
+from jaxalign.data.sources.row_files import RowFile
+from jaxalign.data.sources.rows import open_rows
 from jaxalign.errors import UserError
 
 
@@ -30,20 +32,25 @@ def read_asked(path: str | Path) -> list[Asked]:
         UserError: the file cannot be read, a row has no prompt, or the file has no prompts.
     """
     path = Path(path).expanduser()
-    rows, unit = file_rows(path)
+    rows = open_rows(path, prompt_field="prompt")
     prompts, broken = [], []
     for row in rows:
         if isinstance(row, BrokenLine):
             broken.append(row)
             continue
         try:
-            prompts.append(_asked(row.value, f"{path}, {unit} {row.line},"))
+            prompts.append(_asked(row.value, _place(rows, row.line)))
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
-    check_bad_share(path, broken, len(prompts) + len(broken), 0.0, unit)
+    check_bad_share(path, broken, len(prompts) + len(broken), 0.0, rows.unit, rows.place)
     if not prompts:
         raise UserError(f"{path} has no prompts; at least one is expected")
     return prompts
+
+
+def _place(rows: RowFile, number: int) -> str:
+    """The beginning of a message on a row."""
+    return f"{rows.place(number) if rows.unit == 'row' else f'{rows.path}, {rows.unit} {number}'},"
 
 
 def _asked(value: Any, place: str) -> Asked:

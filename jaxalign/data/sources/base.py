@@ -13,9 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from jaxalign.config import Config
 from jaxalign.data.chat.dialogues import Dialogue, cut_front, cut_to_fit
 from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Demonstration, Judgement, Message, Prompt
 
@@ -290,7 +293,7 @@ def split_by_prompt(
     """Splits rows into (train, held out) so that no dialogue is in both; independent of the order of the rows.
 
     Args:
-      rows: prompts, comparisons or judgements.
+      rows: prompts, comparisons or judgements. Parts of `LazyRecords` are such records too.
       held_out_share: the fraction of distinct dialogues to hold out, in [0, 1); at least one dialogue if it is above 0.
       seed: selects the split.
       minimum: the minimum number of dialogues to hold out if the share is above 0; see `held_out_count`.
@@ -298,22 +301,35 @@ def split_by_prompt(
     Raises:
       UserError: nothing would be left to train on.
     """
-    digests = {_dialogue(row): b"" for row in rows}
-    for messages in digests:
-        text = repr((seed, [(message.role, message.content) for message in messages]))
-        digests[messages] = hashlib.sha256(text.encode("utf-8")).digest()
-    count = held_out_count(len(digests), max(1, round(held_out_share * len(digests))), minimum) if held_out_share > 0 else 0
-    if count >= len(digests):
-        raise UserError(f"a held-out share of {held_out_share:g} leaves none of {len(digests)} distinct dialogues to train on; "
+    digests = _digests(rows, seed)
+    distinct = np.unique(digests)
+    total = len(distinct)
+    count = held_out_count(total, max(1, round(held_out_share * total)), minimum) if held_out_share > 0 else 0
+    if count >= total:
+        raise UserError(f"a held-out share of {held_out_share:g} leaves none of {total} distinct dialogues to train on; "
                         "lower held_out_share or give more rows")
-    held = set(sorted(digests, key=digests.get)[:count])
-    return [row for row in rows if _dialogue(row) not in held], [row for row in rows if _dialogue(row) in held]
+    held = np.isin(digests, distinct[:count])
+    if isinstance(rows, LazyRecords):
+        return rows.take(np.flatnonzero(~held)), rows.take(np.flatnonzero(held))
+    pairs = list(zip(rows, held.tolist(), strict=True))
+    return [row for row, out in pairs if not out], [row for row, out in pairs if out]
 
 
 def few_dialogues(train: Sequence[Prompted], held_out: Sequence[Prompted], minimum: int) -> str:
     """`few_held_out` for the distinct dialogues of a split."""
-    held = len({_dialogue(row) for row in held_out})
-    return few_held_out(held + len({_dialogue(row) for row in train}), held, minimum)
+    held = len(np.unique(_digests(held_out)))
+    if not 0 < held < minimum:
+        return ""  # Without the pass over the training rows.
+    return few_held_out(held + len(np.unique(_digests(train))), held, minimum)
+
+
+def _digests(rows: Sequence[Prompted], seed: int = 0) -> np.ndarray:
+    """The first 64 bits of a hash of the seed and each row's dialogue, uint64."""
+    def digest(row: Prompted) -> int:
+        text = repr((seed, [(message.role, message.content) for message in _dialogue(row)]))
+        return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
+
+    return np.fromiter((digest(row) for row in rows), np.uint64, len(rows))
 
 
 def _dialogue(row: Prompted) -> Dialogue:

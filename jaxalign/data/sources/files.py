@@ -8,11 +8,11 @@ from pathlib import Path
 
 from jaxalign.config import Config
 from jaxalign.data.sources.base import Prompted, PromptSets, SourceInputs, SourceReport, Split, few_dialogues, split_by_prompt
-from jaxalign.data.sources.jsonl import file_stem
 from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.prompts import PromptFile, read_prompts, without
 from jaxalign.data.sources.reports import MixtureReport
+from jaxalign.data.sources.rows import data_stem
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Demonstration, Judgement, Prompt
 from jaxalign.registry.data_sources import PROMPT_FILES
@@ -27,7 +27,7 @@ def named_files(config: Config) -> dict[str, Path]:
     paths = [Path(path).expanduser() for path in (config.data.train, *config.data.extra_train)]
     if len(paths) == 1:
         return {"human": paths[0]}
-    for name in (file_stem, lambda path: f"{path.resolve().parent.name}/{file_stem(path)}"):
+    for name in (data_stem, lambda path: f"{path.resolve().parent.name}/{data_stem(path)}"):
         named = {name(path): path for path in paths}
         if len(named) == len(paths):
             return named
@@ -37,7 +37,7 @@ def named_files(config: Config) -> dict[str, Path]:
 
 def comparisons(inputs: SourceInputs) -> Split[Comparison]:
     """The pairs of all preference files, one file after another. `inputs.margins` does not affect which pairs are kept."""
-    data, pairs, reports = inputs.config.data, [], []
+    data, parts, reports = inputs.config.data, [], []
     named = named_files(inputs.config)
     for name, path in named.items():
         rows, report = read_preferences(
@@ -51,10 +51,12 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
             source=name,
             margins=inputs.margins,
             name=name if len(named) > 1 else None,
+            columns=data.columns,
         )
-        pairs += rows
+        parts.append(rows)
         reports.append(report)
     report = reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
+    pairs = parts[0] if len(parts) == 1 else [pair for part in parts for pair in part]
     return split_rows(inputs.config, pairs, report, fitted=True)
 
 
@@ -78,6 +80,7 @@ def _single_answers(inputs: SourceInputs, judged: bool) -> Split:
         limit=data.limit,
         count_tokens=inputs.count_tokens,
         max_tokens=inputs.max_tokens,
+        columns=data.columns,
     )
     return split_rows(inputs.config, rows, report, fitted=True)
 
@@ -104,7 +107,7 @@ def prompts(inputs: SourceInputs) -> PromptSets:
         if path := data.rl or data.train if name == "rl" else getattr(data, name):
             source, columns = "" if name == "rl" else name, name in ("rl", "eval")
             read[name] = read_prompts(
-                Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns=columns
+                Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns, data.columns
             )
     evaluated = read.pop("eval", None)
     if "red_team" in read and "helpful" in read:

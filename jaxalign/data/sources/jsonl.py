@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from jaxalign.errors import UserError
@@ -119,26 +119,23 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
 
 
 def check_bad_share(
-    path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float, unit: str = "line"
+    path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float, unit: str = "line",
+    place: Callable[[int], str] | None = None,
 ) -> None:
     """Raises UserError, listing the first broken rows, if more than `max_bad_share` of `total` rows are broken.
 
-    unit: what the numbers of the rows count, "line" or "item".
+    Args:
+      unit: what the numbers of the rows count, such as "line".
+      place: the place of a row by its number; None: that of a line.
     """
     if not broken or len(broken) <= max_bad_share * total:
         return
-    before = ":" if unit == "line" else f", {unit} "
-    listed = "; ".join(f"{path}{before}{item.line}: {item.reason}" for item in broken[:_LISTED])
+    listed = "; ".join(f"{place(item.line) if place else f'{path}:{item.line}'}: {item.reason}" for item in broken[:_LISTED])
     more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
     raise UserError(
         f"{len(broken)} of {total} {unit}s of {path} are broken, more than the accepted share {max_bad_share:g} "
         f"({listed}{more}); fix them or raise data.max_bad_share"
     )
-
-
-def file_stem(path: str | pathlib.Path) -> str:
-    """The file's name without .jsonl and .gz."""
-    return pathlib.Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 def _open(path: str | pathlib.Path) -> IO[bytes]:

@@ -1,14 +1,17 @@
-"""Reads single answers, judged or to imitate, from JSONL. Each becomes a record, or is dropped and reported with the reason."""
+"""Reads single answers, judged or to imitate, from files. Each becomes a record, or is dropped and reported with the reason."""
 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_demonstration, parse_judgement
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
+from jaxalign.data.sources.lazy import KeptRecords
 from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport
+from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
 from jaxalign.records import Demonstration, Judgement, Prompt
 
@@ -22,28 +25,32 @@ def read_judgements(
     limit: int = 0,
     count_tokens: CountTokens | None = None,
     max_tokens: int | None = None,
-) -> tuple[list[Judgement] | list[Demonstration], JudgementReport | DemonstrationReport]:
-    """Reads the rows {"prompt", "completion", "label"} of a .jsonl or .jsonl.gz file (see docs/preferences.md).
+    columns: Sequence[str] = (),
+) -> tuple[Sequence[Judgement] | Sequence[Demonstration], JudgementReport | DemonstrationReport]:
+    """Reads the rows {"prompt", "completion", "label"} (see docs/preferences.md).
 
     Args:
-      path: the file.
+      path: a .jsonl or .jsonl.gz file, or any other data that `open_rows` reads.
       judged: False reads rows {"messages"} or {"prompt", "response"} without a label (see docs/data_formats.md).
       empty_answers: "drop" or "keep" rows with an empty completion.
       max_bad_share: the largest accepted share of broken rows, in [0, 1].
       limit: stop after this number of judgements; 0 reads all.
       count_tokens: counts the tokens of a context with an answer, encoded as the stage encodes it; None with `max_tokens`.
       max_tokens: the maximum that `count_tokens` may return; the oldest turns of a context are dropped until the answer fits.
+      columns: the entries of `config.data.columns`.
 
     Returns:
-      The judgements or demonstrations in file order, with prompt ids "NAME:LINE", and the report.
+      The judgements or demonstrations in file order, with prompt ids "NAME:LINE", and the report. Those of a table are made
+      when they are needed.
 
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
     """
     listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
     parse, record = (parse_judgement, Judgement) if judged else (parse_demonstration, Demonstration)
-    answers, rows = [], 0
-    for row in iterate_jsonl(path):
+    source_rows, rows, good = open_rows(path, columns), 0, 0
+    kept = KeptRecords(source_rows)
+    for row in source_rows:
         rows += 1
         if isinstance(row, BrokenLine):
             listed["broken"].append(row)
@@ -55,16 +62,25 @@ def read_judgements(
             continue
         fitting = _fitting(row.line, context, answer, listed, empty_answers == "keep", count_tokens, max_tokens)
         if fitting is not None:
-            answers.append(record(Prompt(f"{file_stem(path)}:{row.line}", fitting, "human"), answer, *label))
-        if limit and len(answers) == limit:
+            kept.add(row, record(Prompt(f"{data_stem(path)}:{row.line}", fitting, "human"), answer, *label))
+            good += bool(label and label[0])
+        if limit and len(kept) == limit:
             break
-    check_bad_share(path, listed["broken"], rows, max_bad_share)
+    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place)
     lines = {name: tuple(lines) for name, lines in listed.items()}
+    cut = frozenset(listed["cut"])
+
+    def again(row: JsonRow) -> Judgement | Demonstration:
+        context, answer, *label = parse(row.value)
+        fitting = cut_to_fit(context, (answer,), count_tokens, max_tokens) if row.line in cut else context
+        return record(Prompt(f"{data_stem(path)}:{row.line}", fitting, "human"), answer, *label)
+
+    answers = kept.records(again)
     if judged:
-        good = sum(answer.desirable for answer in answers)
-        report = JudgementReport(path=str(path), rows=rows, desirable=good, undesirable=len(answers) - good, **lines)
+        counts = {"desirable": good, "undesirable": len(answers) - good}
+        report = JudgementReport(path=str(path), rows=rows, **counts, **lines, unit=source_rows.unit)
     else:
-        report = DemonstrationReport(path=str(path), rows=rows, answers=len(answers), **lines)
+        report = DemonstrationReport(path=str(path), rows=rows, answers=len(answers), **lines, unit=source_rows.unit)
     if not answers:
         raise UserError(f"no {'judged ' * judged}answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
     return answers, report

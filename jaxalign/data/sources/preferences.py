@@ -1,4 +1,4 @@
-"""Reads human preference pairs from JSONL. Each row becomes a Comparison, or is dropped and reported with the reason.
+"""Reads human preference pairs from files. Each row becomes a Comparison, or is dropped and reported with the reason.
 
 Both dialogues are parsed turn by turn, and their shared context is computed rather than assumed: in the harmless test set of
 HH-RLHF, the contexts of 5 of 2,312 rows differ, and 4 chosen answers are empty.
@@ -6,16 +6,20 @@ HH-RLHF, the contexts of 5 of 2,312 rows differ, and 4 chosen answers are empty.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from jaxalign.data.chat.dialogues import Answers, cut_to_fit, parse_pair, split_answers
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
+from jaxalign.data.sources.lazy import KeptRecords
 from jaxalign.data.sources.reports import PreferenceReport
+from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Prompt
 
@@ -53,11 +57,12 @@ def read_preferences(
     margins: bool = False,
     name: str | None = None,
     gold: bool = False,
-) -> tuple[list[Comparison], PreferenceReport]:
-    """Reads the pairs of a .jsonl or .jsonl.gz file of rows with `chosen` and `rejected` (see docs/preferences.md).
+    columns: Sequence[str] = (),
+) -> tuple[Sequence[Comparison], PreferenceReport]:
+    """Reads the pairs of rows with `chosen` and `rejected` (see docs/preferences.md).
 
     Args:
-      path: the file.
+      path: a .jsonl or .jsonl.gz file, or any other data that `open_rows` reads.
       differing_contexts: "drop" rows with differing contexts, or "keep" them: the longest shared context becomes the prompt,
         and the remaining turns the answers.
       empty_answers: "drop" or "keep" rows with an empty chosen or rejected answer.
@@ -70,9 +75,11 @@ def read_preferences(
       margins: whether to read each row's "margin", a number of at least 0 by which the chosen answer is better; 0 if missing.
       gold: whether to read the fields of gold pairs too (docs/data_formats.md): a tie has the label 0.5 and is undecided,
         `principles` has the row's principle, and `Prompt.columns` its kind.
+      columns: the entries of `config.data.columns`.
 
     Returns:
-      The comparisons in file order, with the chosen answer first and label 1.0, and the report.
+      The comparisons in file order, with the chosen answer first and label 1.0, and the report. Those of a table are made when
+      they are needed.
 
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, no pair is left, or `margins` is set and no row has
@@ -80,24 +87,36 @@ def read_preferences(
     """
     options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens, margins, gold)
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
-    pairs: list[Comparison] = []
-    rows = 0
-    for row in iterate_jsonl(path):
+    source_rows, rows = open_rows(path, columns), 0
+    kept, has_margin = KeptRecords(source_rows), False
+
+    def comparison(row: JsonRow, options: _Options = options, listed: dict[str, list] = listed) -> Comparison | None:
+        answers = _answers(row.line, row.value, options, listed)
+        if answers is None:
+            return None
+        prompt = Prompt(f"{name or data_stem(path)}:{row.line}", answers.context, source)
+        return _comparison(prompt, answers, row, options, listed)
+
+    for row in source_rows:
         rows += 1
         if isinstance(row, BrokenLine):
             listed["broken"].append(row)
             continue
-        answers = _answers(row.line, row.value, options, listed)
-        if answers is not None:
-            prompt = Prompt(f"{name or file_stem(path)}:{row.line}", answers.context, source)
-            pairs.append(_comparison(prompt, answers, row, options, listed))
-        if limit and len(pairs) == limit:
+        pair = comparison(row)
+        if pair is not None:
+            kept.add(row, pair)
+            has_margin = has_margin or bool(pair.margin)
+        if limit and len(kept) == limit:
             break
-    check_bad_share(path, listed["broken"], rows, max_bad_share)
-    report = PreferenceReport(str(path), rows, len(pairs), **{name: tuple(lines) for name, lines in listed.items()})
+    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place)
+    whole = dataclasses.replace(options, count_tokens=None, max_tokens=None)
+    cut = frozenset(listed["cut"])
+    pairs = kept.records(lambda row: comparison(row, options if row.line in cut else whole, collections.defaultdict(list)))
+    lines = {name: tuple(lines) for name, lines in listed.items()}
+    report = PreferenceReport(str(path), rows, len(pairs), **lines, unit=source_rows.unit)
     if not pairs:
         raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; give a file with usable rows")
-    if margins and not any(pair.margin for pair in pairs):
+    if margins and not has_margin:
         raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight requires margins; "
                         "set it to 0, or give a file with margins")
     return pairs, report

@@ -1,7 +1,7 @@
 """Reads prompts from files of several formats. Each row becomes a Prompt or is counted with the reason why it did not.
 
 The ending of a file's name determines its format: .txt, .csv, .json, or JSON Lines for any other ending. Each file may be
-gzipped; then ".gz" follows the ending.
+gzipped; then ".gz" follows the ending. `rows.open_rows` also reads tables (Parquet, Arrow, TFDS) and folders.
 
 A row is one of:
 
@@ -21,33 +21,20 @@ The fields that are not part of the prompt, such as "answer", are its columns.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxalign.data.chat.dialogues import Dialogue, parse_dialogue, parse_messages, parse_pair, parse_transcript, split_answers
-from jaxalign.data.sources.csv_rows import iterate_csv
-from jaxalign.data.sources.jsonl import (
-    BrokenLine,
-    JsonRow,
-    check_bad_share,
-    checked_value,
-    file_stem,
-    iterate_jsonl,
-    read_bytes,
-)
+from jaxalign.data.sources.json_items import COMMON, prompt_field
+from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
 from jaxalign.data.sources.reports import PromptReport
+from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
-from jaxalign.json_text import parse_json
 from jaxalign.records import Message, Prompt
 
 RESERVED = ("prompt_id", "source", "prompts", "responses")
 """Names that columns must not have, because they are arguments of every reward."""
-
-
-_COMMON = ("prompt", "messages", "chosen", "question", "instruction")
-"""Fields of common data sets, by priority."""
 
 
 class PromptFile(NamedTuple):
@@ -64,30 +51,32 @@ def read_prompts(
     field: str = "prompt",
     name: str = "",
     columns: bool = True,
+    renamed: Sequence[str] = (),
 ) -> PromptFile:
-    """Reads the prompts of a .jsonl, .json, .csv or .txt file, optionally .gz, each distinct dialogue once.
+    """Reads the prompts of a .jsonl, .json, .csv or .txt file, optionally .gz, or of a table, each distinct dialogue once.
 
     Args:
-      path: the file. In a .txt file, each non-blank line is a prompt.
+      path: the file, or any other data that `open_rows` reads. In a .txt file, each non-blank line is a prompt.
       max_bad_share: the largest accepted share of broken rows, in [0, 1].
       limit: stop after this number of prompts; 0 reads all.
       field: the name of the field that contains the prompt.
       name: the `source` of the prompts and the beginning of their ids; empty: the source "file", and ids with the file's name.
       columns: whether prompts keep the other fields of their rows, which must then be the same in all rows.
+      renamed: the entries of `config.data.columns`.
 
     Returns:
-      Prompts with ids "NAME:LINE", or "NAME:ITEM" for a JSON array, and the report on the rows.
+      Prompts with ids "NAME:LINE", "NAME:ITEM" for a JSON array or "NAME:ROW" for a table, and the report on the rows.
 
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, or no prompt is left.
     """
-    stem, source = name or file_stem(path), name or "file"
+    stem, source = name or data_stem(path), name or "file"
     prompts: dict[Dialogue, Prompt] = {}
     broken: list[BrokenLine] = []
     duplicates: list[int] = []
     names: set[str] | None = None
     count = 0
-    rows, unit = file_rows(path, field)
+    rows = open_rows(path, renamed, field)
     for row in rows:
         count += 1
         if isinstance(row, BrokenLine):
@@ -95,7 +84,7 @@ def read_prompts(
             continue
         try:
             messages, used = parse_prompt(row.value, field)
-            kept = {key: value for key, value in row.value.items() if key not in used} if columns and used else {}
+            kept = _other_fields(row.value, used, rows.columns) if columns and used else {}
             _check_columns(kept, names)
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
@@ -107,11 +96,11 @@ def read_prompts(
         prompts[messages] = Prompt(f"{stem}:{row.line}", messages, source, kept)
         if limit and len(prompts) == limit:
             break
-    check_bad_share(path, broken, count, max_bad_share, unit)
+    check_bad_share(path, broken, count, max_bad_share, rows.unit, rows.place)
     if not prompts:
         raise UserError(f'{path} has no prompts; give at least one, such as a row with "{field}" or another field that '
                         "docs/data_formats.md lists")
-    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), unit=unit)
+    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), unit=rows.unit)
     return PromptFile(list(prompts.values()), report)
 
 
@@ -123,6 +112,11 @@ def without(file: PromptFile, others: Sequence[Prompt], reason: str) -> PromptFi
     return PromptFile(kept, dataclasses.replace(file.report, **{reason: lines}))
 
 
+def _other_fields(value: Mapping[str, Any], used: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
+    """The fields that are not part of the prompt. In a table, whose rows all have `columns`, an empty cell is None."""
+    return {name: value.get(name) for name in (value if columns is None else columns) if name not in used}
+
+
 def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:
     """Raises ValueError for a reserved column name, or if the names differ from `names`, those of the first prompt."""
     for name in RESERVED:
@@ -131,97 +125,6 @@ def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:
     if names is not None and set(columns) != names:
         different = sorted(set(columns) ^ names)
         raise ValueError(f"the columns differ from those of the first prompt ({', '.join(different)} in only one of the two)")
-
-
-class FileRows(NamedTuple):
-    """The rows of a file, each with a string or an object, and what their numbers count: "line" or "item"."""
-
-    rows: Iterable[JsonRow | BrokenLine]
-    unit: str = "line"
-
-
-def file_rows(path: str | pathlib.Path, field: str = "prompt") -> FileRows:
-    """The rows of a file of prompts, in order.
-
-    Args:
-      path: the file.
-      field: the name of the field that contains the prompt.
-
-    Raises:
-      UserError: when the rows are read or before: the file is missing, unreadable or damaged.
-    """
-    ending = pathlib.Path(pathlib.Path(path).name.lower().removesuffix(".gz")).suffix
-    if ending == ".txt":
-        return FileRows(_text_lines(path))
-    if ending == ".csv":
-        return FileRows(iterate_csv(path))
-    items = read_items(path, field) if ending == ".json" else None
-    return FileRows(iterate_jsonl(path, strings=True)) if items is None else FileRows(items, "item")
-
-
-def _text_lines(path: str | pathlib.Path) -> Iterator[JsonRow | BrokenLine]:
-    """The non-blank lines of a text file."""
-    for number, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
-        try:
-            line = raw.decode("utf-8").rstrip("\r")
-        except UnicodeDecodeError as error:
-            yield BrokenLine(number, f"not UTF-8 at byte {error.start}")
-            continue
-        if line.strip():
-            yield JsonRow(number, line)
-
-
-def read_items(path: str | pathlib.Path, field: str) -> list[JsonRow | BrokenLine] | None:
-    """The strings and objects of a JSON file, in file order.
-
-    Args:
-      path: a file with one JSON array, or an object whose values are arrays or such objects; optionally gzipped.
-      field: the name of the field that contains the prompt.
-
-    Returns:
-      A JsonRow or a BrokenLine for each item, numbered from 1; None if the file has one JSON value per line.
-
-    Raises:
-      UserError: the file is missing, unreadable, not UTF-8 or not JSON, or has another JSON value.
-    """
-    raw = read_bytes(path)
-    try:
-        value = parse_json(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} is not UTF-8 on line {line}; save it as UTF-8") from None
-    except json.JSONDecodeError as error:
-        if raw.lstrip()[:1] in (b"{", b'"'):
-            return None
-        raise UserError(f"{path} is not JSON: {error.msg} on line {error.lineno}, column {error.colno}; correct it, or give "
-                        "one array of prompts") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not usable JSON: {error}; give one array of prompts") from None
-    if isinstance(value, str):
-        return None
-    if isinstance(value, dict) and prompt_field(value, field) is not None:
-        # An object whose fields are columns of values has many rows; any other one is a single line of JSON Lines.
-        lists = all(isinstance(cells, list) for cells in value.values())
-        if not lists or any(isinstance(cell, dict) for cells in value.values() for cell in cells):
-            return None
-    escaped = b"\\ud" in raw.lower()
-    return [checked_value(number, item, strings=True, escaped=escaped)
-            for number, item in enumerate(_items(path, value, field), start=1)]
-
-
-def _items(path: str | pathlib.Path, value: Any, field: str) -> Iterator[Any]:
-    """The items of an array, or of all arrays of an object, at any depth."""
-    if isinstance(value, list):
-        yield from value
-    elif isinstance(value, dict) and prompt_field(value, field) is None:
-        for group in value.values():
-            yield from _items(path, group, field)
-    elif isinstance(value, dict):
-        raise UserError(f"{path} has an object with the fields {', '.join(value)} outside an array; give an array with one "
-                        "object for each prompt")
-    else:
-        raise UserError(f"{path} has a JSON {type(value).__name__} outside an array; give one array of strings or objects, or "
-                        "an object of such arrays")
 
 
 class PromptRow(NamedTuple):
@@ -245,7 +148,7 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
     if isinstance(value, str):
         messages, fields = (Message("user", value),), ()
     elif name is None:
-        names = ", ".join(f'"{name}"' for name in dict.fromkeys((field, *_COMMON[:-1])))
+        names = ", ".join(f'"{name}"' for name in dict.fromkeys((field, *COMMON[:-1])))
         raise ValueError(f'no {names} or "instruction"')
     elif name == "chosen" and name != field:
         fields = tuple(each for each in ("chosen", "rejected", "prompt") if each in value)
@@ -269,16 +172,6 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
     if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
         raise ValueError("the prompt does not end with a non-empty user turn")
     return PromptRow(messages, fields)
-
-
-def prompt_field(value: Mapping[str, Any], field: str = "prompt") -> str | None:
-    """The field of an object that `parse_prompt` reads the prompt from; None if there is none."""
-    present = [name for name in dict.fromkeys((field, *_COMMON)) if value.get(name) is not None]
-    if len(present) > 1 and present[0] == "chosen" != field:
-        chosen = value["chosen"]
-        if isinstance(chosen, str) and not chosen.lstrip().startswith(("Human:", "Assistant:")):
-            return present[1]  # It is the text of an answer instead of a dialogue.
-    return present[0] if present else None
 
 
 def _shared(row: Mapping[str, Any]) -> Dialogue:

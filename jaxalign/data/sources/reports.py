@@ -12,27 +12,33 @@ _LISTED = 10  # Line numbers that a sentence lists for each reason; it counts th
 
 
 class FileReport:
-    """A report on the rows of one file. A subclass is a dataclass with a tuple of line numbers for each reason."""
+    """A report on the rows of one file. A subclass is a dataclass with a tuple of line numbers for each reason.
+
+    `unit` is what the numbers count: "line", "item" (of a JSON array) or "row" (of a table, through all files of
+    a folder).
+    """
 
     reasons: ClassVar[Mapping[str, str]]
     """For each field of line numbers, the description of its rows in sentences."""
     kept: ClassVar[str]
     """The numbers of rows kept, with fields of the report in braces."""
+    names_unit: ClassVar[bool] = False
+    """Whether `to_dict` names the unit of lines."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, for the summary of a stage."""
-        return dataclasses.asdict(self)
+        """Plain JSON values, for the summary of a stage. Only prompts have the unit if it is a line."""
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if self.names_unit or name != "unit" or value != "line"}
 
     def sentences(self) -> list[str]:
         """The numbers of rows read and kept, and a sentence for each reason that applies to a row."""
-        unit = getattr(self, "unit", "line")
         sentences = [f"{self.path}: {self.rows} rows read, {self.kept.format_map(vars(self))} kept"]
         for field, meaning in self.reasons.items():
             places = getattr(self, field)
             numbers = [str(place.line if isinstance(place, BrokenLine) else place) for place in places]
             more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
             if numbers:
-                sentences.append(f"{len(numbers)} {meaning} ({unit}s {', '.join(numbers[:_LISTED])}{more})")
+                sentences.append(f"{len(numbers)} {meaning} ({self.unit}s {', '.join(numbers[:_LISTED])}{more})")
         return sentences
 
 
@@ -59,6 +65,7 @@ class PreferenceReport(FileReport):
     too_long: tuple[int, ...]
     refused: tuple[int, ...]
     bad_margins: tuple[int, ...]
+    unit: str = "line"
 
     kept = "{pairs} pairs"
     reasons = {  # noqa: RUF012
@@ -91,6 +98,7 @@ class AnswerReport(FileReport):
     cut: tuple[int, ...]
     too_long: tuple[int, ...]
     refused: tuple[int, ...]
+    unit: str = "line"
 
     reasons = {  # noqa: RUF012
         "broken": "broken, not JSON or not a judged answer; dropped",
@@ -127,7 +135,7 @@ class PromptReport(FileReport):
     """A report on the rows of a file of prompts. Tuples contain line numbers, which start at 1.
 
     rows = prompts + broken + duplicates, unless reading stopped at a limit. The prompts include those of `evaluated` and
-    `in_red_team`. If `unit` is "item", the numbers are positions in a JSON array instead of lines.
+    `in_red_team`.
     """
 
     path: str
@@ -140,6 +148,7 @@ class PromptReport(FileReport):
     unit: str = "line"
 
     kept = "{prompts} prompts"
+    names_unit = True
     reasons = {  # noqa: RUF012
         "broken": "broken or not a prompt; dropped",
         "duplicates": "with the dialogue of an earlier row; dropped",

@@ -9,11 +9,12 @@ from typing import Any
 
 from jaxalign.config import Config, DPOConfig, PreferenceConfig, SFTConfig
 from jaxalign.data.sources.base import SourceReport, few_dialogues, few_held_out, held_out_count, split_by_prompt
+from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
 from jaxalign.reasons import COMPARISON, advice, few_usable, too_few, usable_sentence
-from jaxalign.records import Comparison, Message, PrincipleLabel
+from jaxalign.records import Comparison, Demonstration, Message, PrincipleLabel
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
@@ -109,7 +110,12 @@ def answered(
     kind = "demonstrations" if "demonstrations" in data_source(context.config).provides else "comparisons"
     train, held_out, report = sources.source_rows(context, tokenizer, kind)
     answer = operator.attrgetter("response" if kind == "demonstrations" else "response_a")
-    return *([(row.prompt.messages, answer(row)) for row in rows] for rows in (train, held_out)), report
+
+    def answered_row(row: Comparison | Demonstration) -> Answered:
+        return row.prompt.messages, answer(row)
+
+    return *(rows.mapped(answered_row) if isinstance(rows, LazyRecords) else list(map(answered_row, rows))
+             for rows in (train, held_out)), report
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config, schema
+from jaxalign.data.sources.rows import data_identity
+from jaxalign.data.sources.tfds_part import is_tfds
 from jaxalign.errors import UserError
 from jaxalign.stages.shared.base import Stage
 from jaxalign.storage import LocalStorage, Storage, read_json, write_json
@@ -184,8 +186,15 @@ def fingerprint(value: Any) -> str:
 
 
 def file_fingerprint(path: Path, field: str) -> str:
-    """A hash of a file's content. Raises UserError, which names the config field, if the file cannot be read."""
+    """A hash of a file's content, or of the names and contents of the files of a folder or a TFDS data set.
+
+    Raises:
+      UserError: a file cannot be read; the message names the config field.
+    """
     try:
+        if is_tfds(path) or path.is_dir():
+            identity, files = data_identity(path)
+            return fingerprint([identity, [[file.name, file_fingerprint(file, field)] for file in files]])
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
     except OSError as error:

@@ -25,6 +25,7 @@ from jaxalign.data.sources.base import (
     unique_prompts,
 )
 from jaxalign.data.sources.files import in_turn, interleaved, named_files, split_rows
+from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
@@ -253,10 +254,13 @@ def is_judged(config: Config) -> bool:
 
 
 def _checked(config: Config, given: Any, kind: str) -> Split:
-    """The result of a source's function as a split into lists of checked rows."""
+    """The result of a source's function as a split into checked rows. Records of tables were checked by their reader."""
     split = _split(config, given, kind)
     keep = config.data.empty_answers == "keep"
-    train, held_out = (read_rows(part, kind, _where(config), keep_empty=keep) for part in (split.train, split.held_out))
+    train, held_out = (
+        part if isinstance(part, LazyRecords) else read_rows(part, kind, _where(config), keep_empty=keep)
+        for part in (split.train, split.held_out)
+    )
     return dataclasses.replace(split, train=train, held_out=held_out)
 
 

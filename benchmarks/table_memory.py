@@ -1,0 +1,99 @@
+"""Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, and a pass over all rows.
+
+    python -m benchmarks.table_memory --rows=10000000
+
+Each measurement runs in its own process, whose peak resident memory (in decimal megabytes) includes Python, NumPy and pyarrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+FILES = 10
+BATCH = 64
+COLUMNS = ("prompt", "chosen", "rejected")
+GROUP = 100_000
+"""Rows in a row group of the Parquet files."""
+
+
+def write_folder(folder: Path, rows: int) -> int:
+    """Writes preference pairs of about 130 bytes to `FILES` Parquet files, and returns their size in bytes."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    share = rows // FILES
+    for number in range(FILES):
+        path = folder / f"train-{number:05d}.parquet"
+        with parquet.ParquetWriter(path, pa.schema([(name, pa.string()) for name in COLUMNS])) as writer:
+            for start in range(number * share, (number + 1) * share, GROUP):
+                ids = range(start, min(start + GROUP, (number + 1) * share))
+                columns = (
+                    [f"Question {i}: what is {i % 97} plus {i % 89}?" for i in ids],
+                    [f"It is {i % 97 + i % 89}, since addition is exact." for i in ids],
+                    [f"I cannot say what {i % 97} is." for i in ids],
+                )
+                writer.write_table(pa.table(dict(zip(COLUMNS, columns, strict=True))), row_group_size=GROUP)
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def measure(folder: Path, what: str) -> dict[str, float]:
+    """Runs one measurement in this process: {"seconds", "megabytes", "rows"}."""
+    import numpy as np
+
+    from jaxalign.data.sources.preferences import read_preferences
+    from jaxalign.data.sources.rows import open_rows
+
+    began = time.perf_counter()
+    if what == "limited":
+        count = len(read_preferences(folder, limit=10_000)[0])
+    elif what == "split":
+        from jaxalign.data.sources.base import split_by_prompt
+
+        parts = split_by_prompt(read_preferences(folder)[0], 0.001)
+        chosen = np.random.default_rng(0).integers(len(parts[0]), size=BATCH)
+        count = len(parts[0]) + len(parts[1])
+        assert all(parts[0][i].response_a for i in chosen)
+    else:
+        rows = open_rows(folder)
+        if what == "first":
+            count = sum(1 for _, row in zip(range(BATCH), rows, strict=False) if row.value["prompt"])
+        elif what == "random":
+            chosen = np.random.default_rng(0).integers(len(rows), size=BATCH)
+            count = sum(1 for i in chosen.tolist() if rows[i].line == i + 1)
+        else:
+            count = sum(1 for row in rows if row.value["prompt"])
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "rows": count}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--folder", type=Path, help="an existing folder; default: write one, and delete it afterwards")
+    parser.add_argument("--measure", help="the measurement of this process")
+    parser.add_argument("--only", default="first,random,limited,all,split")
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.folder, options.measure)))
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = options.folder or Path(made)
+        if options.folder is None or not any(folder.iterdir()):
+            folder.mkdir(exist_ok=True)
+            size = write_folder(folder, options.rows)
+            print(f"{options.rows:,} rows in {FILES} Parquet files of {size / 1e6:,.0f} MB together")
+        for what in options.only.split(","):
+            command = [sys.executable, "-m", "benchmarks.table_memory", f"--folder={folder}", f"--measure={what}"]
+            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            print(f"{what:8} {found['rows']:>12,.0f} rows {found['seconds']:8.2f} s {found['megabytes']:8,.0f} MB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Opens the rows of data: the one place that knows every format.
+
+- JSON Lines, optionally gzipped, or a folder of such files;
+- for prompts also .txt, .csv and .json files;
+- a Parquet or Arrow file, or a folder of such files;
+- a folder that `datasets.Dataset.save_to_disk` wrote;
+- "tfds:NAME[/CONFIG][:VERSION][:SPLIT]", a prepared data set of TFDS.
+
+Files of a folder are read in the order of their names.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from jaxalign.data.sources.arrow_parts import ARROW_MAGIC, FEATHER_MAGIC, PARQUET_MAGIC, arrow_part, check_schemas
+from jaxalign.data.sources.columns import ColumnMap
+from jaxalign.data.sources.csv_rows import iterate_csv
+from jaxalign.data.sources.json_items import read_items
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, iterate_jsonl, read_bytes, read_object
+from jaxalign.data.sources.row_files import RowFile, TextFolder, TextRows
+from jaxalign.data.sources.tables import Table
+from jaxalign.data.sources.tfds_part import PREFIX, TfdsPart, is_tfds, parse_name, prepared_files
+from jaxalign.errors import UserError
+
+_TABLES = (".parquet", ".arrow", ".feather")
+_LINES = (".jsonl",)
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
+
+
+def open_rows(path: str | pathlib.Path, columns: Sequence[str] = (), prompt_field: str = "") -> RowFile:
+    """The rows of a file, a folder or a TFDS data set. They are read when they are needed, not held in memory.
+
+    Args:
+      path: any of the formats above.
+      columns: the entries of `config.data.columns`, "field=column".
+      prompt_field: the field that contains the prompt; then rows may be strings, and the other formats of prompts are read.
+
+    Returns:
+      The rows; those of a table (Parquet, Arrow, TFDS) also by index.
+
+    Raises:
+      UserError: a table is missing or damaged, its parts have different columns, a mapped column does not exist, or the package
+        that reads the format is not installed. Text files raise it when their rows are read.
+    """
+    mapped = ColumnMap.of(columns)
+    if is_tfds(path):
+        return Table(path, [TfdsPart(path)], mapped)
+    path = pathlib.Path(path).expanduser()
+    if path.is_dir():
+        return _folder(path, mapped, prompt_field)
+    if _is_table(path):
+        return Table(path, [arrow_part(path)], mapped)
+    return _text(path, mapped, prompt_field)
+
+
+def data_stem(path: str | pathlib.Path) -> str:
+    """The name of data for ids: of a file its name without .jsonl, .parquet, .arrow, .feather and .gz, of a folder its name, of
+    TFDS the name and config, with the split unless that is train."""
+    if is_tfds(path):
+        return parse_name(path).stem
+    name = pathlib.Path(path).name.removesuffix(".gz")
+    return next((name.removesuffix(ending) for ending in (*_LINES, *_TABLES) if name.endswith(ending)), name)
+
+
+def data_identity(path: str | pathlib.Path) -> tuple[str, list[pathlib.Path]]:
+    """(the identity of the data apart from its files, the files): for a folder those that are read, for TFDS those of the
+    prepared folder. Raises UserError like `open_rows`."""
+    if is_tfds(path):
+        name, files = prepared_files(path)
+        return f"{PREFIX}{name}:{parse_name(path).split}", files
+    path = pathlib.Path(path).expanduser()
+    return "", _folder_files(path) if path.is_dir() else [path]
+
+
+def is_table(path: str | pathlib.Path) -> bool:
+    """Whether a path is a folder, the name of a TFDS data set, or a Parquet or Arrow file by its ending or first bytes."""
+    path = pathlib.Path(path).expanduser()
+    return is_tfds(path) or path.is_dir() or _is_table(path)
+
+
+def _is_table(path: pathlib.Path) -> bool:
+    """Whether a file is Parquet or Arrow, by its ending or its first bytes."""
+    if path.suffix.lower() in _TABLES:
+        return True
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(8).startswith((PARQUET_MAGIC, ARROW_MAGIC, FEATHER_MAGIC))
+    except OSError:
+        return False  # The reader of text files names the reason.
+
+
+def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
+    files = _folder_files(path)
+    if (path / _STATE).is_file() or files[0].suffix.lower() in _TABLES:
+        parts = [arrow_part(file) for file in files]
+        check_schemas(parts)
+        return Table(path, parts, mapped)
+    return TextFolder(path, [_text(file, mapped, prompt_field) for file in files])
+
+
+def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The data files of a folder in order. Raises UserError if there are none, or files of several formats."""
+    if (path / _STATE).is_file():
+        return _saved_files(path)
+    if (path / _SPLITS).is_file():
+        splits = sorted(folder.name for folder in path.iterdir() if (folder / _STATE).is_file())
+        raise UserError(f"{path} has the splits {', '.join(splits) or '(none)'} of a saved data set; give the folder of one of "
+                        f"them, such as {path / splits[0] if splits else path / 'train'}")
+    found: dict[str, list[pathlib.Path]] = {}
+    for file in sorted(path.iterdir()):
+        ending = pathlib.Path(file.name.lower().removesuffix(".gz")).suffix
+        if file.is_file() and file.name[0] not in "._" and ending in (*_TABLES, *_LINES):
+            found.setdefault("JSON Lines" if ending in _LINES else ending, []).append(file)
+    if not found:
+        raise UserError(f"{path} is a folder without .jsonl, .parquet, .arrow or .feather files; give a folder that has some, "
+                        "or the path of one file in it")
+    if len(found) > 1:
+        raise UserError(f"{path} has files of several formats ({', '.join(found)}); give a folder with one format, or one file")
+    return next(iter(found.values()))
+
+
+def _saved_files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a folder that `datasets.Dataset.save_to_disk` wrote, in its order."""
+    listed = read_object(path / _STATE).get("_data_files")
+    names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
+    if not names or not all(isinstance(name, str) and name and pathlib.Path(name).name == name for name in names):
+        raise UserError(f"{path / _STATE} does not list the data files of a saved data set; save the data set again")
+    return [path / name for name in names]
+
+
+def _text(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
+    """The rows of a text file."""
+    ending = pathlib.Path(path.name.lower().removesuffix(".gz")).suffix if prompt_field else ""
+    read, unit = functools.partial(iterate_jsonl, path, strings=bool(prompt_field)), "line"
+    if ending == ".txt":
+        read = functools.partial(_text_lines, path)
+    elif ending == ".csv":
+        read = functools.partial(iterate_csv, path)
+    elif ending == ".json" and (items := read_items(path, mapped.fields.get(prompt_field, prompt_field))) is not None:
+        read, unit = items.__iter__, "item"
+    return TextRows(path, lambda: mapped.rows(path, read()), unit)
+
+
+def _text_lines(path: str | pathlib.Path) -> Iterator[JsonRow | BrokenLine]:
+    """The non-blank lines of a text file."""
+    for number, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
+        try:
+            line = raw.decode("utf-8").rstrip("\r")
+        except UnicodeDecodeError as error:
+            yield BrokenLine(number, f"not UTF-8 at byte {error.start}")
+            continue
+        if line.strip():
+            yield JsonRow(number, line)
