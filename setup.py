@@ -49,8 +49,11 @@ setuptools.setup(
         "optax",
         "orbax-checkpoint",
         "protobuf",
+        # Both are also dependencies of flax and orbax-checkpoint.
+        "psutil",
         "qwix",
         "regex",
+        "rich",
         "safetensors",
         "sentencepiece>=0.2.3",
         "tokenizers>=0.20",

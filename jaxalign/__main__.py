@@ -19,6 +19,7 @@ _COMMANDS = {
     "preview": "prints the tokens that a model or a judge sees, and which of them the model learns from",
     "sample": "answers a prompt, a file of prompts, or the turns of a dialogue",
     "convert": "converts models between the formats of Hugging Face and Orbax",
+    "watch": "shows runs while they go on: progress, rates, memory, alerts",
     "judge-audit": "measures a judge on pairs of answers of which the better one is known",
     "world": "exports the embedded world as a chat model, or scores answers in it",
 }

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from jaxalign.tracking.workdir import RunFiles, read_run
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def render_report(workdir: str | Path, examples: int | None = None) -> Path:
+def render_report(workdir: str | Path, examples: int | None = None, refresh: float | None = None) -> Path:
     """Writes `workdir`/report.html from the files in the work directory, replacing it atomically.
 
     Sections of unfinished stages state that. No other file is written.
@@ -45,6 +46,7 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
       workdir: a run's work directory, in the layout of `docs/data_formats.md`.
       examples: the number of prompts shown with every model's answer, spread evenly over the kinds of prompts and rounded up;
         None: `evaluate.examples` of the run's config, or 12 without a config.
+      refresh: the seconds after which a browser loads the page again, for a run that goes on; None for one that does not.
 
     Returns:
       The path of the report.
@@ -58,7 +60,7 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
         run = dataclasses.replace(run, config={**run.config, "evaluate": evaluate})
     path = run.path / "report.html"
     try:
-        page = _page(run)
+        page = _page(run, refresh)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path} cannot be written, because a file of a stage has another form than expected "
                         f"({type(error).__name__}: {error}); restore the file, or move the folder of its stage aside to run "
@@ -67,10 +69,12 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
     return path
 
 
-def _page(run: RunFiles) -> str:
+def _page(run: RunFiles, refresh: float | None) -> str:
     """The report's HTML."""
     return render(
         "report.html.j2",
+        refresh=None if refresh is None else max(1, round(refresh)),
+        written="" if refresh is None else time.strftime("%H:%M:%S"),
         name=run.path.resolve().name,
         seed=run.config.get("seed", run.evaluation.get("seed")),
         stages=[(name, stage.status or "not run") for name, stage in run.runs.items() if name != "report"],
