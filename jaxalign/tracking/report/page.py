@@ -26,6 +26,7 @@ from jaxalign.tracking.report.blocks import ReportSection
 from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
+from jaxalign.tracking.report.live import live_sentences
 from jaxalign.tracking.report.requests import requests
 from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
@@ -70,7 +71,9 @@ def render_report(workdir: str | Path, examples: int | None = None, refresh: flo
 
 
 def _page(run: RunFiles, refresh: float | None) -> str:
-    """The report's HTML."""
+    """The report's HTML. That of a run that goes on begins with its progress, and omits the sections that have only reasons
+    why they are empty."""
+    shown = sections(run)
     return render(
         "report.html.j2",
         refresh=None if refresh is None else max(1, round(refresh)),
@@ -79,11 +82,12 @@ def _page(run: RunFiles, refresh: float | None) -> str:
         seed=run.config.get("seed", run.evaluation.get("seed")),
         stages=[(name, stage.status or "not run") for name, stage in run.runs.items() if name != "report"],
         lead=prose.lead(run),
+        live=() if refresh is None else live_sentences(run),
         headlines=headlines(run),
         models=model_table(run),
         terms=terms(run),
         span=[model_phrase(model, run.used) for model in (run.models[:1] + run.models[-1:])],
-        sections=sections(run),
+        sections=shown if refresh is None else [section for section in shown if section.filled],
         config=_config_lines(run),
     )
 
