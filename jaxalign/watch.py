@@ -90,7 +90,7 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         elif argument.startswith("--") and name in ("every", "prometheus", "address"):
             options[name] = _value(name, value if equals else next(waiting, ""))
         else:
-            raise UserError(f"{argument} is not a flag of watch; --help lists them")
+            raise UserError(f"{argument.partition('=')[0]} is not a flag of watch; --help lists them")
     if not workdirs:
         raise UserError("no work directory is given; pass the --workdir of one or more runs, as in "
                         "`python -m jaxalign.watch runs/quickstart`")

@@ -94,13 +94,19 @@ def imported_packages(paths: Iterable[pathlib.Path]) -> set[str]:
 
 
 def test_imported_packages_are_declared_and_are_not_other_frameworks():
-    """Only the endpoint client imports the libraries of an extra."""
+    """Only the client of servers and the exporter for Prometheus import the libraries of their extras."""
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    listed, extra = (set(re.findall(r'"([a-z0-9-]+)', re.search(pattern, setup, re.DOTALL)[1]))
-                     for pattern in (r"install_requires=\[(.*?)\]", r'"endpoint": (\[.*?\]),\n'))
-    client = {path for path in SOURCES if ROOT / "jaxalign" / "endpoint" in path.parents}
-    assert imported_packages(set(SOURCES) - client) <= listed
-    assert imported_packages(client) <= listed | extra
+
+    def listed(pattern: str) -> set[str]:
+        return {name.replace("_", "-") for name in re.findall(r'"([a-z0-9_-]+)', re.search(pattern, setup, re.DOTALL)[1])}
+
+    core, rest = listed(r"install_requires=\[(.*?)\]"), set(SOURCES)
+    extras = {"endpoint": ROOT / "jaxalign" / "endpoint", "prometheus": ROOT / "jaxalign/tracking/watching/exporter.py"}
+    for extra, place in extras.items():
+        users = {path for path in SOURCES if place in (path, *path.parents)}
+        assert users and imported_packages(users) <= core | listed(rf'"{extra}": (\[.*?\]),\n')
+        rest -= users
+    assert imported_packages(rest) <= core
     assert not imported_packages(SOURCES) & FOREIGN
 
 

@@ -40,7 +40,7 @@ class Drift:
 def drift(values: Sequence[float]) -> Drift | None:
     """The difference between the means of the first and the last `ROWS` values, which must not overlap; None with fewer values.
 
-    The interval is that of Welch for independent rows with the normal quantile. Rows of neighbouring steps depend on each other a
+    The interval is that of Welch for independent rows with the normal quantile. Neighbouring steps depend on each other a
     little, so it is somewhat too narrow.
     """
     finite = [value for value in values if math.isfinite(value)]

@@ -23,6 +23,7 @@ def test_the_interval_is_that_of_welch_with_the_normal_quantile():
 def test_a_sentence_says_whether_a_change_is_more_than_noise():
     rows = [{"step": n, "score": float(n >= 10), "entropy": 1.0 + n % 2} for n in range(20)]
     assert drift_sentences("ppo", rows) == [
-        "Between the first and the last 10 of 20 steps of ppo, the mean score rose from 0 to 1 (by 1; 95% interval 1 to 1), which "
-        "is more than noise; the entropy fell from 1.50 to 1.50 (by 0.00; 95% interval -0.46 to 0.46), which may be noise."]
+        "Between the first and the last 10 of 20 steps of ppo, the mean score rose from 0 to 1 (by 1; 95% interval 1 to 1), "
+        "which is more than noise; the entropy fell from 1.50 to 1.50 (by 0.00; 95% interval -0.46 to 0.46), which may "
+        "be noise."]
     assert drift_sentences("ppo", rows[:19]) == [] and drift_sentences("ppo", []) == []

@@ -27,17 +27,18 @@ def append(path, *rows):
 @pytest.fixture
 def workdir(tmp_path):
     """A run in stage ppo, with 12 of 100 steps of 20 s, whose files have just been written."""
-    write(tmp_path / "config.json", {"stages": ["sft", "ppo"], "ppo": {"iterations": 100}, "tracking": {"system_seconds": 10}})
+    write(tmp_path / "config.json", {"stages": ["sft", "ppo"], "ppo": {"iterations": 100},
+                                     "tracking": {"system_seconds": 10}})
     write(tmp_path / "sft" / "manifest.json", {"status": "done"})
     write(tmp_path / "ppo" / "manifest.json", {"status": "running"})
     append(tmp_path / "ppo" / "metrics.jsonl", *({"step": n, "score": n / 2, "kl_k3": 0.5, "response_length": 30.0}
                                                  for n in range(12)))
-    append(tmp_path / "ppo" / "timing.jsonl", {"phase": "first step", "seconds": 60.0, "tokens": 1000, "flops": 0, "peak": 1e12},
+    append(tmp_path / "ppo" / "timing.jsonl", {"phase": "first step", "seconds": 60.0, "tokens": 1000, "peak": 1e12},
            {"phase": "update", "seconds": 100.0, "tokens": 5000, "flops": 4e13, "peak": 1e12})
     for path in (tmp_path / "ppo").iterdir():
         os.utime(path, (NOW - 300, NOW - 300))
-    append(tmp_path / "system.jsonl", *({"time": NOW - 240 + 10 * n, "stage": "ppo", "count": n // 2, "total": 100, "unit": "step",
-                                         "tokens": 1000 * n, "cpu": 0.5} for n in range(25)))
+    append(tmp_path / "system.jsonl", *({"time": NOW - 240 + 10 * n, "stage": "ppo", "count": n // 2, "total": 100,
+                                         "unit": "step", "tokens": 1000 * n, "cpu": 0.5} for n in range(25)))
     return tmp_path
 
 

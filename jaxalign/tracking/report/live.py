@@ -13,7 +13,8 @@ def live_sentences(run: RunFiles) -> list[str]:
     status = RunView(run.path).status()
     if not status.stage:
         return []
-    return [_progress(status), *drift_sentences(status.stage, run.runs[status.stage].metrics if status.stage in run.runs else [])]
+    files = run.runs.get(status.stage)
+    return [_progress(status), *drift_sentences(status.stage, files.metrics if files else [])]
 
 
 def _progress(status: RunStatus) -> str:

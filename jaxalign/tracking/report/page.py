@@ -35,7 +35,7 @@ from jaxalign.tracking.report.terms import terms
 from jaxalign.tracking.workdir import RunFiles, read_run
 
 # Characters that HTML forbids or a terminal would interpret; each becomes the replacement character.
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def render_report(workdir: str | Path, examples: int | None = None, refresh: float | None = None) -> Path:
@@ -66,7 +66,7 @@ def render_report(workdir: str | Path, examples: int | None = None, refresh: flo
         raise UserError(f"{path} cannot be written, because a file of a stage has another form than expected "
                         f"({type(error).__name__}: {error}); restore the file, or move the folder of its stage aside to run "
                         "the stage again") from error
-    write_atomically(path, _CONTROL.sub("\ufffd", page))
+    write_atomically(path, CONTROL.sub("\ufffd", page))
     return path
 
 
