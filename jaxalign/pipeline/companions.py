@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -131,8 +132,10 @@ class _LiveReport:
     def __exit__(self, *_: object) -> None:
         self._thread.__exit__()
         if self._written and self._stage != _REPORT and self._thread.ended:
-            with contextlib.suppress(UserError, OSError):
+            try:
                 self._render(refresh=None)
+            except Exception as error:  # It must not replace the exception that ends the run.
+                logging.getLogger("jaxalign").warning(f"report.html is not written again ({type(error).__name__}: {error})")
 
 
 @contextlib.contextmanager

@@ -75,8 +75,10 @@ def test_a_process_that_writes_no_more_has_stopped_and_one_without_steps_has_sta
 def test_the_end_of_a_run_is_read_until_it_is_resumed(workdir):
     append(workdir / "system.jsonl", {"time": NOW, "stage": "ppo", "event": "failed", "error": "the disk is full"})
     assert (status(workdir).state, status(workdir).note) == ("failed", "The run failed: the disk is full")
-    append(workdir / "system.jsonl", {"time": NOW + 60, "stage": "ppo", "count": 12, "total": 100})
-    assert status(workdir, NOW + 61).state == "running"
+    append(workdir / "system.jsonl", *({"time": NOW + 900 + 10 * n, "stage": "ppo", "count": 10 + n, "total": 100, "tokens": n}
+                                       for n in range(5)))
+    resumed = status(workdir, NOW + 941)  # Rates are those since the last start.
+    assert (resumed.state, resumed.count, resumed.step_seconds, resumed.seconds_left) == ("running", 14, 10.0, 860.0)
 
 
 def test_a_run_without_system_metrics_is_judged_by_its_files(workdir):

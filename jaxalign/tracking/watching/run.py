@@ -7,7 +7,7 @@ import dataclasses
 import statistics
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +132,15 @@ class RunView:
     def _running(self, base: RunStatus, view: StageView, config: Mapping[str, Any]) -> RunStatus:
         """The state of a run with an unfinished stage."""
         now = self._clock()
-        beats = [row for row in self._beats if row.get("stage") == base.stage and "event" not in row]
+        beats = _since_start(self._beats, base.stage)
         last, (step_seconds, moved) = beats[-1] if beats else {}, step_times(beats)
         changed = max([time for time in (view.changed(), last.get("time")) if time is not None], default=now)
         unit, total = last.get("unit", "step"), last.get("total") or planned_steps(config, view.folder.name)
         count = max(last.get("count", 0), view.steps if unit == "step" else 0)
         status = _with_metrics(dataclasses.replace(
             base, count=count, total=total, unit=unit, step_seconds=step_seconds, idle=max(0.0, now - changed),
-            seconds_left=step_seconds * max(0, total - count) if step_seconds and total else None,
-            tokens_per_second=_token_rate(beats) or view.tokens_per_second, utilisation=view.utilisation,
+            seconds_left=max(0, total - count) / speed if (speed := _rate(beats, "count")) and total else None,
+            tokens_per_second=_rate(beats, "tokens") or view.tokens_per_second, utilisation=view.utilisation,
         ), [view])
         ended = self._ended(status, changed)
         if ended is not None:
@@ -179,6 +179,18 @@ def _with_metrics(status: RunStatus, views: list[StageView]) -> RunStatus:
     return dataclasses.replace(status, **values)
 
 
+def _since_start(rows: Iterable[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
+    """The rows of system.jsonl of a stage since its last start, after which the counts begin again."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        again = "event" in row or row.get("stage") != stage
+        restarted = kept and any(row.get(name, 0) < kept[-1].get(name, 0) for name in ("count", "tokens") if name in row)
+        if again or restarted:
+            kept = []
+        kept += [] if again else [row]
+    return kept
+
+
 def step_times(beats: list[dict[str, Any]]) -> tuple[float | None, float]:
     """(the median time of a step, when a step last ended or the stage began) from rows of system.jsonl."""
     ends = [beats[0]] if beats and "count" in beats[0] else []
@@ -191,11 +203,11 @@ def step_times(beats: list[dict[str, Any]]) -> tuple[float | None, float]:
     return (statistics.median(spent) if spent else None), moved
 
 
-def _token_rate(beats: list[dict[str, Any]]) -> float | None:
-    counted = [row for row in beats if row.get("tokens")]
-    if len(counted) < 2 or counted[-1]["tokens"] <= counted[0]["tokens"]:
-        return None
-    return (counted[-1]["tokens"] - counted[0]["tokens"]) / (counted[-1]["time"] - counted[0]["time"])
+def _rate(beats: list[dict[str, Any]], name: str) -> float | None:
+    """The increase of a count per second over rows of system.jsonl; None if it does not increase."""
+    counted = [row for row in beats if name in row]
+    grown = counted[-1][name] - counted[0][name] if counted else 0
+    return grown / (counted[-1]["time"] - counted[0]["time"]) if grown > 0 else None
 
 
 def planned_folders(config: Mapping[str, Any]) -> tuple[str, ...]:
