@@ -30,6 +30,7 @@ from jaxalign.tracking.report.live import live_sentences
 from jaxalign.tracking.report.requests import requests
 from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
+from jaxalign.tracking.report.samples import rl_samples
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.report.terms import terms
 from jaxalign.tracking.workdir import RunFiles, read_run
@@ -101,7 +102,7 @@ def sections(run: RunFiles) -> list[ReportSection]:
             continue
         functions.append(record.report)
         of_stages += _sections_of(record, run)
-    shown = [*across_rounds(run), *of_stages, *audit(run), *requests(run), costs(run)]
+    shown = [*across_rounds(run), *of_stages, *rl_samples(run), *audit(run), *requests(run), costs(run)]
     return sorted((section for section in shown if section.filled or section.missing), key=lambda section: section.order)
 
 
