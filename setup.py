@@ -49,8 +49,11 @@ setuptools.setup(
         "optax",
         "orbax-checkpoint",
         "protobuf",
+        # Both are also dependencies of flax and orbax-checkpoint.
+        "psutil",
         "qwix",
         "regex",
+        "rich",
         "safetensors",
         "sentencepiece>=0.2.3",
         "tokenizers>=0.20",
@@ -66,9 +69,12 @@ setuptools.setup(
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
+        # `jaxalign watch --prometheus`.
+        "prometheus": ["prometheus_client"],
         "test": [
-            "aiohttp", "array-record; platform_system == 'Linux'", "datasets", "hypothesis", "import-linter", "mlflow>=3", "pyarrow",
-            "pytest", "pytest-xdist", "ruff", "tensorboardX", "tensorflow-datasets>=4.9.7", "trackio>=0.30", "wandb>=0.25",
+            "aiohttp", "array-record; platform_system == 'Linux'", "datasets", "hypothesis", "import-linter", "mlflow>=3",
+            "prometheus_client", "pyarrow", "pytest", "pytest-xdist", "ruff", "tensorboardX", "tensorflow-datasets>=4.9.7",
+            "trackio>=0.30", "wandb>=0.25",
         ],
         # The trackers (jaxalign/tracking/sinks).
         "track": ["mlflow>=3", "tensorboardX", "trackio>=0.30", "wandb>=0.25"],

@@ -19,6 +19,8 @@ _COMMANDS = {
     "preview": "prints the tokens that a model or a judge sees, and which of them the model learns from",
     "sample": "answers a prompt, a file of prompts, or the turns of a dialogue",
     "convert": "converts models between the formats of Hugging Face and Orbax",
+    "watch": "shows runs while they go on: progress, rates, memory, alerts",
+    "compare": "writes one HTML page that compares runs: settings, rates, curves, answers",
     "judge-audit": "measures a judge on pairs of answers of which the better one is known",
     "track": "sends the metrics of a run to TensorBoard, Weights & Biases, MLflow or trackio",
     "world": "exports the embedded world as a chat model, or scores answers in it",

@@ -12,6 +12,7 @@ from jaxalign.tracking.timing import read_timing
 
 CONFIG = {
     "compile_cache": None,
+    "tracking": {"system_seconds": 0, "live_report_seconds": 0},  # Its files would depend on the time that the run takes.
     "world": {"tokens": 12_000, "topics": 12, "held_out_topics": 4, "vocab_size": 400},
     "model": {"layers": 1, "embed": 32, "mlp": 64, "heads": 2, "kv_heads": 2, "head_dim": 8, "max_length": 192},
     "pretrain": {"steps": 60, "batch_rows": 8, "row_length": 64, "checkpoint_every": 25,

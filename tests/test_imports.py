@@ -18,7 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "jaxalign").rglob("*.py"))
 GOLD = "jaxalign.data.world.gold"
 EVALUATION = {"jaxalign.stages.evaluate", "jaxalign.data.world.label_scores", "jaxalign.data.world.scores", "jaxalign.world"}
-EXTRAS = {"endpoint": "endpoint", "data": "data/sources/arrow_parts.py", "tfds": "data/sources/tfds_part.py"}
+EXTRAS = {"endpoint": "endpoint", "data": "data/sources/arrow_parts.py", "tfds": "data/sources/tfds_part.py",
+          "track": "tracking/sinks", "prometheus": "tracking/watching/exporter.py"}
 FOREIGN = {"tensorflow", "tf_keras", "keras", "torch", "transformers"}
 
 
@@ -99,7 +100,8 @@ def test_imported_packages_are_declared_and_are_not_other_frameworks():
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
 
     def declared(pattern: str) -> set[str]:
-        return set(re.findall(r'"([a-z0-9-]+)', re.search(pattern, setup, re.DOTALL)[1]))
+        names = re.findall(r'"([A-Za-z0-9_-]+)', re.search(pattern, setup, re.DOTALL)[1])
+        return {name.replace("_", "-") for name in names}
 
     listed, others = declared(r"install_requires=\[(.*?)\]"), set(SOURCES)
     for extra, place in EXTRAS.items():

@@ -14,6 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
 from jaxalign.pipeline.changes import CONFIG, Changes, compare_stages, refusal, with_current_judge, with_style
+from jaxalign.pipeline.companions import Companions, accompanied
 from jaxalign.pipeline.graph import Load, inputs, loader, unread
 from jaxalign.pipeline.results import RunResult, read_results
 from jaxalign.registry.judges import judge_file
@@ -53,8 +54,9 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
     with hosts.first_alone(storage.lock):
         _check_alike(config, storage)
         hosts.once(lambda: _make_ready(config, storage, overwrite, load))
-        for name in rounds.folders(config):
-            _bring_to_done(name, config, storage, load)
+        with accompanied(config, storage) as companions:
+            for name in rounds.folders(config):
+                _bring_to_done(name, config, storage, load, companions)
         hosts.wait()
         result = read_results(storage, rounds.folders(config))
         if hosts.is_first() and result.evaluation is not None:
@@ -124,10 +126,11 @@ def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -
             print(f"warning: {sentence}", flush=True)
 
 
-def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> None:
+def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, companions: Companions) -> None:
     resumed = hosts.once(lambda: _begin(name, config, storage, load))
     if resumed is None:
         return
+    companions.begin(rounds.label(name))
     # Imported here, with JAX, so that a mistake in the arguments is reported at once.
     from jaxalign.stages.shared.spending import counted
 

@@ -119,9 +119,19 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
     rows = jsonl.read_rows(path)
     for number, row in enumerate(rows, 1):
-        row |= {name: _NOT_FINITE[value] for name, value in row.items() if isinstance(value, str) and value in _NOT_FINITE}
-        wrong = next((name for name, value in row.items() if not isinstance(value, (int, float))), None)
-        if wrong is not None:
-            raise UserError(f"{path}, row {number}: {wrong} is {row[wrong]!r}; a number is expected: restore the file, or "
-                            "move the folder of its stage aside to run the stage again")
+        row.update(to_numbers(row, path, number))
     return rows
+
+
+def to_numbers(row: Mapping[str, Any], path: str | os.PathLike, number: int) -> dict[str, Any]:
+    """A row of the metric file `path` with numbers in place of "nan", "inf" and "-inf"; `number` counts the rows from 1.
+
+    Raises:
+      UserError: a value is not a number.
+    """
+    plain = {name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
+    wrong = next((name for name, value in plain.items() if not isinstance(value, (int, float))), None)
+    if wrong is not None:
+        raise UserError(f"{path}, row {number}: {wrong} is {plain[wrong]!r}; a number is expected: restore the file, or "
+                        "move the folder of its stage aside to run the stage again")
+    return plain

@@ -23,6 +23,14 @@ _LINE_SECONDS = 5.0
 _RATE_SECONDS = 30.0  # Window for speed and remaining time; limits how long compilation distorts them.
 _BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s{postfix}"
 
+_current: Progress | None = None
+
+
+def current() -> Progress | None:
+    """The newest `Progress` of this process that is not closed; None between them. Another thread may call this."""
+    return _current
+
+
 _NOTE: contextvars.ContextVar[Callable[[], str] | None] = contextvars.ContextVar("note", default=None)
 
 
@@ -66,9 +74,11 @@ class Progress(contextlib.AbstractContextManager):
         self._clock, self._note = clock, _NOTE.get()
         self._terminal = bool(getattr(self._stream, "isatty", lambda: False)())
         self._began = self._shown = clock()
-        self._tokens, self._values, self._text = 0, {}, ""
+        self.tokens, self._values, self._text = 0, {}, ""
         self._marks = collections.deque([(self._began, start, 0)])
         self._bar = None
+        global _current
+        _current = self
         if self._terminal and self._shows:
             self._bar = tqdm.tqdm(total=total, initial=start, desc=f"[{stage}]", unit=unit, file=self._stream,
                                   dynamic_ncols=True, mininterval=0, miniters=1, bar_format=_BAR_FORMAT)
@@ -78,7 +88,7 @@ class Progress(contextlib.AbstractContextManager):
     def update(self, n: int = 1, tokens: int = 0, **values: Any) -> None:
         """Adds `n` units and `tokens` tokens to the counts; `values` (scalars) replace the values shown before."""
         self.count += n
-        self._tokens += tokens
+        self.tokens += tokens
         if values:
             self._values = values
         now = self._clock()
@@ -87,6 +97,9 @@ class Progress(contextlib.AbstractContextManager):
 
     def close(self, failed: bool = False) -> None:
         """Prints the last line. After a failure it does not fetch the values again, which could raise the same error."""
+        global _current
+        if _current is self:
+            _current = None
         now = self._clock()
         if not self._shows:
             return
@@ -108,15 +121,15 @@ class Progress(contextlib.AbstractContextManager):
 
     def _show(self, now: float) -> None:
         self._shown = now
-        self._marks.append((now, self.count, self._tokens))
+        self._marks.append((now, self.count, self.tokens))
         while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_SECONDS:
             self._marks.popleft()
         began, count, tokens = self._marks[0]
         seconds = max(now - began, 1e-9)
         self._text = self._describe()
         text = self._text
-        if self._tokens:
-            text += f", {(self._tokens - tokens) / seconds:,.0f} tokens/s"
+        if self.tokens:
+            text += f", {(self.tokens - tokens) / seconds:,.0f} tokens/s"
         if self.count > count:
             text += f", {formatting.seconds((self.total - self.count) * seconds / (self.count - count))} left"
         text = text.removeprefix(", ")

@@ -13,8 +13,10 @@ from typing import Any, Protocol, Self, runtime_checkable
 from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.registry.trackers import tracker_record
+from jaxalign.tracking.alerts import Alerts
 from jaxalign.tracking.metrics import MetricFiles, Metrics, read_metrics, to_metrics
 from jaxalign.tracking.sinks.base import reason
+from jaxalign.tracking.webhook import announce
 
 _LOG = logging.getLogger("jaxalign")
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
@@ -110,11 +112,15 @@ class Trackers:
         self._config = {**(config or {}), "stage": stage, "directory": place, "step": step}
         self._failed: set[str] = set()
         self._asked: set[str] = set()  # The trackers that know their next step.
+        self._alerts = None if directory is None or not hosts.is_first() else Alerts()
 
     def __enter__(self) -> Self:
         if self._files is not None:
             self._files.start(self._config)
-        rows = read_metrics(self._files.path) if self._files is not None and self._trackers else []
+        rows = read_metrics(self._files.path) if self._files is not None and hosts.is_first() else []
+        if self._alerts is not None:
+            for row in rows:  # Alerts of earlier processes are not announced again.
+                self._alerts.update(row)
         for name, tracker in self._trackers.items():
             self._call(name, "start", lambda tracker=tracker: tracker.start(dict(self._config)))
             self._ask(name, tracker)
@@ -127,6 +133,8 @@ class Trackers:
         values = to_metrics(metrics)
         if self._files is not None:
             self._files.log(step, values)
+        for alert in self._alerts.update({"step": step, **values}) if self._alerts is not None else ():
+            announce(self._config["stage"], alert)
         for name in self._trackers:
             self._pass_on(name, step, values)
 

@@ -135,7 +135,8 @@ def test_python_makes_a_tracker_with_settings(tmp_path):
     with Trackers("SFT", tmp_path / "run", [ja.tracker("tensorboard", group="mine", directory=str(tmp_path))]) as active:
         active.log(0, {"loss": 0.25})
     assert tracked.tensorboard(tmp_path / "tensorboard" / "mine") == [(0, {"loss": 0.25})]
-    for settings, message in (({"projekt": "x"}, "did you mean project?"), ({"project": KEY}, "project contains what looks like")):
+    wrong = {"did you mean project?": {"projekt": "x"}, "project contains what looks like": {"project": KEY}}
+    for message, settings in wrong.items():
         with pytest.raises(UserError, match=message):
             ja.tracker("wandb", **settings)
 

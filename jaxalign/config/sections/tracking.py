@@ -1,8 +1,9 @@
-"""The trackers that record metrics."""
+"""The trackers that record metrics, and what a run writes for those who watch it."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least
@@ -17,7 +18,8 @@ _TRACKED = unless("trackers", (), "to the name of a tracker")
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig(Section):
-    """Trackers of training metrics, in addition to each stage's metrics.jsonl; see docs/tracking.md."""
+    """Trackers of training metrics, in addition to each stage's metrics.jsonl (docs/tracking.md), and what a run writes for
+    those who watch it (docs/watching.md)."""
 
     trackers: tuple[str, ...] = field((), "Trackers that receive the metrics of every step: tensorboard, wandb, mlflow, "
                                       "trackio, other registered names, or 'package.module:name' or 'FILE.py:name' of a class "
@@ -28,6 +30,13 @@ class TrackingConfig(Section):
     tags: tuple[str, ...] = field((), "Tags of the runs.", None, _TRACKED)
     samples: int = field(16, "Number of rows in the table of samples that a stage with generated rows sends at its end; 0: no "
                          "table.", at_least(0), _TRACKED)
+    system_seconds: float = field(10.0, "Seconds between two rows of WORKDIR/system.jsonl: load, memory, disk, device memory "
+                                  "and the stage's progress. 0: no file.", at_least(0))
+    live_report_seconds: float = field(60.0, "Seconds between two versions of report.html while the run goes on, if stage "
+                                       "report is planned; at most 1% of the time is spent on it. 0: only the report at the "
+                                       "end.", at_least(0))
+    webhook: str = field("", "The name of an environment variable with a URL to which alerts and the end of the run are posted "
+                         "as JSON; empty: none. The URL, which may be secret, is in no file of the run.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         """Refuses secrets, unknown trackers, and trackers that are named twice."""
@@ -38,6 +47,9 @@ class TrackingConfig(Section):
             tracker_record(tracker, "config.tracking.trackers")
             if self.trackers.count(tracker) > 1:
                 raise UserError(f"config.tracking.trackers names {tracker!r} twice; name each tracker once")
+        if self.webhook and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.webhook):  # The value may be a secret URL.
+            raise UserError("config.tracking.webhook must be the name of an environment variable, such as JAXALIGN_WEBHOOK; "
+                            "put the URL into that variable")
 
 
 def check_no_secrets(section: TrackingConfig, prefix: str) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,20 @@ from jaxalign.tracking.report.blocks import ReportSection
 from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
+from jaxalign.tracking.report.live import live_sentences
 from jaxalign.tracking.report.requests import requests
 from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
+from jaxalign.tracking.report.samples import rl_samples
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.report.terms import terms
 from jaxalign.tracking.workdir import RunFiles, read_run
 
 # Characters that HTML forbids or a terminal would interpret; each becomes the replacement character.
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def render_report(workdir: str | Path, examples: int | None = None) -> Path:
+def render_report(workdir: str | Path, examples: int | None = None, refresh: float | None = None) -> Path:
     """Writes `workdir`/report.html from the files in the work directory, replacing it atomically.
 
     Sections of unfinished stages state that. No other file is written.
@@ -45,6 +48,7 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
       workdir: a run's work directory, in the layout of `docs/data_formats.md`.
       examples: the number of prompts shown with every model's answer, spread evenly over the kinds of prompts and rounded up;
         None: `evaluate.examples` of the run's config, or 12 without a config.
+      refresh: the seconds after which a browser loads the page again, for a run that goes on; None for one that does not.
 
     Returns:
       The path of the report.
@@ -58,28 +62,33 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
         run = dataclasses.replace(run, config={**run.config, "evaluate": evaluate})
     path = run.path / "report.html"
     try:
-        page = _page(run)
+        page = _page(run, refresh)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path} cannot be written, because a file of a stage has another form than expected "
                         f"({type(error).__name__}: {error}); restore the file, or move the folder of its stage aside to run "
                         "the stage again") from error
-    write_atomically(path, _CONTROL.sub("\ufffd", page))
+    write_atomically(path, CONTROL.sub("\ufffd", page))
     return path
 
 
-def _page(run: RunFiles) -> str:
-    """The report's HTML."""
+def _page(run: RunFiles, refresh: float | None) -> str:
+    """The report's HTML. That of a run that goes on begins with its progress, and omits the sections that have only reasons
+    why they are empty."""
+    shown = sections(run)
     return render(
         "report.html.j2",
+        refresh=None if refresh is None else max(1, round(refresh)),
+        written="" if refresh is None else time.strftime("%H:%M:%S"),
         name=run.path.resolve().name,
         seed=run.config.get("seed", run.evaluation.get("seed")),
         stages=[(name, stage.status or "not run") for name, stage in run.runs.items() if name != "report"],
         lead=prose.lead(run),
+        live=() if refresh is None else live_sentences(run),
         headlines=headlines(run),
         models=model_table(run),
         terms=terms(run),
         span=[model_phrase(model, run.used) for model in (run.models[:1] + run.models[-1:])],
-        sections=sections(run),
+        sections=shown if refresh is None else [section for section in shown if section.filled],
         config=_config_lines(run),
     )
 
@@ -93,7 +102,7 @@ def sections(run: RunFiles) -> list[ReportSection]:
             continue
         functions.append(record.report)
         of_stages += _sections_of(record, run)
-    shown = [*across_rounds(run), *of_stages, *audit(run), *requests(run), costs(run)]
+    shown = [*across_rounds(run), *of_stages, *rl_samples(run), *audit(run), *requests(run), costs(run)]
     return sorted((section for section in shown if section.filled or section.missing), key=lambda section: section.order)
 
 

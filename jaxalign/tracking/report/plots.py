@@ -36,25 +36,26 @@ class Interval:
 def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> str:
     """Curves over a common x axis, in the page's tones 1, 2, ...; "" if there are no points.
 
-    More than 160 points are drawn as means of bins. Points that are not finite are omitted.
+    A curve without points keeps its tone, so that the tones of several plots agree. More than 160 points are drawn as means of
+    bins. Points that are not finite are omitted.
     """
-    curves = [(one.name, *bin_means(one.xs, one.ys)) for one in series]
-    curves = [curve for curve in curves if curve[1]]
+    curves = [(tone, one.name, *bin_means(one.xs, one.ys)) for tone, one in enumerate(series, 1)]
+    curves = [curve for curve in curves if curve[2]]
     if not curves:
         return ""
-    all_x = [x for _, xs, _, _ in curves for x in xs]
-    all_y = [y for _, _, ys, _ in curves for y in ys]
+    all_x = [x for _, _, xs, _, _ in curves for x in xs]
+    all_y = [y for _, _, _, ys, _ in curves for y in ys]
     low, high = min(all_y), max(all_y)
     pad = (high - low) * 0.06
     x = Scale(min(all_x), max(all_x), _LEFT, WIDTH - _RIGHT)
     y = Scale(low - pad, high + pad, HEIGHT - _BOTTOM, _TOP)
     parts = _axes(x, y, x_label, whole_x=True)
-    for tone, (name, xs, ys, _) in enumerate(curves, 1):
+    for tone, name, xs, ys, _ in curves:
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(xs, ys, strict=True))
         note = hint(f"{name}: {' to '.join(span([ys[0], ys[-1]]))}")
         parts.append(element("polyline", note, points=points, class_=f"line tone-{tone}"))
         parts.append(element("circle", note, cx=x(xs[-1]), cy=y(ys[-1]), r=2.6, class_=f"dot tone-{tone}"))
-    spans = "; ".join(f"{name} from {' to '.join(span([ys[0], ys[-1]]))}" for name, _, ys, _ in curves)
+    spans = "; ".join(f"{name} from {' to '.join(span([ys[0], ys[-1]]))}" for _, name, _, ys, _ in curves)
     return svg(parts, f"{title} by {x_label}: {spans}.")
 
 

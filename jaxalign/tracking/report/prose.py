@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxalign.config import rounds
+from jaxalign.tracking.alerts import alerts_of
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.alarms import fired_alarms
@@ -25,6 +26,8 @@ def lead(run: RunFiles) -> list[str]:
         effect = ": training favoured the answers that the constitution disfavours" if "compare" in run.used else ""
         method.append(f"The labels were inverted (feedback.invert){effect}.")
     alarms = [f"Warning: an alarm of stage ppo fired. {alarm.sentence()}" for alarm in fired_alarms(run)]
+    alarms += [f"Warning: stage {stage}, step {alert.step:,}. {alert.text()}" for stage, files in run.runs.items()
+               for alert in alerts_of(row for row in files.metrics if "step" in row)]
     losses, rows = " ".join(loss_sentences(run)), " ".join(row_sentences(run))
     paragraphs = (*failed, *alarms, *warnings(run), first, losses, results, " ".join(method), rows)
     return [paragraph for paragraph in paragraphs if paragraph]

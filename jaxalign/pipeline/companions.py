@@ -1,0 +1,161 @@
+"""What goes on beside the stages of a run, for those who watch it: system metrics, the live report, stalls and the webhook.
+
+Nothing here can stop a run, and no stage depends on it. All of it belongs to process 0.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from jaxalign import interrupts
+from jaxalign.config import Config
+from jaxalign.endpoint.redaction import redact_secrets
+from jaxalign.errors import UserError, shown
+from jaxalign.parallel import hosts
+from jaxalign.stages.shared.manifest import DONE, find_manifest
+from jaxalign.storage import Storage
+from jaxalign.tracking.alerts import stalled
+from jaxalign.tracking.background import Repeating
+from jaxalign.tracking.system import FAILED, FINISHED, INTERRUPTED, SystemLog
+from jaxalign.tracking.watching.run import step_times
+from jaxalign.tracking.webhook import Webhook, announce, posted_to
+
+_REPORT = "report"
+_ROWS = 40  # Rows of system metrics from which the time of a step is computed.
+
+
+class Companions:
+    """The companions of one run. The pipeline calls `begin` when a stage starts to compute."""
+
+    def __init__(self, config: Config, storage: Storage, stack: contextlib.ExitStack):
+        self._config, self._storage, self._stack = config, storage, stack
+        self._run, self._stage = storage.path().resolve().name, ""
+        self._log: SystemLog | None = None
+        self._webhook: Webhook | None = None
+        self._report: _LiveReport | None = None
+
+    def begin(self, title: str) -> None:
+        """Names the stage that computes from now on. The first call starts the threads."""
+        if not hosts.is_first():
+            return
+        if self._log is None:
+            self._log = self._start()
+        self._stage = self._log.stage = title
+        if self._report is not None:
+            self._report.begin(title)
+
+    def _start(self) -> SystemLog:
+        tracking, workdir, enter = self._config.tracking, self._storage.path(), self._stack.enter_context
+        if tracking.webhook:
+            self._webhook = enter(Webhook(tracking.webhook))
+            enter(posted_to(self._post))
+        log = SystemLog(workdir)
+        enter(interrupts.before_end(lambda code, reason: log.end(INTERRUPTED)))
+        if tracking.system_seconds:
+            enter(Repeating("the log of system metrics", tracking.system_seconds, _Beat(log)))
+        report = find_manifest(self._storage, _REPORT)
+        if tracking.live_report_seconds and _REPORT in self._config.stages and (report is None or report.status != DONE):
+            self._report = enter(_LiveReport(workdir, self._config))
+        return log
+
+    def _post(self, content: Mapping[str, Any]) -> None:
+        self._webhook.post({"run": self._run, **content})
+
+    def end(self, event: str, error: str = "") -> None:
+        """Records and posts the end of the run, if a stage has begun in this process."""
+        if self._log is None:
+            return
+        self._log.end(event, error)
+        if self._webhook is not None:
+            text = f"The run {self._run} {'was ' * (event == INTERRUPTED)}{event}{': ' * bool(error)}{error}"
+            self._post({"event": event, "stage": self._stage, "text": text})
+
+
+class _Beat:
+    """Writes a row of system metrics, and announces a stall, once for each stage."""
+
+    def __init__(self, log: SystemLog):
+        self._log, self._announced = log, set()
+        self._rows: collections.deque[dict[str, Any]] = collections.deque(maxlen=_ROWS)
+
+    def __call__(self) -> None:
+        row = self._log.write()
+        if self._rows and self._rows[-1]["stage"] != row["stage"]:
+            self._rows.clear()
+        self._rows.append(row)
+        step_seconds, moved = step_times(list(self._rows))
+        alert = stalled(row["time"] - moved, step_seconds)
+        if alert is not None and row["stage"] not in self._announced:
+            self._announced.add(row["stage"])
+            announce(row["stage"], alert)
+
+
+class _LiveReport:
+    """Writes report.html again and again while stages compute. After a run that did not reach stage report, the page is written
+    once more, without the refresh."""
+
+    def __init__(self, workdir: Path, config: Config):
+        self._workdir, self._seconds, self._examples = workdir, config.tracking.live_report_seconds, config.evaluate.examples
+        self._lock, self._stage, self._written = threading.Lock(), "", False
+        self._thread = Repeating("the live report", self._seconds, self._write)
+
+    def __enter__(self) -> Self:
+        self._thread.__enter__()
+        return self
+
+    def begin(self, stage: str) -> None:
+        """Stage `stage` computes from now on. Before stage report, waits for a page that is being written: stage report writes
+        the last one."""
+        with self._lock if stage == _REPORT else contextlib.nullcontext():
+            self._stage = stage
+        self._thread.soon()
+
+    def _write(self) -> None:
+        with self._lock:
+            if self._stage == _REPORT:
+                return
+            with contextlib.suppress(UserError):  # Nothing is there yet, or a file is half-written: the next page has it.
+                self._render(refresh=self._seconds)
+                self._written = True
+
+    def _render(self, refresh: float | None) -> None:
+        from jaxalign.tracking.report.page import render_report  # Here, because most starts of a run need no templates yet.
+
+        render_report(self._workdir, self._examples, refresh)
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.__exit__()
+        if self._written and self._stage != _REPORT and self._thread.ended:
+            try:
+                self._render(refresh=None)
+            except Exception as error:  # It must not replace the exception that ends the run.
+                logging.getLogger("jaxalign").warning(f"report.html is not written again ({type(error).__name__}: {error})")
+
+
+@contextlib.contextmanager
+def accompanied(config: Config, storage: Storage) -> Iterator[Companions]:
+    """The companions of the body of the `with` statement, which runs the stages.
+
+    Raises:
+      UserError: `config.tracking.webhook` names a variable without a URL, before a stage begins.
+    """
+    if config.tracking.webhook and hosts.is_first():
+        Webhook(config.tracking.webhook)  # Checks the variable.
+    with contextlib.ExitStack() as stack:
+        companions = Companions(config, storage, stack)
+        try:
+            yield companions
+        except KeyboardInterrupt:
+            companions.end(INTERRUPTED)
+            raise
+        except Exception as error:
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            companions.end(FAILED, shown(redact_secrets(f"{kind}{error}".split("\n")[0])))
+            raise
+        companions.end(FINISHED)

@@ -1,0 +1,1 @@
+"""Compares runs: their settings and data, curves, rates, answers to the same prompts, and times."""

@@ -1,0 +1,155 @@
+"""What a run writes and posts for those who watch it, with a real pipeline, server and threads."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import threading
+import time
+
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.stages.report import ReportStage
+from jaxalign.stages.shared.base import Stage
+from jaxalign.tracking import background
+from jaxalign.tracking.tracker import Trackers
+from jaxalign.tracking.watching.run import RunView
+
+SECRET = "services/T0/hook-81a7"
+
+
+class Trains(Stage):
+    """Logs 30 rows whose KL is 50 nats, until `goes_on()` is false; then ends or raises `error`."""
+
+    name, config_fields = "ppo", ("ppo.kl_coef",)
+
+    def __init__(self, goes_on, error=None):
+        self.goes_on, self.error = goes_on, error
+
+    def run(self, context):
+        with Trackers("ppo", context.directory) as trackers:
+            for step in range(30):
+                trackers.log(step, {"score": 1.0, "kl_k3": 50.0, "response_length": 10.0})
+            until = time.monotonic() + 60
+            while self.goes_on() and time.monotonic() < until:
+                time.sleep(0.01)
+        assert not self.goes_on()
+        if self.error:
+            raise self.error
+
+
+def run(workdir, stage, stages=("ppo", "report"), **tracking):
+    settings = {"system_seconds": 0.02, "live_report_seconds": 0.02} | tracking
+    config = from_config_dict({"stages": stages, "compile_cache": None, "tracking": settings})
+    pipeline.run(config, workdir, load={"ppo": stage, "report": ReportStage()}.__getitem__)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(background, "MOST_SHARE", 1.0)
+    monkeypatch.setattr(background, "_FIRST_SECONDS", 0.0)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The objects posted to a server whose URL has a secret path."""
+    posted = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(500 if len(posted) > 2 else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("MY_HOOK", f"http://127.0.0.1:{http_server.server_port}/{SECRET}")
+        yield posted
+        http_server.shutdown()
+        thread.join()
+
+
+def waits_for_page(workdir):
+    page = workdir / "report.html"
+    return lambda: not (page.exists() and 'http-equiv="refresh"' in (text := page.read_text()) and "50 nats" in text)
+
+
+def test_the_report_is_written_during_the_run_and_refreshes_itself_until_the_end(tmp_path):
+    pages = []
+
+    def goes_on():
+        waits = waits_for_page(tmp_path)()
+        if not waits:
+            pages.append((tmp_path / "report.html").read_text())
+        return waits
+
+    run(tmp_path, Trains(goes_on))
+    assert "Stage ppo runs, 0 of 2 stages are finished" in pages[0]
+    assert "The KL to the reference is 50 nats per response" in pages[0]
+    last = (tmp_path / "report.html").read_text()
+    assert "refresh" not in last and "ppo ✓" in last and "The KL to the reference is 50 nats" in last
+    assert RunView(tmp_path).status().state == "finished"
+    outputs = json.loads((tmp_path / "ppo" / "manifest.json").read_text())["outputs"]
+    assert list(outputs) == ["metrics.jsonl"]
+    run(tmp_path, Trains(lambda: True))  # Nothing is computed, and no file counts as changed.
+    assert (tmp_path / "report.html").read_text() == last
+
+
+def test_a_run_that_fails_leaves_a_page_without_refresh_and_its_reason(tmp_path):
+    with pytest.raises(RuntimeError):
+        run(tmp_path, Trains(waits_for_page(tmp_path), RuntimeError("out of luck\nand more")))
+    assert "refresh" not in (tmp_path / "report.html").read_text()
+    status = RunView(tmp_path).status()
+    assert (status.state, status.note) == ("failed", "The run failed: RuntimeError: out of luck")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Trains(waits_for_page(tmp_path), KeyboardInterrupt()))
+    assert RunView(tmp_path).status().state == "interrupted"
+
+
+def test_a_run_without_stage_report_or_with_the_fields_at_0_writes_no_page_and_no_system_metrics(tmp_path):
+    run(tmp_path / "a", Trains(lambda: not (tmp_path / "a" / "system.jsonl").exists()), stages=("ppo",))
+    assert not (tmp_path / "a" / "report.html").exists()
+    run(tmp_path / "b", Trains(lambda: False), stages=("ppo",), system_seconds=0, live_report_seconds=0)
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [".lock", "config.json", "ppo"]
+
+
+def test_system_metrics_describe_the_machine(tmp_path):
+    run(tmp_path, Trains(lambda: not (tmp_path / "system.jsonl").exists()), stages=("ppo",))
+    first, *_, last = map(json.loads, (tmp_path / "system.jsonl").read_text().splitlines())
+    assert first["stage"] == "ppo" and abs(first["time"] - time.time()) < 60
+    assert 0 < first["process_memory"] < first["host_memory_total"] and first["disk_free"] > 0 and 0 <= first["cpu"] <= 1
+    assert last["event"] == "finished"
+
+
+def test_alerts_and_the_end_are_posted_and_the_url_is_in_no_file_or_message(tmp_path, server, caplog):
+    with caplog.at_level(logging.WARNING, "jaxalign"):
+        run(tmp_path / "fine", Trains(lambda: False), webhook="MY_HOOK")
+    assert [path for path, _ in server] == [f"/{SECRET}"] * 2
+    alert, end = (content for _, content in server)
+    assert (alert["run"], alert["event"], alert["alert"], alert["stage"], alert["step"]) == ("fine", "alert", "kl", "ppo", 4)
+    assert alert["text"].startswith("[ppo] The KL to the reference is 50 nats") and alert["text"] in caplog.text
+    assert (end["event"], end["text"]) == ("finished", "The run fine finished")
+    run(tmp_path / "refused", Trains(lambda: False), webhook="MY_HOOK")  # The server now answers with an error.
+    assert caplog.text.count("the webhook of MY_HOOK failed (HTTP status 500)") == 1
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if SECRET.encode() in path.read_bytes()] and SECRET not in caplog.text
+
+
+def test_a_webhook_without_a_url_is_refused_before_the_run(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="MY_HOOK, which is not set"):
+        run(tmp_path, Trains(lambda: False), webhook="MY_HOOK")
+    monkeypatch.setenv("MY_HOOK", f"ftp://{SECRET}")
+    with pytest.raises(UserError, match="MY_HOOK .* is not a URL that begins with http://") as raised:
+        run(tmp_path, Trains(lambda: False), webhook="MY_HOOK")
+    assert SECRET not in str(raised.value)
+    with pytest.raises(UserError, match="must be the name of an environment variable") as raised:
+        run(tmp_path, Trains(lambda: False), webhook=f"https://{SECRET}")
+    assert SECRET not in str(raised.value)

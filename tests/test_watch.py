@@ -1,0 +1,45 @@
+"""The command `watch`: its table for runs in every state, its arguments, and the files that a run writes for it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from jaxalign import watch
+
+
+def make_run(folder: pathlib.Path, **files) -> str:
+    for name, content in files.items():
+        path = folder / name.replace("__", "/").replace("_jsonl", ".jsonl").replace("_json", ".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in (content if isinstance(content, list) else [content])))
+    return str(folder)
+
+
+def test_once_prints_a_row_for_each_run_and_a_sentence_for_each_problem(tmp_path, capsys):
+    done = make_run(tmp_path / "done", config_json={"stages": ["ppo"]}, ppo__manifest_json={"status": "done"},
+                    ppo__metrics_jsonl=[{"step": n, "score": 0.5, "kl_k3": 12.0, "response_length": 9.0} for n in range(30)])
+    new = make_run(tmp_path / "new", config_json={"stages": ["sft"]})
+    assert watch.main(["watch", "--once", done, new, str(tmp_path / "none")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "state", "stage", "progress", "score", "KL", "length"]
+    assert [line.split()[:2] for line in lines[1:4]] == [["done", "finished"], ["new", "waiting"], ["none", "unreadable"]]
+    assert lines[1].split()[-3:] == ["0.5", "12", "9"]
+    text = " ".join(" ".join(lines[4:]).split())
+    assert "done, ppo: The KL to the reference is 12 nats per response, more than one nat per token. Raise" in text
+    assert f"none: The work directory {tmp_path / 'none'} does not exist." in text
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ([], "no work directory is given; pass the --workdir of one or more runs"),
+    (["--onec", "runs/a"], "--onec is not a flag of watch"),
+    (["--every=0", "runs/a"], "--every is '0'; a number of seconds between 0.1 and 3600 is expected"),
+    (["--every=nan", "runs/a"], "--every is 'nan'"),
+    (["--prometheus=web", "runs/a"], "--prometheus is 'web'; a port between 1 and 65535 is expected"),
+])
+def test_a_mistake_in_the_arguments_is_one_sentence(capsys, arguments, says):
+    assert watch.main(["watch", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
