@@ -15,8 +15,8 @@ NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipy
 TRAINS = {
     # The settings that replace those of the cell with the tag "settings", and words that the cells print.
     "cai_own_model": ({"NEW_TOKENS": 12, "EPOCHS": 1}, ["critique:", "revisions are usable", "before:", "{'before': "]),
-    "ppo_own_reward": ({"ITERATIONS": 2, "BATCH": 4, "NEW_TOKENS": 8}, ["iteration 2: score", "reference KL: 0 ", "after:"]),
-    "dpo_pairs": ({"EPOCHS": 2}, ["step 1: loss 0.693", "Name a tool."]),
+    "ppo_own_reward": ({"ITERATIONS": 2, "BATCH": 4, "NEW_TOKENS": 8}, ["iteration 1: score", "reference KL: 0 ", "after:"]),
+    "dpo_pairs": ({"EPOCHS": 2}, ["step 0: loss 0.693", "Name a tool."]),
     "lora_one_gpu": ({"EPOCHS": 2, "SHAPE": "Llama-3.2-1B"},
                      ["base model in nf4: L4x1: fits", "frozen parameters", "adapters: ", "merged: "]),
 }
