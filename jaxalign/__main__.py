@@ -11,7 +11,7 @@ import sys
 from difflib import get_close_matches
 
 from jaxalign import __version__
-from jaxalign.errors import print_error
+from jaxalign.errors import UserError, print_error
 
 _COMMANDS = {
     "train": "runs the stages of a config, or resumes an interrupted run",
@@ -23,6 +23,7 @@ _COMMANDS = {
     "compare": "writes one HTML page that compares runs: settings, rates, curves, answers",
     "judge-audit": "measures a judge on pairs of answers of which the better one is known",
     "track": "sends the metrics of a run to TensorBoard, Weights & Biases, MLflow or trackio",
+    "doctor": "examines this machine, and tests jaxalign on its devices",
     "world": "exports the embedded world as a chat model, or scores answers in it",
 }
 
@@ -31,7 +32,7 @@ def main() -> int:
     """Runs the command that sys.argv names; its module ends the process.
 
     Returns:
-        The exit code, if no command ran: 0 after --help or --version, 2 after a mistake in the arguments.
+        The exit code, if no command ran: 0 after --help, --version or --completion, 2 after a mistake in the arguments.
     """
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in _COMMANDS:
@@ -39,6 +40,13 @@ def main() -> int:
         runpy.run_module(f"jaxalign.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
     elif name in ("-h", "--help"):
         print(_usage(), end="")
+    elif name == "--completion":
+        from jaxalign.completion import script  # The words include the config's fields, which no command should wait for.
+
+        try:
+            print(script(sys.argv[2] if len(sys.argv) > 2 else "", _COMMANDS), end="")
+        except UserError as error:
+            return print_error(str(error), 2)
     elif name == "--version":
         print(f"jaxalign {__version__}")
     elif not name:
@@ -52,7 +60,8 @@ def main() -> int:
 
 def _usage() -> str:
     lines = [f"  {name:<13}{purpose}" for name, purpose in _COMMANDS.items()]
-    return "\n".join(["usage: jaxalign COMMAND [ARGUMENTS]", "       jaxalign --version", "", *lines, "",
+    return "\n".join(["usage: jaxalign COMMAND [ARGUMENTS]", "       jaxalign --version",
+                      "       jaxalign --completion bash|zsh|fish", "", *lines, "",
                       "`jaxalign COMMAND --help` describes the arguments of a command.", ""])
 
 

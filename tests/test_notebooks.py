@@ -1,4 +1,4 @@
-"""The notebooks run: their cells are executed in order, with tiny settings."""
+"""The notebooks run: their cells are executed in order, with tiny settings, and print what their text says."""
 
 from __future__ import annotations
 
@@ -7,29 +7,100 @@ import pathlib
 
 import pytest
 
+from jaxalign.world import main as world
 from tests.small_run import CONFIG
 
-NOTEBOOKS = sorted((pathlib.Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+TRAINS = {
+    # The settings that replace those of the cell with the tag "settings", and words that the cells print.
+    "cai_own_model": ({"NEW_TOKENS": 12, "EPOCHS": 1}, ["critique:", "revisions are usable", "before:", "{'before': "]),
+    "ppo_own_reward": ({"ITERATIONS": 2, "BATCH": 4, "NEW_TOKENS": 8}, ["iteration 1: score", "reference KL: 0 ", "after:"]),
+    "dpo_pairs": ({"EPOCHS": 2}, ["step 0: loss 0.693", "Name a tool."]),
+    "lora_one_gpu": ({"EPOCHS": 2, "SHAPE": "Llama-3.2-1B"},
+                     ["base model in nf4: L4x1: fits", "frozen parameters", "adapters: ", "merged: "]),
+}
+PLANS = {
+    "planning": ({"TOPOLOGIES": ["v5e:4x4"]}, ["v5e:4x4: fits", "L4x1: "]),
+    "tpu_pod": ({}, ["v5e:4x4: fits", "jaxalign plan --config", "launch/tpu_pod.sh align"]),
+}
+RUNS = {"quickstart": ["helps with harm", "Report: ", "iteration 2: score"],
+        "reading_a_report": ["harmful", "passed", "Report: "]}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_cell_runs(path, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def cells(path: pathlib.Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder like notebooks/, with the repository's configs and an exported model that was hardly trained."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    export = folder / "runs" / "world"
+    assert world(["world", f"--export={export}", "--tokens=8000", "--steps=1", "--prompts=40"]) == 0
+    return folder
+
+
+def execute(name: str, folder: pathlib.Path, monkeypatch, settings: dict) -> dict:
+    """Run all cells in one namespace and return it."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the commands that cells start
     names: dict = {}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+    for cell in cells(NOTEBOOKS[name]):
         tags = cell["metadata"].get("tags", [])
         if cell["cell_type"] != "code" or "install" in tags:
             continue
-        exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
+        exec(compile("".join(cell["source"]), f"{name}.ipynb:{cell['id']}", "exec"), names)
         if "settings" in tags:
+            assert set(settings) <= set(names)
+            names.update(settings)
+        if "config" in tags:
             names["config"].update(CONFIG)
+    return names
+
+
+def test_every_notebook_is_tested():
+    assert set(NOTEBOOKS) == {*TRAINS, *PLANS, *RUNS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TRAINS, *PLANS])
+def test_every_cell_runs(name, folder, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    settings, words = (TRAINS | PLANS)[name]
+    execute(name, folder, monkeypatch, settings)
     printed = capsys.readouterr().out
-    assert "helps with harm" in printed and "Report: " in printed and "iteration 2: score" in printed
+    assert all(word in printed for word in words), printed
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_only_the_public_api_is_imported(path):
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    source = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+@pytest.mark.slow
+def test_every_cell_of_the_notebooks_of_the_default_run_runs(folder, monkeypatch, capsys):
+    """They share a work directory, so that the second one reads the run of the first."""
+    pytest.importorskip("matplotlib")
+    for name, words in RUNS.items():
+        execute(name, folder, monkeypatch, {})
+        printed = capsys.readouterr().out
+        assert all(word in printed for word in words), printed
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_notebook_runs_in_a_kernel(tmp_path, monkeypatch):
+    """The one without training, in a kernel as Jupyter starts it."""
+    pytest.importorskip("ipykernel")
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(NOTEBOOKS["tpu_pod"], as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", [])]
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert "launch/tpu_pod.sh align us-central2-b" in printed
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_imports_only_the_public_api_and_has_no_outputs(name):
+    code = [cell for cell in cells(NOTEBOOKS[name]) if cell["cell_type"] == "code"]
+    source = "\n".join("".join(cell["source"]) for cell in code)
     assert "import jaxalign as ja" in source and "from jaxalign" not in source
+    assert "install" in code[0]["metadata"]["tags"] and not any(cell["outputs"] for cell in code)

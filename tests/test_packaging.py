@@ -41,3 +41,14 @@ def test_the_configs_of_an_installed_package_are_found(tmp_path, monkeypatch):
 
 def test_the_citation_states_the_version():
     assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == __version__
+
+
+def test_the_constraints_pin_every_package_of_the_tests():
+    """Extras of devices are not pinned: the version of jax determines theirs."""
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    required = re.search(r"install_requires=\[(.*?)\]", setup, re.DOTALL)[1] + re.search(r'"endpoint": \[.*?\]', setup)[0]
+    required += "".join(re.findall(r"^(?:DOCS|NOTEBOOKS|TEST) = .*$", setup, re.MULTILINE))
+    names = set(re.findall(r'"([a-z][\w-]*)(?:\[\w+\])?(?:[>=][^"]*)?"', required)) - {"endpoint"}
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#")
+    assert len(names) > 25 and names <= set(pinned)
+    assert pinned["torch"] == re.search(r"torch==([\d.]+)", setup)[1]

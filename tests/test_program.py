@@ -44,7 +44,7 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     (["trian"], "'trian' is not a command of jaxalign; did you mean train?"),
     (["judge_audit"], "'judge_audit' is not a command of jaxalign; did you mean judge-audit?"),
     (["--x"], "'--x' is not a command of jaxalign; one of train, plan, preview, sample, convert, watch, compare, judge-audit, "
-              "track, world is expected"),
+              "track, doctor, world is expected"),
 ])
 def test_a_missing_or_unknown_command_is_one_sentence(monkeypatch, capsys, arguments, message):
     assert called(monkeypatch, *arguments) == 2
@@ -55,7 +55,7 @@ def test_a_missing_or_unknown_command_is_one_sentence(monkeypatch, capsys, argum
 @pytest.mark.process
 @pytest.mark.parametrize(("command", "arguments"), [
     ("train", ["--help"]), ("train", ["--zzz"]), ("plan", ["--topology=v5e:4x4", "--mfu=7"]),
-    ("sample", ["--zzz"]), ("convert", ["--help"]), ("judge-audit", ["--help"]), ("world", ["--zzz"]),
+    ("sample", ["--zzz"]), ("convert", ["--help"]), ("judge-audit", ["--help"]), ("doctor", ["--zzz"]), ("world", ["--zzz"]),
 ])
 def test_a_command_does_the_same_as_its_module(command, arguments):
     through = ended("-m", "jaxalign", command, *arguments)

@@ -23,9 +23,8 @@ def use_compile_cache(folder: str | None) -> None:
         return
     import jax  # Imported here so that a run with nothing to compute does not import JAX.
 
-    place = folder or "~/.cache/jaxalign"
+    place = cache_folder(folder)
     if "://" not in place:  # JAX itself reads and writes buckets.
-        place = str(Path(place).expanduser())
         if _try_to_write(place) and "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
             jax.config.update("jax_compilation_cache_max_size", LARGEST_CACHE)
     jax.config.update("jax_compilation_cache_dir", place)
@@ -34,6 +33,20 @@ def use_compile_cache(folder: str | None) -> None:
     # A process killed while writing leaves a partial entry. JAX then compiles again and would warn at every run; on a full
     # disk it would warn for every program.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
+
+
+def cache_folder(folder: str) -> str:
+    """The folder or bucket that holds the programs of a run with `compile_cache=folder`."""
+    place = os.environ.get("JAX_COMPILATION_CACHE_DIR") or folder or "~/.cache/jaxalign"
+    return place if "://" in place else str(Path(place).expanduser())
+
+
+def cache_limit() -> int | None:
+    """The largest size of the folder in bytes that JAX applies in this process; None if it has no limit."""
+    import jax
+
+    limit = jax.config.jax_compilation_cache_max_size
+    return None if limit < 0 else limit
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""What `jaxalign doctor` examines: the machine, and this package on its devices."""

@@ -1,0 +1,21 @@
+"""The record of one finding of the doctor."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Status = Literal["ok", "note", "problem"]
+
+
+class Finding(NamedTuple):
+    """One result.
+
+    Attributes:
+      topic: the thing that was examined, such as "disk".
+      status: "ok"; "note", for a setting that could be better; or "problem", for something that a run needs.
+      text: the measured values and, unless the status is "ok", the remedy.
+    """
+
+    topic: str
+    status: Status
+    text: str
