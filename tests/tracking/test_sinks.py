@@ -135,10 +135,24 @@ def test_python_makes_a_tracker_with_settings(tmp_path):
     with Trackers("SFT", tmp_path / "run", [ja.tracker("tensorboard", group="mine", directory=str(tmp_path))]) as active:
         active.log(0, {"loss": 0.25})
     assert tracked.tensorboard(tmp_path / "tensorboard" / "mine") == [(0, {"loss": 0.25})]
-    wrong = {"did you mean project?": {"projekt": "x"}, "project contains what looks like": {"project": KEY}}
-    for message, settings in wrong.items():
-        with pytest.raises(UserError, match=message):
-            ja.tracker("wandb", **settings)
+    with pytest.raises(UserError, match="did you mean project?"):
+        ja.tracker("wandb", projekt="x")
+    with pytest.raises(UserError, match="project contains what looks like an API key"):
+        ja.tracker("wandb", project=KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_a_second_replay_sends_no_results_samples_or_report_again(tmp_path, capsys, name):
+    pytest.importorskip(LIBRARIES[name])
+    write_stage(tmp_path / "run")
+    write_stage(tmp_path / "run", "report")
+    (tmp_path / "run" / "report.html").write_text("<html></html>")
+    command = ["track", f"--workdir={tmp_path / 'run'}", f"--to={name}"]
+    for sent in ("1 steps and 3 attachments sent", "0 steps and 0 attachments sent"):
+        assert track.main(command) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run/")]
+        assert len(lines) == 2 and sent in lines[0] and sent.replace("3", "4") in lines[1]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -35,6 +35,9 @@ class Trackio(Sink):
             self._names |= attachments
             if not attachments:
                 self._next = max(self._next, row["step"] + 1)
+        prefix = f"{self.run.id}-"
+        artifacts = (artifact["name"] for artifact in SQLiteStorage.list_artifacts(self.settings.project))
+        self._names |= {name.removeprefix(prefix) for name in artifacts if name.startswith(prefix)}
         with contextlib.redirect_stdout(io.StringIO()):  # Five lines of instructions for each stage.
             self._run = self._trackio.init(
                 project=self.settings.project, name=self.run.name, group=self.run.group, config=dict(config), resume="allow",
@@ -58,7 +61,7 @@ class Trackio(Sink):
         if row:
             self._run.log(row, step=step)
         for name, path in attachments.files.items():
-            self._run.log_artifact(str(path), name=name, type="report")
+            self._run.log_artifact(str(path), name=f"{self.run.id}-{name}", type="report")
 
     def finish(self, status: str) -> None:
         with contextlib.redirect_stdout(io.StringIO()):

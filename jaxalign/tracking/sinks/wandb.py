@@ -51,10 +51,10 @@ class WandB(Sink):
         """Takes the steps and attachments from the local files."""
         for record in read_records(folder, self.run.id):
             if record.WhichOneof("record_type") == "artifact":
-                self._names.add(record.artifact.name.partition("-")[2])
+                self._names.add(record.artifact.name.removeprefix(f"{self.run.id}-"))
             elif record.WhichOneof("record_type") == "history":
-                names = {item.key or "/".join(item.nested_key) for item in record.history.item}
-                if names & {TABLE} or any(name.startswith("histogram/") for name in names):
+                names = {item.key or item.nested_key[0] for item in record.history.item}  # A table has several parts.
+                if TABLE in names or any(name.startswith("histogram/") for name in names):
                     self._names |= names
                 else:
                     self._next = max(self._next, record.history.step.num + 1)
