@@ -64,11 +64,11 @@ def _show(views: Sequence[RunView], every: float, once: bool) -> None:
     if not console.is_terminal:  # A pipe or file has no width.
         console = Console(highlight=False, width=WIDTH)
     if once:
-        console.print(render([view.status() for view in views]))
+        console.print(render([view.status() for view in views], console.width))
         return
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            live.update(render([view.status() for view in views]), refresh=True)
+            live.update(render([view.status() for view in views], console.width), refresh=True)
             time.sleep(every)
 
 

@@ -6,8 +6,11 @@ import json
 import pathlib
 
 import pytest
+from rich.console import Console
 
 from jaxalign import watch
+from jaxalign.tracking.watching.run import RunStatus
+from jaxalign.tracking.watching.screen import render
 
 
 def make_run(folder: pathlib.Path, **files) -> str:
@@ -43,3 +46,19 @@ def test_a_mistake_in_the_arguments_is_one_sentence(capsys, arguments, says):
     assert watch.main(["watch", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+
+
+def test_numbers_that_do_not_fit_the_terminal_are_left_out_and_no_cell_is_cut(tmp_path):
+    run = RunStatus("a_run", tmp_path, "running", stage="preference", finished_stages=4, stages=8, count=1200, total=25_000,
+                    seconds_left=4000.0, tokens_per_second=123_456.0, loss=0.123456, score=1.5, kl=12.25, length=100.5,
+                    system={"process_memory": 2**31, "process_cpu": 0.5})
+    titles = {}
+    for width in (90, 130, 160):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(render([run], width))
+        head, row = captured.get().splitlines()
+        titles[width] = head.split()
+        assert "a_run" in row and "preference (4/8 done)" in row and "1,200/25,000 steps" in row and "…" not in head + row
+    assert titles[90] == ["run", "state", "stage", "progress", "left", "score"]
+    assert titles[160][-4:] == ["KL", "length", "memory", "use"] and set(titles[90]) < set(titles[130]) < set(titles[160])

@@ -22,27 +22,43 @@ from jaxalign.tracking.watching.run import (
 )
 
 _COLOURS = {FINISHED: "green", RUNNING: "cyan", UNKNOWN: "dim", STALLED: "yellow", STOPPED: "yellow", UNREADABLE: "red"}
-_BAR_COLUMNS = 12
+_BAR_COLUMNS, _NAME_COLUMNS, _GAP = 12, 24, 2
+_ORDER = ("left", "tokens/s", "loss", "score", "KL", "length", "memory", "use")
+_IMPORTANT_FIRST = ("left", "score", "KL", "loss", "tokens/s", "memory", "length", "use")
 WIDTH = 160
 """The columns of a table that is not printed on a terminal."""
 
 
-def render(runs: Sequence[RunStatus]) -> RenderableType:
-    """The table of the runs and the sentences below it."""
+def render(runs: Sequence[RunStatus], width: int = WIDTH) -> RenderableType:
+    """The table of the runs in so many columns of text, and the sentences below it. Numbers that do not fit are left out, the
+    least important first."""
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=24)
-    for title in ("state", "stage"):
+    table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=_NAME_COLUMNS, min_width=4)
+    for title in ("state", "stage", "progress"):
         table.add_column(title, no_wrap=True)
-    table.add_column("progress", no_wrap=True, min_width=_BAR_COLUMNS)
-    for title in ("left", "tokens/s", "loss", "score", "KL", "length", "memory", "use"):
-        if any(_cells(run)[title] for run in runs):
-            table.add_column(title, justify="right", no_wrap=True)
-    shown = [column.header for column in table.columns[4:]]
-    for run in runs:
-        cells = _cells(run)
+    cells = [_cells(run) for run in runs]
+    shown = _fitting(runs, cells, width)
+    for title in shown:
+        table.add_column(title, justify="right", no_wrap=True)
+    for run, numbers in zip(runs, cells, strict=True):
         state = Text(run.state, style=_COLOURS.get(run.state, "red"))
-        table.add_row(Text(run.name), state, Text(_stage(run)), _bar(run), *(cells[str(title)] for title in shown))
+        table.add_row(Text(run.name), state, Text(_stage(run)), _bar(run), *(numbers[title] for title in shown))
     return Group(table, *_sentences(runs))
+
+
+def _fitting(runs: Sequence[RunStatus], cells: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The titles of the numbers that fit and that at least one run has, in the order of the table."""
+    fixed = [[min(len(run.name), _NAME_COLUMNS) for run in runs], [len(run.state) for run in runs],
+             [len(_stage(run)) for run in runs], [_bar_columns(run) for run in runs]]
+    left = width - sum(max(lengths, default=0) + _GAP for lengths in fixed)
+    kept = set()
+    for title in _IMPORTANT_FIRST:
+        longest = max((len(row[title]) for row in cells), default=0)
+        needed = max(longest, len(title)) + _GAP
+        if longest and needed <= left:
+            kept.add(title)
+            left -= needed
+    return [title for title in _ORDER if title in kept]
 
 
 def _cells(run: RunStatus) -> dict[str, str]:
@@ -63,16 +79,25 @@ def _stage(run: RunStatus) -> str:
     return f"{run.stage} ({done} done)" if run.stage else f"{done} done"
 
 
+def _counts(run: RunStatus) -> str:
+    if run.state == FINISHED or not run.count and not run.total:
+        return ""
+    return f"{run.count:,}/{run.total:,} {run.unit}s" if run.total else f"{run.count:,} {run.unit}s"
+
+
 def _bar(run: RunStatus) -> RenderableType:
     """The bar of the stage with its counts."""
     if run.state == FINISHED:
         return ProgressBar(1, 1, width=_BAR_COLUMNS)
     if not run.total:
-        return Text(f"{run.count:,} {run.unit}s" if run.count else "")
+        return Text(_counts(run))
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(ProgressBar(run.total, min(run.count, run.total), width=_BAR_COLUMNS),
-                 Text(f"{run.count:,}/{run.total:,} {run.unit}s"))
+    grid.add_row(ProgressBar(run.total, min(run.count, run.total), width=_BAR_COLUMNS), Text(_counts(run)))
     return grid
+
+
+def _bar_columns(run: RunStatus) -> int:
+    return (_BAR_COLUMNS + 2 if run.total or run.state == FINISHED else 0) + len(_counts(run))
 
 
 def _memory(run: RunStatus) -> str:
