@@ -16,7 +16,7 @@ import socket
 from tests.processes import COMPILE_FAST
 
 _DEVICES = "--xla_force_host_platform_device_count=8"
-_MOST_MAPS = 30_000  # A single test file adds up to 15,000.
+_MOST_MAPS = 20_000
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxalign-tests"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
