@@ -61,7 +61,7 @@ setuptools.setup(
         "aot": ["libtpu"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
-        "test": ["aiohttp", "filelock", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        "test": ["aiohttp", "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
         # A real server for the tests of endpoints: llama.cpp, and the format of its models.
         "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.
