@@ -10,11 +10,13 @@ import importlib.metadata
 import ipaddress
 import os
 import pathlib
+import shutil
 import socket
 
 from tests.processes import COMPILE_FAST
 
 _DEVICES = "--xla_force_host_platform_device_count=8"
+_MOST_MAPS = 20_000
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxalign-tests"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -34,6 +36,7 @@ from jaxalign.parallel.simulated import enough_threads  # noqa: E402
 
 enough_threads()
 
+import filelock  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
@@ -86,10 +89,30 @@ def _no_network():
         yield
 
 
+def _memory_maps() -> int | None:
+    """The number of memory maps of this process; None if the system does not list them."""
+    try:
+        return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return None
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-    """Drop the compiled programs of a finished test file. Tests compile thousands of small programs, each of which holds
-    several memory maps, and XLA crashes beyond the system's limit for a process (65,530)."""
+    """Drop the compiled programs after a test file if they are many. Tests compile thousands of small programs, each of which
+    holds several memory maps, and XLA crashes beyond the system's limit for a process (65,530). Until then, the next files
+    reuse the programs without tracing them again."""
+    yield
+    maps = _memory_maps()
+    if maps is None or maps > _MOST_MAPS:
+        jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def fresh_programs():
+    """No program of another test file is used in this file, and none of this file in another. For files that count compilations
+    or replace what a program is traced from."""
+    jax.clear_caches()
     yield
     jax.clear_caches()
 
@@ -105,10 +128,24 @@ def real_data() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def done(tmp_path_factory) -> pathlib.Path:
-    """The work directory of a finished run on one device. Tests read it and must not change it."""
-    workdir = tmp_path_factory.mktemp("run")
+def done(tmp_path_factory, worker_id) -> pathlib.Path:
+    """The work directory of a finished run on one device. Tests read it and must not change it.
+
+    The first worker of pytest-xdist that needs it makes it; each worker has its own copy.
+    """
     from tests.small_run import run
 
-    run(workdir)
+    workdir = tmp_path_factory.mktemp("run")
+    if worker_id == "master":
+        run(workdir)
+        return workdir
+    shared = tmp_path_factory.getbasetemp().parent / "shared_run"
+    with filelock.FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            run(workdir)
+            shutil.copytree(workdir, shared.with_name("shared_run_copy"))
+            shared.with_name("shared_run_copy").rename(shared)  # A copy that was interrupted is not used.
+            return workdir
+    shutil.copytree(shared, workdir, dirs_exist_ok=True)
+    (workdir / ".lock").write_text(str(os.getpid()))  # As if this worker had made the run.
     return workdir

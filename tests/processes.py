@@ -15,10 +15,12 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEVICES = 8
 # Most test programs run once or twice. These options cut the CPU time of their compilation to a third. The fusion emitters are
-# the largest part: they build each fusion with MLIR.
+# the largest part: they build each fusion with MLIR. Metadata for LLVM's optimisations is not needed without optimisations.
 COMPILE_FAST = " ".join([
     "--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_llvm_enable_alias_scope_metadata=false", "--xla_llvm_enable_noalias_metadata=false",
+    "--xla_llvm_enable_invariant_load_metadata=false",
 ])
 _XLA = f"{COMPILE_FAST} --xla_cpu_collective_call_terminate_timeout_seconds=600"
 

@@ -6,8 +6,11 @@ import hashlib
 import json
 import pathlib
 
+import pytest
+
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
+from jaxalign.rollout import layouts
 from jaxalign.tracking.timing import read_timing
 
 CONFIG = {
@@ -29,7 +32,11 @@ CONFIG = {
 
 
 def run(workdir, **changes):
-    pipeline.run(from_config_dict(CONFIG | changes), workdir)
+    """Run the stages. The number of rows that decode together does not shrink at the end of a queue, which compiles a third of
+    the decoding programs; the tests of `rollout/` and of other runs cover that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts, "SHARES", (1,))
+        pipeline.run(from_config_dict(CONFIG | changes), workdir)
 
 
 def read(path: pathlib.Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -118,6 +119,7 @@ def test_a_users_reward_is_called_once_for_all_rows(runs):
 
 def test_a_reward_called_during_sampling_also_runs_in_one_process(made, runs):
     workdir = made / "early"
+    shutil.copytree(runs[2][0] / "pretrain", workdir / "pretrain")
     early = command(made, f"--workdir={workdir}", *MESH, "--config.stages=pretrain,ppo", "--config.reward.while_sampling=True")
     processes.run_well(2, early)
     calls = [line.split() for line in (made / "calls").read_text().splitlines()]

@@ -49,6 +49,25 @@ def place(model: Model, params):
     return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding), params, model.shardings())
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def all_hidden(model: Model, params, tokens, positions=None, segments=None):
+    """`model.hidden` in one program: without jit, each of its operations would be compiled separately."""
+    return model.hidden(params, tokens, positions, segments)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def all_logits(model: Model, params, tokens):
+    """Logits [B, T, V] in one program."""
+    return model.logits(params, model.hidden(params, tokens))
+
+
+def hidden(model: Model, params, ids) -> np.ndarray:
+    """The hidden states [T, D] of one sequence. It is padded to a multiple of 16, so that one program serves many lengths: no
+    state depends on later tokens."""
+    padded = np.pad(np.asarray(ids, np.int32), (0, -len(ids) % 16))
+    return np.asarray(all_hidden(model, params, padded[None]))[0, : len(ids)]
+
+
 def rows(batch: Model, arrays):
     """Place a record of numpy arrays on the devices, split over the batch axes."""
     return jax.device_put(arrays, batch.sharding.batch)

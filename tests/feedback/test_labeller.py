@@ -258,7 +258,7 @@ def generator():
 def numpy_first(generator, segments):
     """P(first shown) from all logits after the verdict prompt, in float64."""
     ids, params = prompt_ids(generator.tokenizer, segments), tiny.host_params(scale=1.5)
-    logits = np.asarray(tiny.model().hidden(params, np.array([ids])))[0, -1].astype(np.float64) @ params["embedding"].T
+    logits = tiny.hidden(tiny.model(), params, ids)[-1].astype(np.float64) @ params["embedding"].T
     a, b = (np.exp(logits[generator.tokenizer.marker_id(option)]) for option in OPTIONS)
     return a / (a + b)
 
@@ -284,6 +284,6 @@ def test_option_log_probabilities_are_normalised_over_the_whole_vocabulary():
     tokens, length = np.array([[1, 5, 7, 0], [1, 9, 0, 0]], np.int32), np.array([3, 2], np.int32)
     found = next_logprobs(model, params, tokens, length, np.array([4, 30], np.int32))
     for row in range(2):
-        logits = np.asarray(model.hidden(params, tokens[row : row + 1, : length[row]]))[0, -1] @ params["embedding"].T
+        logits = tiny.hidden(model, params, tokens[row, : length[row]])[-1] @ params["embedding"].T
         logp = logits - np.log(np.exp(logits.astype(np.float64)).sum())
         np.testing.assert_allclose(found[row], logp[[4, 30]], atol=1e-5)

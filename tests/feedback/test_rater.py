@@ -39,8 +39,8 @@ def rater_of(generator, principles, count=1):
 
 def next_logp(generator, ids):
     """float64 log-probabilities of the token after `ids`."""
-    hidden = generator.engine.model.hidden(generator.params, np.asarray([ids], np.int32))
-    logits = np.asarray(hidden, np.float64)[0, -1] @ np.asarray(generator.params["embedding"], np.float64).T
+    hidden = tiny.hidden(generator.engine.model, generator.params, ids)
+    logits = hidden[-1].astype(np.float64) @ np.asarray(generator.params["embedding"], np.float64).T
     return logits - np.log(np.exp(logits).sum())
 
 

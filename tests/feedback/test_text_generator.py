@@ -129,7 +129,7 @@ def test_log_probabilities_with_shared_prefixes_are_those_of_each_prompt(changes
     np.testing.assert_allclose(found, alone, **ROUNDING)
     plain, weights = tiny.model(**changes), tiny.host_params(scale=1.5)
     for row, prompt in zip(found, prompts, strict=True):
-        logits = np.asarray(plain.hidden(weights, np.array([prompt])), np.float64)[0, -1] @ weights["embedding"].T
+        logits = tiny.hidden(plain, weights, prompt)[-1].astype(np.float64) @ weights["embedding"].T
         np.testing.assert_allclose(row, (logits - np.log(np.exp(logits).sum()))[WANTED], **ROUNDING)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxalign.models.checkpoints import checksums as module
 from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
 from jaxalign.parallel.mesh import make_mesh
 
@@ -18,12 +19,29 @@ def values(dtype, seed=0):
     return np.random.default_rng(seed).integers(-100, 100, (8, 6, 4)).astype(dtype)
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_they_do_not_depend_on_the_mesh(dtype):
+def test_they_do_not_depend_on_the_mesh(dtype, on_host, monkeypatch):
+    monkeypatch.setattr(module, "_HOST_BYTES", 1 << 20 if on_host else 0)
     mesh, x = make_mesh(data=2, tensor=4), values(dtype)
     expected = checksums({"x": x})
     for spec in (PartitionSpec(), PartitionSpec("data"), PartitionSpec("tensor", "data")):
         assert checksums({"x": jax.device_put(x, NamedSharding(mesh, spec))}) == expected
+
+
+def test_host_and_device_compute_the_same(monkeypatch):
+    """Numbers of 64 bits, arrays without axes or elements, transposed arrays, and more axes than strides."""
+    rng = np.random.default_rng(2)
+    with jax.enable_x64(True):
+        tree = {
+            "double": jnp.asarray(rng.normal(size=(3, 4))), "long": jnp.asarray(-7, jnp.int64), "scalar": jnp.float32(0.3),
+            "empty": jnp.zeros((0, 3)), "turned": jnp.asarray(rng.normal(size=(4, 3)).T, jnp.float32), "key": jax.random.key(3),
+            "keys": jax.random.split(jax.random.key(3)), "axes": jnp.asarray(rng.integers(0, 99, (2, 1, 2, 1, 2, 3, 2))),
+            "true": jnp.asarray(True),
+        }
+        found = checksums(tree)
+        monkeypatch.setattr(module, "_HOST_BYTES", -1)
+        assert checksums(tree) == found
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:-1])

@@ -139,7 +139,7 @@ def test_a_packed_document_sees_only_itself(packed):
 def test_packed_documents_equal_separate_ones(packed):
     tokens, positions, segments = packed
     model, params = tiny.model(), tiny.host_params()
-    together = model.hidden(params, tokens, positions, segments)
+    together = tiny.all_hidden(model, params, tokens, positions, segments)
     for row, segment in [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]:
         inside = segments[row] == segment
         alone = model.hidden(params, tokens[row : row + 1, inside])
@@ -177,10 +177,10 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_gradient
     params = tiny.host_params()
     model = tiny.model(compute_dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(model.abstract())} == {jnp.dtype("float32")}
-    hidden = model.hidden(params, tokens, positions, segments)
+    hidden = tiny.all_hidden(model, params, tokens, positions, segments)
     assert hidden.dtype == jnp.bfloat16
     # bfloat16 has 8 bits: each of about 10 roundings adds an error of 2^-9, of values up to 4.
-    full = tiny.model().hidden(params, tokens, positions, segments)
+    full = tiny.all_hidden(tiny.model(), params, tokens, positions, segments)
     np.testing.assert_allclose(hidden.astype(np.float32), full, atol=10 * 2**-9 * 4)
     gradients = jax.grad(lambda p: model.hidden(p, tokens, positions, segments).astype(jnp.float32).sum())(params)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
@@ -189,10 +189,10 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_gradient
 def test_float16_is_close_to_float32_and_has_float32_logits(packed):
     tokens, positions, segments = packed
     params, model = tiny.host_params(), tiny.model(compute_dtype="float16")
-    hidden = model.hidden(params, tokens, positions, segments)
+    hidden = tiny.all_hidden(model, params, tokens, positions, segments)
     assert hidden.dtype == jnp.float16 and model.logits(params, hidden).dtype == jnp.float32
     # As above, with 11 bits.
-    full = tiny.model().hidden(params, tokens, positions, segments)
+    full = tiny.all_hidden(tiny.model(), params, tokens, positions, segments)
     np.testing.assert_allclose(hidden.astype(np.float32), full, atol=10 * 2**-12 * 4)
 
 

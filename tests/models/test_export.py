@@ -21,6 +21,7 @@ from jaxalign.models.checkpoints.safetensors import open_weights
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding, one_device
+from tests import tiny
 
 _LLAMA = {
     "model_type": "llama", "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -66,7 +67,7 @@ def _theirs(folder, kind="AutoModelForCausalLM"):
 
 
 def _ours(model, params):
-    return np.asarray(model.logits(params, model.hidden(params, jnp.asarray(_TOKENS, jnp.int32))))
+    return np.asarray(tiny.all_logits(model, params, jnp.asarray(_TOKENS, jnp.int32)))
 
 
 def _assert_close(actual, expected):
@@ -121,7 +122,7 @@ def test_a_reward_model_is_loaded_and_exported(tmp_path, name):
     loaded = load_params(tmp_path / "out", Model(model.config, "scalar"))
     params["embedding"] = params["embedding"].at[37:].set(0)
     chex.assert_trees_all_equal(loaded, params)
-    last = model.hidden(params, jnp.asarray(_TOKENS, jnp.int32))[:, -1]
+    last = tiny.all_hidden(model, params, jnp.asarray(_TOKENS, jnp.int32))[:, -1]
     theirs = _theirs(tmp_path / "out", "AutoModelForSequenceClassification")
     _assert_close(np.asarray(model.scores(params, last)), theirs[:, 0])
     with pytest.raises(UserError, match=r"a model with a scalar head \(.*Classification\); a language model is expected"):
@@ -146,7 +147,7 @@ def test_a_reward_model_saved_by_transformers_is_loaded(tmp_path):
     found = read_config(tmp_path / "theirs")
     model = Model(found.decoder, found.head)
     params = load_params(tmp_path / "theirs", model)
-    scores = model.scores(params, model.hidden(params, jnp.asarray(_TOKENS, jnp.int32))[:, -1])
+    scores = model.scores(params, tiny.all_hidden(model, params, jnp.asarray(_TOKENS, jnp.int32))[:, -1])
     _assert_close(np.asarray(scores), _theirs(tmp_path / "theirs", "AutoModelForSequenceClassification")[:, 0])
 
 

@@ -19,6 +19,7 @@ from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
 from jaxalign.steps.lm_step import lm_loss
+from tests import tiny
 from tests.rings import ring_of
 
 pytestmark = pytest.mark.parity
@@ -152,7 +153,7 @@ def test_logits_of_a_ragged_batch(pair):
     tokens, length = _ragged(model.config.vocab)
     mask = np.arange(11)[None] < length[:, None]
     expected = _torch_logits(reference, tokens, mask.astype(np.int64))
-    found = np.asarray(model.logits(params, model.hidden(params, tokens)))
+    found = np.asarray(tiny.all_logits(model, params, tokens))
     _close(found[mask], expected[mask])
 
 
@@ -197,7 +198,7 @@ def test_gradients_of_the_sft_loss(pair, tmp_path):
         tokens, mask.astype(np.int32), np.broadcast_to(np.arange(11, dtype=np.int32), tokens.shape),
         mask.astype(np.float32),
     )
-    found_loss, found = jax.value_and_grad(lambda p: lm_loss(model, p, batch, mask[:, 1:].sum())[0])(params)
+    found_loss, found = jax.jit(jax.value_and_grad(lambda p: lm_loss(model, p, batch, mask[:, 1:].sum())[0]))(params)
     assert float(found_loss) == pytest.approx(float(loss.detach()), rel=TOLERANCE)
     for path, leaf in jax.tree_util.tree_leaves_with_path(found):
         other = expected
@@ -251,7 +252,7 @@ def test_the_text_model_of_a_multimodal_model(name, old_names, tmp_path, caplog)
     assert [record.message for record in caplog.records if "only its text model is loaded" in record.message]
     tokens = np.random.default_rng(0).integers(1, 49, (2, 9)).astype(np.int32)
     expected = _torch_logits(reference, tokens)
-    _close(model.logits(params, model.hidden(params, tokens)), expected)
+    _close(tiny.all_logits(model, params, tokens), expected)
     export(tmp_path / "text", model, params, config=found.raw)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager")
     assert type(again).__name__ == found.family.architecture

@@ -22,6 +22,7 @@ from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.rollout.sampler import Engine, LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
+from tests import tiny
 
 _CONFIG = {
     "model_type": "llama",
@@ -110,7 +111,7 @@ def _numpy_logits(config, w, tokens):
 def _logits(folder, tokens):
     model = Model(read_config(folder).decoder)
     params = load_params(folder, model)
-    return model.hidden(params, jnp.asarray(tokens, jnp.int32)[None])[0] @ model.unembedding(params)
+    return tiny.all_hidden(model, params, jnp.asarray(tokens, jnp.int32)[None])[0] @ model.unembedding(params)
 
 
 @pytest.mark.parametrize("tied", [False, True])

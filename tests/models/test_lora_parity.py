@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import hugging
+from tests import hugging, tiny
 
 torch = hugging.torch
 
@@ -55,7 +55,7 @@ def test_logits_and_gradients_equal_pefts(kind, variant):
 
     def loss(own):
         params = join(base, own)
-        logits = model.logits(params, model.hidden(params, hugging.TOKENS))
+        logits = tiny.all_logits(model, params, hugging.TOKENS)
         logprobs = jax.nn.log_softmax(logits[:, :-1])
         return -jnp.mean(jnp.take_along_axis(logprobs, targets[..., None], -1)), logits
 

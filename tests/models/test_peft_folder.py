@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests import hugging
+from tests import hugging, tiny
 
 peft, torch = hugging.peft, hugging.torch
 
@@ -46,7 +46,7 @@ def ours(kind, scalar, folder, mesh=None):
 
 def outputs(model, params, tokens=hugging.TOKENS):
     """Logits [B, T, V], or the last token's score [B, 1] for classifiers."""
-    hidden = model.hidden(params, tokens)
+    hidden = tiny.all_hidden(model, params, tokens)
     return np.asarray(model.scores(params, hidden[:, -1:]) if model.head == "scalar" else model.logits(params, hidden))
 
 

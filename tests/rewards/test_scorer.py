@@ -28,7 +28,7 @@ def test_scores_are_read_at_the_end_of_the_response_then_normalised_and_clipped(
     model, expected = tiny.model(head="scalar"), np.zeros(7)
     for row in range(7):
         ids = rollout.tokens[row, : rollout.prompt_length[row] + rollout.response_length[row]]
-        expected[row] = np.asarray(model.hidden(params, ids[None]))[0, -1] @ params["score"]
+        expected[row] = tiny.hidden(model, params, ids)[-1] @ params["score"]
     scorer = tiny.scorer(setup)
     np.testing.assert_allclose(raw_rollout_scores(scorer, params, rollout)[:7], expected, atol=1e-4)
     normalised = (expected - 0.1) / 0.5

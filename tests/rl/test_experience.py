@@ -28,7 +28,7 @@ def response(sampled, row):
 
 def numpy_logprobs(setup, params, ids, start):
     """log p of every response token, from the logits of the whole row at the sampling temperature, in float64."""
-    hidden = np.asarray(setup.policy.hidden(params, ids[None]))[0].astype(np.float64)
+    hidden = tiny.hidden(setup.policy, params, ids).astype(np.float64)
     logits = hidden @ params["embedding"].T / setup.config.temperature
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return np.array([logp[t - 1, ids[t]] for t in range(start, len(ids))])
@@ -49,8 +49,8 @@ def test_everything_equals_a_loop(made):
         ids, start = response(sampled, row)
         count = len(ids) - start
         reference = numpy_logprobs(setup, reference_params, ids, start)
-        values = (np.asarray(setup.critic.hidden(critic, ids[None]))[0] @ critic["score"])[start - 1 : -1]
-        score = np.asarray(setup.critic.hidden(preference, ids[None]))[0, -1] @ preference["score"]
+        values = (tiny.hidden(setup.critic, critic, ids) @ critic["score"])[start - 1 : -1]
+        score = tiny.hidden(setup.critic, preference, ids)[-1] @ preference["score"]
         score = (score - 0.1) / 0.5
         score = score if config.score_clip is None else np.clip(score, -config.score_clip, config.score_clip)
         scores.append(score)

@@ -23,7 +23,7 @@ LOSS = {"kl_in": "loss", "kl_estimator": "full", "advantages": "grpo", "group_si
 
 def numpy_logp(setup, params, ids):
     """log p [T, V] after every token of a row, at the sampling temperature, in float64."""
-    hidden = np.asarray(setup.reference.hidden(params, ids[None]))[0].astype(np.float64)
+    hidden = tiny.hidden(setup.reference, params, ids).astype(np.float64)
     logits = hidden @ np.asarray(params["embedding"], np.float64).T / setup.config.temperature
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
@@ -72,6 +72,7 @@ def test_in_the_loss_kl_and_gradient_equal_the_plain_form(temperature):
     setup, state, reference, sampled, experience, _ = made(temperature=temperature, **LOSS)
     whole, params = totals(setup, experience), tiny.to_host(state.policy.params)
 
+    @jax.jit
     def loss(p, coef):
         return policy_loss(setup, p, experience, whole, coef, reference_params=reference)[0]
 
@@ -89,8 +90,9 @@ def test_in_the_loss_kl_and_gradient_equal_the_plain_form(temperature):
         start = sampled.prompt_length[:, None]
         return jnp.sum(jnp.where((place >= start) & (place < start + sampled.response_length[:, None]), kl, 0)) / count
 
-    found = jax.tree.map(np.subtract, jax.grad(loss)(params, 1.0), jax.grad(loss)(params, 0.0))
-    chex.assert_trees_all_close(found, tiny.to_host(jax.grad(plain)(params)), rtol=1e-3, atol=2e-6)
+    gradient = jax.jit(jax.grad(loss))
+    found = jax.tree.map(np.subtract, gradient(params, 1.0), gradient(params, 0.0))
+    chex.assert_trees_all_close(found, tiny.to_host(jax.jit(jax.grad(plain))(params)), rtol=1e-3, atol=2e-6)
 
 
 def distance(setup, sampled, params, reference):
@@ -123,11 +125,12 @@ def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
     )
     experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
 
+    @jax.jit
     def loss(adapters):
         whole = totals(setup, experience)
-        return float(policy_loss(setup, join(base, adapters), experience, whole, 1.0, reference_params=base)[0])
+        return policy_loss(setup, join(base, adapters), experience, whole, 1.0, reference_params=base)[0]
 
-    before = loss(moved)
+    before = float(loss(moved))
     for _ in range(3):
         state, _ = ppo_update(setup, state, experience, base, base)
     assert 0 < loss(state.policy.params) < 0.8 * before

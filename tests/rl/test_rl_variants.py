@@ -312,10 +312,10 @@ def test_a_value_head_on_the_trunk_gets_the_gradients_of_both_losses():
     state, experience, _ = collected(shared)
     whole = totals(shared, experience)
     params = tiny.to_host(state.policy.params)
-    joint = jax.grad(lambda p: joint_loss(shared, p, experience, whole, 0.05)[0])(params)
+    joint = jax.jit(jax.grad(lambda p: joint_loss(shared, p, experience, whole, 0.05)[0]))(params)
     lm = {name: value for name, value in params.items() if name != "score"}
-    of_policy = jax.grad(lambda p: policy_loss(apart, p, experience, whole, 0.05)[0])(lm)
-    of_value = jax.grad(lambda p: value_loss(apart, p, experience, whole)[0])(params)
+    of_policy = jax.jit(jax.grad(lambda p: policy_loss(apart, p, experience, whole, 0.05)[0]))(lm)
+    of_value = jax.jit(jax.grad(lambda p: value_loss(apart, p, experience, whole)[0]))(params)
     expected = jax.tree.map(np.add, of_policy, {name: of_value[name] for name in of_policy})
     chex.assert_trees_all_close(joint, expected | {"score": of_value["score"]}, rtol=1e-4, atol=1e-7)
 

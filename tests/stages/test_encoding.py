@@ -77,7 +77,7 @@ def test_measures_of_held_out_pairs():
     scores = np.zeros((4, 2))
     for i, side in np.ndindex(4, 2):
         ids = batch.tokens[i, side, : batch.length[i, side]]
-        scores[i, side] = np.asarray(model.hidden(params, ids[None]))[0, -1] @ params["score"]
+        scores[i, side] = tiny.hidden(model, params, ids)[-1] @ params["score"]
     found = measure(all_scores(Scorer(model), params, batch, 2), batch)
     margin, label = (scores[:, 0] - scores[:, 1])[[0, 1, 3]], np.array([0.9, 0.2, 0.6])
     assert found["held_out"]["pairs"] == 3

@@ -8,7 +8,7 @@ import chex
 import numpy as np
 import pytest
 
-from tests import hugging
+from tests import hugging, tiny
 
 peft, torch = hugging.peft, hugging.torch
 
@@ -54,8 +54,8 @@ def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weigh
     own = load_params(tmp_path / "run" / "ppo" / "params", model)
     params = run_models.with_base(context, model, own)
     tokens = np.random.default_rng(0).integers(3, 512, (2, 12)).astype(np.int32)
-    ours = np.asarray(model.logits(params, model.hidden(params, tokens)))
-    before = np.asarray(model.logits(params, model.base.hidden(run_models.base_params(context, model), tokens)))
+    ours = np.asarray(tiny.all_logits(model, params, tokens))
+    before = np.asarray(tiny.all_logits(model.base, run_models.base_params(context, model), tokens))
     assert np.abs(ours - before).max() > 1e-2
     export_adapters(tmp_path / "peft", FAMILIES.get("llama"), model, own, "stories260K")
 
@@ -67,7 +67,7 @@ def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weigh
     merged, alone = merge(model.lora, params), hugging.params_of(theirs.merge_and_unload())
     for name in ("query", "out"):
         np.testing.assert_allclose(merged["blocks"]["attention"][name], alone["blocks"]["attention"][name], atol=2e-6)
-    close(ours, np.asarray(model.base.logits(merged, model.base.hidden(merged, tokens))))
+    close(ours, np.asarray(tiny.all_logits(model.base, merged, tokens)))
 
 
 def test_a_run_starts_from_a_peft_folder_and_refuses_changed_files(real_data, tmp_path):

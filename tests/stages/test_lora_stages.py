@@ -31,8 +31,11 @@ LORA = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["attention.*", "down_proj"
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def adapted_run(done, tmp_path_factory):
+    """A finished run with adapters on the base and the revisions of the shared run, which adapters do not change."""
     workdir = tmp_path_factory.mktemp("lora")
+    for stage in STAGES[:2]:
+        shutil.copytree(done / stage, workdir / stage)
     run(workdir, **LORA)
     return workdir
 
@@ -41,35 +44,35 @@ def model_of(head="lm") -> Model:
     return run_models.make_model(from_config_dict(CONFIG | LORA), CONFIG["world"]["vocab_size"], head)
 
 
-def test_every_folder_holds_only_adapters(done):
+def test_every_folder_holds_only_adapters(adapted_run):
     model = model_of()
-    assert set(load_params(done / "pretrain" / "params", model.base)) == {"embedding", "blocks", "final_norm"}
+    assert set(load_params(adapted_run / "pretrain" / "params", model.base)) == {"embedding", "blocks", "final_norm"}
     for stage in ("sft", "dpo", "ppo"):
-        params = load_params(done / stage / "params", model)
+        params = load_params(adapted_run / stage / "params", model)
         assert set(params) == {"adapters"} and set(params["adapters"]) == {"attention", "mlp"}
         assert set(params["adapters"]["mlp"]) == {"down"}
         assert all(np.abs(own["b"]).max() > 0 for part in params["adapters"].values() for own in part.values())
     for folder in ("preference", "preference/member-1"):
-        assert set(load_params(done / folder / "params", model.with_head("scalar"))) == {"adapters", "score"}
+        assert set(load_params(adapted_run / folder / "params", model.with_head("scalar"))) == {"adapters", "score"}
 
 
-def test_the_checks_pass_and_the_reference_is_the_initial_policy_of_rl(done):
+def test_the_checks_pass_and_the_reference_is_the_initial_policy_of_rl(adapted_run):
     """Policy and reference start from the adapters of dpo; the supervised model is that of sft."""
-    checks = read(done / "ppo" / "summary.json")["checks"]
+    checks = read(adapted_run / "ppo" / "summary.json")["checks"]
     assert [check["name"] for check in checks if check["passed"]] == [check["name"] for check in checks] and len(checks) == 5
-    assert abs(read_metrics(done / "ppo" / "metrics.jsonl")[0]["kl_k1"]) < 1e-3
-    kl = read(done / "summary.json")["kl"]
-    assert abs(kl["sft"]) < 1e-3 and len(rows(done, "evaluate")) == 4 * 16
+    assert abs(read_metrics(adapted_run / "ppo" / "metrics.jsonl")[0]["kl_k1"]) < 1e-3
+    kl = read(adapted_run / "summary.json")["kl"]
+    assert abs(kl["sft"]) < 1e-3 and len(rows(adapted_run, "evaluate")) == 4 * 16
     for stage in ("sft", "preference", "dpo"):
-        losses = [row["loss"] for row in read_metrics(done / stage / "metrics.jsonl")]
+        losses = [row["loss"] for row in read_metrics(adapted_run / stage / "metrics.jsonl")]
         assert np.isfinite(losses).all()
 
 
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(done, tmp_path, mesh):
+def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(adapted_run, tmp_path, mesh):
     """On one device bit for bit, on a mesh up to rounding."""
     workdir = tmp_path / "run"
-    shutil.copytree(done, workdir)
+    shutil.copytree(adapted_run, workdir)
     shutil.rmtree(workdir / "ppo" / "checkpoints" / "3")
     shutil.rmtree(workdir / "ppo" / "params")
     manifest = read(workdir / "ppo" / "manifest.json") | {"status": "running"}
@@ -77,7 +80,7 @@ def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(done, tmp_path, m
     stages = [stage for stage in STAGES if stage not in ("evaluate", "report")]
     run(workdir, **LORA | {"stages": stages} | ({"mesh": mesh} if mesh else {}))
     model = model_of()
-    found, expected = (tiny.to_host(load_params(folder / "ppo" / "params", model)) for folder in (workdir, done))
+    found, expected = (tiny.to_host(load_params(folder / "ppo" / "params", model)) for folder in (workdir, adapted_run))
     rtol, atol = (0, 0) if mesh is None else (1e-3, 1e-4)
     chex.assert_trees_all_close(found, expected, rtol=rtol, atol=atol)
 

@@ -30,7 +30,7 @@ def answer_logprobs(params, row: dict, answer: str) -> np.ndarray:
     model = language_model()
     prompt = model.prompt_ids(row["prompt"])
     ids = np.asarray([*prompt, *styles.encode_answer(tokenizer(), row[answer], "plain")])
-    logits = model.model.logits(params, model.model.hidden(params, ids[None]))[0]
+    logits = tiny.all_logits(model.model, params, ids[None])[0]
     logprobs = np.asarray(jax.nn.log_softmax(logits.astype(np.float32)))
     return np.asarray([logprobs[t - 1, ids[t]] for t in range(len(prompt), len(ids))], np.float64)
 

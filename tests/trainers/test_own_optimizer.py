@@ -29,7 +29,7 @@ def mean_loss(params):
     model = language_model()
     prompt = model.prompt_ids(EXAMPLES[0]["prompt"])
     ids = np.asarray([*prompt, *styles.encode_answer(tokenizer(), EXAMPLES[0]["response"], "plain")])
-    logprobs = jax.nn.log_softmax(model.model.logits(params, model.model.hidden(params, ids[None]))[0].astype(jnp.float32))
+    logprobs = jax.nn.log_softmax(tiny.all_logits(model.model, params, ids[None])[0].astype(jnp.float32))
     return -jnp.mean(jnp.stack([logprobs[t - 1, ids[t]] for t in range(len(prompt), len(ids))]))
 
 
@@ -43,8 +43,9 @@ def test_sgd_with_momentum_makes_the_steps_of_its_formula():
     trainer, steps = run()
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), language_model().params)
     trace = jax.tree.map(np.zeros_like, params)
+    gradient = jax.jit(jax.grad(mean_loss))
     for _ in steps:
-        gradients = jax.grad(mean_loss)(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
+        gradients = gradient(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
         trace = jax.tree.map(lambda t, g: MOMENTUM * t + np.asarray(g, np.float64), trace, gradients)
         params = jax.tree.map(lambda p, t: p - RATE * t, params, trace)
     chex.assert_trees_all_close(tiny.to_host(trainer.policy.params), jax.tree.map(np.float32, params), rtol=1e-4, atol=1e-6)

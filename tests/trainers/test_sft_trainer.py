@@ -53,7 +53,7 @@ def test_the_loss_of_the_first_step_is_the_mean_over_its_answer_tokens():
     model, words = language_model(), tokenizer()
     prompt = model.prompt_ids(EXAMPLES[0]["prompt"])
     ids = np.asarray([*prompt, *styles.encode_answer(words, EXAMPLES[0]["response"], "plain")])
-    logits = model.model.logits(model.params, model.model.hidden(model.params, ids[None]))[0]
+    logits = tiny.all_logits(model.model, model.params, ids[None])[0]
     logprobs = jax.nn.log_softmax(logits.astype(np.float32))
     expected = -np.mean([logprobs[t - 1, ids[t]] for t in range(len(prompt), len(ids))])
     assert step.metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
