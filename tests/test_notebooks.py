@@ -17,13 +17,11 @@ TRAINS = {
     "cai_own_model": ({"NEW_TOKENS": 12, "EPOCHS": 1}, ["critique:", "revisions are usable", "before:", "{'before': "]),
     "ppo_own_reward": ({"ITERATIONS": 2, "BATCH": 4, "NEW_TOKENS": 8}, ["iteration 1: score", "reference KL: 0 ", "after:"]),
     "dpo_pairs": ({"EPOCHS": 2}, ["step 0: loss 0.693", "Name a tool."]),
-    "lora_one_gpu": ({"EPOCHS": 2, "SHAPE": "Llama-3.2-1B"},
-                     ["base model in nf4: L4x1: fits", "frozen parameters", "adapters: ", "merged: "]),
+    "lora_one_gpu": ({"EPOCHS": 2, "BASES": ["nf4"]},
+                     ["base model in nf4: L4x1: ", "frozen parameters", "adapters: ", "merged: "]),
 }
-PLANS = {
-    "planning": ({"TOPOLOGIES": ["v5e:4x4"]}, ["v5e:4x4: fits", "L4x1: "]),
-    "tpu_pod": ({}, ["v5e:4x4: fits", "jaxalign plan --config", "launch/tpu_pod.sh align"]),
-}
+PLANS = {"planning": ({"TOPOLOGIES": ["v5e:4x4"]}, ["v5e:4x4: fits", "L4x1: "])}
+IN_A_KERNEL = {"tpu_pod": ["v5e:4x4: fits", "jaxalign plan --config", "launch/tpu_pod.sh align us-central2-b"]}
 RUNS = {"quickstart": ["helps with harm", "Report: ", "iteration 2: score"],
         "reading_a_report": ["harmful", "passed", "Report: "]}
 
@@ -61,7 +59,7 @@ def execute(name: str, folder: pathlib.Path, monkeypatch, settings: dict) -> dic
 
 
 def test_every_notebook_is_tested():
-    assert set(NOTEBOOKS) == {*TRAINS, *PLANS, *RUNS}
+    assert set(NOTEBOOKS) == {*TRAINS, *PLANS, *IN_A_KERNEL, *RUNS}
 
 
 @pytest.mark.slow
@@ -86,16 +84,17 @@ def test_every_cell_of_the_notebooks_of_the_default_run_runs(folder, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_notebook_runs_in_a_kernel(tmp_path, monkeypatch):
-    """The one without training, in a kernel as Jupyter starts it."""
+@pytest.mark.parametrize("name", IN_A_KERNEL)
+def test_a_notebook_runs_in_a_kernel(name, tmp_path, monkeypatch):
+    """As Jupyter runs it. A kernel for each notebook would compile the same programs several times."""
     pytest.importorskip("ipykernel")
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(NOTEBOOKS["tpu_pod"], as_version=4)
+    notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
     notebook.cells = [cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", [])]
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
-    assert "launch/tpu_pod.sh align us-central2-b" in printed
+    assert all(word in printed for word in IN_A_KERNEL[name]), printed
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
