@@ -94,13 +94,17 @@ def imported_packages(paths: Iterable[pathlib.Path]) -> set[str]:
 
 
 def test_imported_packages_are_declared_and_are_not_other_frameworks():
-    """Only the endpoint client imports the libraries of an extra."""
+    """Only the endpoint client and the trackers import the libraries of an extra."""
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    listed, extra = (set(re.findall(r'"([a-z0-9-]+)', re.search(pattern, setup, re.DOTALL)[1]))
-                     for pattern in (r"install_requires=\[(.*?)\]", r'"endpoint": (\[.*?\]),\n'))
+    listed, endpoint, track = (
+        set(re.findall(r'"([a-zA-Z0-9-]+)', re.search(pattern, setup, re.DOTALL)[1]))
+        for pattern in (r"install_requires=\[(.*?)\]", r'"endpoint": (\[.*?\]),\n', r'"track": (\[.*?\]),\n')
+    )
     client = {path for path in SOURCES if ROOT / "jaxalign" / "endpoint" in path.parents}
-    assert imported_packages(set(SOURCES) - client) <= listed
-    assert imported_packages(client) <= listed | extra
+    trackers = {path for path in SOURCES if ROOT / "jaxalign" / "tracking" / "sinks" in path.parents}
+    assert imported_packages(set(SOURCES) - client - trackers) <= listed
+    assert imported_packages(client) <= listed | endpoint
+    assert imported_packages(trackers) <= listed | track
     assert not imported_packages(SOURCES) & FOREIGN
 
 
