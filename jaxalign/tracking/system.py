@@ -7,6 +7,7 @@ writes; its rows describe its host and its devices.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -39,10 +40,9 @@ class SystemLog:
 
     def __init__(self, workdir: Path, clock: Callable[[], float] = time.time):
         self.path, self.stage = workdir / FILE, ""
-        self._clock, self._process, self._wrote = clock, psutil.Process(), False
+        self._clock, self._wrote = clock, False
+        self._process: psutil.Process | None = None
         self._lock, self._ended = threading.Lock(), False
-        self._process.cpu_percent()  # The first call only begins to measure.
-        psutil.cpu_percent()
 
     def write(self) -> dict[str, Any]:
         """Appends a row, and returns it."""
@@ -51,10 +51,12 @@ class SystemLog:
         return row
 
     def end(self, event: str, error: str = "") -> None:
-        """Appends the last row, once. The row of a run that finished before its first interval ended is left out."""
+        """Appends the last row, once. The row of a run that finished before its first interval ended is left out, as is one
+        that cannot be written: it must not replace the error that ends the run."""
         if event != FINISHED or self._wrote:
             row = {"time": round(self._clock(), 3), "stage": self.stage, "event": event}
-            self._append(row | ({"error": error} if error else {}), last=True)
+            with contextlib.suppress(OSError):
+                self._append(row | ({"error": error} if error else {}), last=True)
 
     def _append(self, row: dict[str, Any], last: bool = False) -> None:
         with self._lock:  # Two threads write: that of the interval, and one that ends the run.
@@ -64,10 +66,15 @@ class SystemLog:
                 self._wrote, self._ended = True, last
 
     def _host(self) -> dict[str, Any]:
-        memory = psutil.virtual_memory()
-        return {
-            "cpu": round(psutil.cpu_percent() / 100, 4),
-            "process_cpu": round(self._process.cpu_percent() / 100 / (os.cpu_count() or 1), 4),
+        memory, load = psutil.virtual_memory(), {}
+        if self._process is None:  # The first calls only begin to measure the load.
+            self._process = psutil.Process()
+            self._process.cpu_percent()
+            psutil.cpu_percent()
+        else:
+            load = {"cpu": round(psutil.cpu_percent() / 100, 4),
+                    "process_cpu": round(self._process.cpu_percent() / 100 / (os.cpu_count() or 1), 4)}
+        return load | {
             "process_memory": self._process.memory_info().rss,
             "host_memory": memory.total - memory.available,
             "host_memory_total": memory.total,

@@ -31,7 +31,8 @@ def test_the_numbers_of_each_run_are_served(tmp_path):
     (folder / "manifest.json").write_text('{"status": "running"}')
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "score": 2.5, "kl_k3": 50.0, "response_length": 9.0}}\n'
                                                   for n in range(20)))
-    (tmp_path / "a" / "system.jsonl").write_text('{"time": 1.0, "stage": "ppo", "cpu": 0.25, "disk_free": 1024}\n')
+    row = {"time": 1.0, "stage": "ppo", "cpu": 0.25, "process_memory": 1, "disk_free": 1024}
+    (tmp_path / "a" / "system.jsonl").write_text(json.dumps(row) + "\n")
     port = free_port()
     server = exporter.start([RunView(tmp_path / "a"), RunView(tmp_path / "none")], port, 0.0, "127.0.0.1")
     try:

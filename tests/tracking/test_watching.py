@@ -38,7 +38,7 @@ def workdir(tmp_path):
     for path in (tmp_path / "ppo").iterdir():
         os.utime(path, (NOW - 300, NOW - 300))
     append(tmp_path / "system.jsonl", *({"time": NOW - 240 + 10 * n, "stage": "ppo", "count": n // 2, "total": 100,
-                                         "unit": "step", "tokens": 1000 * n, "cpu": 0.5} for n in range(25)))
+                                         "unit": "step", "tokens": 1000 * n, "process_memory": 2**30} for n in range(25)))
     return tmp_path
 
 

@@ -117,7 +117,7 @@ class RunView:
             view.read()
         base = RunStatus(
             name, self.path, UNKNOWN, finished_stages=done.count("done"), stages=len(folders),
-            system=next((row for row in reversed(self._beats) if "cpu" in row), {}),
+            system=next((row for row in reversed(self._beats) if "process_memory" in row), {}),
             alerts=tuple((rounds.label(folder), alert) for folder, view in views.items() for alert in view.alerts),
         )
         if not started:
