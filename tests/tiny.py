@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from jaxalign.config import Mesh, Optimizer, PPOConfig
 from jaxalign.models.architecture import DecoderConfig
@@ -17,7 +18,7 @@ from jaxalign.records import Rollout
 from jaxalign.rewards.scorer import Scorer, rollout_scores
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.state import PPOSetup, init_ppo_state
-from jaxalign.rollout import sampler
+from jaxalign.rollout import layouts, sampler
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import Engine, LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
@@ -120,9 +121,12 @@ def state(setup: PPOSetup):
 
 
 def rollout(setup: PPOSetup, params, key: int = 0, **changes):
-    """One rollout of PROMPTS, 8 rows."""
+    """One rollout of PROMPTS, 8 rows. All rows decode until the last has ended: batches that shrink need four decoding programs
+    instead of one."""
     engine = Engine(setup.policy, 8, 32, bucket=8)
-    return sample(engine, params, PROMPTS, jax.random.key(key), range(8), sampling(setup, **changes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts, "SHARES", (1,))
+        return sample(engine, params, PROMPTS, jax.random.key(key), range(8), sampling(setup, **changes))
 
 
 def respond(engine: Engine, params, prompts, key, sampling: Sampling, rows, on_finished=None) -> list[Response]:
