@@ -57,6 +57,12 @@ def test_the_interval_of_a_difference_is_that_of_newcombe():
     assert same.value == 0 and not same.clear
 
 
+def test_the_title_of_the_kl_names_the_reference_of_each_run(runs):
+    change(runs[2] / "evaluate" / "manifest.json", lambda manifest: manifest["config"].update(stages=["pretrain", "evaluate"]))
+    source, _, _ = page_of(runs[0], runs[2])
+    assert "KL to sft, nats per response or KL to base, nats per response" in source
+
+
 def test_the_opening_names_the_settings_that_differ_and_the_differences_beyond_noise(runs):
     _, page, problems = page_of(*runs[:2])
     assert problems == []

@@ -106,7 +106,7 @@ def test_a_damaged_file_is_a_sentence(workdir, file, content, says):
 
 
 def test_a_directory_that_is_no_run_is_a_sentence(tmp_path):
-    assert status(tmp_path / "none").note == f"The work directory {tmp_path / 'none'} does not exist."
+    assert status(tmp_path / "none").note == f"The work directory {tmp_path / 'none'} is not a folder."
     assert "no config.json" in status(tmp_path).note
 
 

@@ -81,10 +81,11 @@ def compared_measures(runs: Sequence[ComparedRun]) -> list[Compared]:
              for name in ordered_measures(dict(enumerate(of_runs)))]
     wins = tuple(_win_rate(run) for run in runs)
     shown.append(Compared("win_rate", "Win rate against the run's first model", True, wins, True))
-    fields = {quantity.field: quantity for run in runs for quantity in quantities(run.files.models)}
-    for field, quantity in fields.items():
-        estimates = tuple(_mean(run, field, quantity.column) for run in runs)
-        shown.append(Compared(field, quantity.title, False, estimates, digits=quantity.digits))
+    for same in zip(*(quantities(run.files.kl_reference) for run in runs), strict=True):
+        field, digits = same[0].field, same[0].digits
+        title = " or ".join(dict.fromkeys(quantity.title for quantity in same))  # The references of the KL may differ.
+        estimates = tuple(_mean(run, field, same[0].column) for run in runs)
+        shown.append(Compared(field, title, False, estimates, digits=digits))
     return [one for one in shown if any(estimate is not None for estimate in one.estimates)]
 
 

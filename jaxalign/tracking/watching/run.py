@@ -104,7 +104,7 @@ class RunView:
 
     def _read(self, name: str) -> RunStatus:
         if not self.path.is_dir():
-            return RunStatus(name, self.path, UNREADABLE, f"The work directory {self.path} does not exist.")
+            return RunStatus(name, self.path, UNREADABLE, f"The work directory {self.path} is not a folder.")
         config = read_object(self.path / "config.json")
         if not config:
             return RunStatus(name, self.path, UNREADABLE, f"{self.path} has no config.json, so no run has started in it.")
