@@ -50,7 +50,7 @@ def finished_stage(source: Path) -> FinishedStage:
     if not manifest:
         raise UserError(f"{source} contains params, but neither a model's config.json nor a stage's manifest.json; give a "
                         "folder that jaxalign.convert wrote, or the folder of a stage of a run")
-    if any(name not in manifest for name in ("stage", "status", "config")):
+    if any(name not in manifest for name in ("stage", "status")) or not isinstance(manifest.get("config"), dict):
         raise UserError(f"{stage / 'manifest.json'} is damaged; restore the file, or move the folder away to run the stage "
                         "again")
     if manifest["status"] != "done":
@@ -123,9 +123,12 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
         raise UserError(f"{workdir} has no config.json of a run; give a stage's folder inside the work directory of its run")
     for dotted, value in made_with.items():
         *parents, last = dotted.split(".")
-        node = values
+        node: Any = values
         for parent in parents:
-            node = node[parent]
+            node = node.get(parent) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise UserError(f"{workdir / 'config.json'} has no section {'.'.join(parents)}; the file was edited or damaged: "
+                            "restore it")
         node[last] = value
     values.pop("mesh", None)  # This machine need not have the run's devices.
     return schema.from_mapping(default_for(values["stages"]), values)
