@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from jaxalign.config import Config
+from jaxalign.config import Config, to_dict
 from jaxalign.config.finished import finished_stage
-from jaxalign.config.schema import to_dict
 from jaxalign.errors import UserError
 
 
