@@ -186,7 +186,7 @@ def used_stages(workdir: Path, planned: Iterable[str]) -> frozenset[str] | None:
     """
     waiting, used, recorded = [name for name in planned if name not in ("evaluate", "report")], set(), False
     while waiting:
-        inputs = read_object(workdir / waiting.pop() / MANIFEST).get("inputs")
+        inputs = _read_manifest(workdir / waiting.pop() / MANIFEST).get("inputs")
         recorded = recorded or inputs is not None
         waiting += set(inputs or ()) - used
         used |= set(inputs or ())
@@ -217,10 +217,20 @@ def _contradicts(stage: StageFiles, config: Mapping[str, Any]) -> bool:
 
 def _read_stage(path: Path) -> StageFiles:
     manifest, metrics, timing, summary = (path / name for name in _STAGE_FILES)
-    recorded = read_object(manifest)
+    recorded = _read_manifest(manifest)
     inputs = recorded.get("inputs")
     return StageFiles(path.name, recorded.get("status"), read_object(summary), read_metrics(metrics), read_timing(timing),
                       None if inputs is None else tuple(inputs), recorded.get("config") or {}, read_object(path / LEFT_OUT))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The content of a manifest. Raises UserError if a field that is read here has another type than expected."""
+    manifest = read_object(path)
+    for name, kind in (("inputs", dict), ("config", dict), ("status", str)):
+        if manifest.get(name) is not None and not isinstance(manifest[name], kind):
+            raise UserError(f"{path} is damaged: {name} is {str(manifest[name])[:40]!r}; restore the file, or move the folder of "
+                            "its stage aside to run the stage again")
+    return manifest
 
 
 def read_object(path: Path, kind: type = dict) -> Any:

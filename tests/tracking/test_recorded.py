@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from jaxalign.errors import UserError
 from jaxalign.pipeline.results import read_results
 from jaxalign.storage import LocalStorage
+from jaxalign.tracking.workdir import read_run
 
 from .pages import render_page
 from .synthetic import STAGES, make_run, write_json, write_rows
@@ -188,3 +190,12 @@ def test_the_kl_is_named_by_the_stages_that_evaluate_recorded(tmp_path, stages, 
     run = make_run(tmp_path)
     change(run / "evaluate" / "manifest.json", config={"stages": [*stages, "evaluate"]})
     assert f"{shown}, nats per response" in render_page(run)[1].text("behaviour")
+
+
+@pytest.mark.parametrize("damage", [{"inputs": float("nan")}, {"inputs": ["sft"]}, {"config": 7}, {"status": 1}])
+def test_a_manifest_with_values_of_other_types_is_refused(tmp_path, damage):
+    run = make_run(tmp_path)
+    path = run / "ppo" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(UserError, match=f"ppo/manifest.json is damaged: {next(iter(damage))} is "):
+        read_run(run)
