@@ -76,9 +76,9 @@ def _parse(arguments: Sequence[str]) -> dict[str, str]:
 
 def _settings(options: dict[str, str], workdir: Path) -> TrackingConfig:
     """The settings of the run's config, with those of the command line."""
-    from jaxalign.tracking.workdir import read_object
+    from jaxalign.tracking.workdir import read_config
 
-    stored = read_object(workdir / "config.json").get("tracking") or {}
+    stored = read_config(workdir).get("tracking") or {}
     fields = {name: value for name, value in stored.items() if name in vars(TrackingConfig()) and name != "trackers"}
     fields |= {name: options[name] for name in ("project", "group", "directory") if name in options}
     fields |= {"tags": tuple(tag for tag in options["tags"].split(",") if tag)} if "tags" in options else {}

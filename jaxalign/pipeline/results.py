@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxalign.storage import Storage
 from jaxalign.tracking import table
-from jaxalign.tracking.workdir import MANIFEST, kl_reference, read_object, used_stages
+from jaxalign.tracking.workdir import MANIFEST, kl_reference, read_config, read_object, used_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RunResult:
             return ""
         used = used_stages(self.workdir, self.stages)
         recorded = read_object(self.workdir / "evaluate" / MANIFEST).get("config") or {}
-        reference = kl_reference(recorded, read_object(self.workdir / "config.json"))
+        reference = kl_reference(recorded, read_config(self.workdir))
         return table.render(self.evaluation, tuple(self.stages) if used is None else used, reference)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxalign.config import rounds
+from jaxalign.config import Config, rounds, to_dict
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.registry.stages import STAGES, StageRecord, ordered, policies_before, stages_in_order
@@ -144,7 +144,7 @@ def read_run(workdir: str | Path) -> RunFiles:
     path = Path(workdir)
     if not path.is_dir():
         raise UserError(f"The work directory {path} does not exist; pass the --workdir of a run that has started.")
-    config = read_object(path / "config.json")
+    config = read_config(path)
     present = {child.parent.name for child in path.glob("*/*") if child.name in _STAGE_FILES and
                ".old-" not in child.parent.name}
     asked = stages_in_order(config.get("stages") or (), f"{path / 'config.json'}: stages")
@@ -223,13 +223,28 @@ def _read_stage(path: Path) -> StageFiles:
                       None if inputs is None else tuple(inputs), recorded.get("config") or {}, read_object(path / LEFT_OUT))
 
 
+def read_config(workdir: Path) -> dict[str, Any]:
+    """The config of a run; empty if there is none. Raises UserError if a section or the stages have another type."""
+    path = workdir / "config.json"
+    config, expected = read_object(path), to_dict(Config())
+    stages = config.get("stages") or []
+    wrong = [name for name, value in config.items()
+             if isinstance(expected.get(name), dict) and not isinstance(value, dict | None)
+             or name == "rounds" and not isinstance(value, int | None)]
+    if not isinstance(stages, list) or not all(isinstance(name, str) for name in stages):
+        wrong.append("stages")
+    if wrong:
+        raise UserError(f"{path} is damaged: {wrong[0]} is {str(config[wrong[0]])[:40]!r}; restore the file")
+    return config
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     """The content of a manifest. Raises UserError if a field that is read here has another type than expected."""
     manifest = read_object(path)
     for name, kind in (("inputs", dict), ("config", dict), ("status", str)):
         if manifest.get(name) is not None and not isinstance(manifest[name], kind):
-            raise UserError(f"{path} is damaged: {name} is {str(manifest[name])[:40]!r}; restore the file, or move the folder of "
-                            "its stage aside to run the stage again")
+            raise UserError(f"{path} is damaged: {name} is {str(manifest[name])[:40]!r}; restore the file, or move the folder "
+                            "of its stage aside to run the stage again")
     return manifest
 
 

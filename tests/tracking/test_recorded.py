@@ -199,3 +199,11 @@ def test_a_manifest_with_values_of_other_types_is_refused(tmp_path, damage):
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     with pytest.raises(UserError, match=f"ppo/manifest.json is damaged: {next(iter(damage))} is "):
         read_run(run)
+
+
+@pytest.mark.parametrize("damage", [{"stages": 7}, {"stages": [7]}, {"ppo": 7}, {"rounds": "2"}, {"reward": [1]}])
+def test_a_config_with_values_of_other_types_is_refused(tmp_path, damage):
+    run = make_run(tmp_path)
+    change(run / "config.json", **damage)
+    with pytest.raises(UserError, match=f"config.json is damaged: {next(iter(damage))} is "):
+        read_run(run)

@@ -96,7 +96,7 @@ def test_a_run_without_system_metrics_is_judged_by_its_files(workdir):
     ("ppo/metrics.jsonl", "\x00\x00\n", "line 1 is not JSON"),
     ("system.jsonl", "no\n", "line 1 is not JSON"),
     ("ppo/timing.jsonl", '{"phase": "update", "seconds": "long"}\n', "has another form than expected"),
-    ("config.json", '{"stages": 3}', "has another form than expected"),
+    ("config.json", '{"stages": 3}', "config.json is damaged: stages is '3'"),
     ("config.json", '{"stages": ["no_such_stage"]}', "no_such_stage"),
 ])
 def test_a_damaged_file_is_a_sentence(workdir, file, content, says):

@@ -15,7 +15,7 @@ from jaxalign.registry.trackers import tracker_record
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.sinks.attachments import Attachments, read_attachments, read_results
 from jaxalign.tracking.sinks.base import Sink, reason
-from jaxalign.tracking.workdir import read_object
+from jaxalign.tracking.workdir import read_config, read_object
 
 _DONE = "done"
 
@@ -155,7 +155,7 @@ def send_all(name: str, settings: TrackingConfig, workdir: Path) -> Iterator[Sen
       UserError: the work directory has no run, one of its files is damaged, the tracker is not one of the package's, or it
         fails.
     """
-    config = read_object(workdir / "config.json")
+    config = read_config(workdir)
     contents = [read_content(folder, settings.samples, done) for folder, done in run_folders(workdir)]
     contents = [content for content in contents if content.rows or content.attachments.names]
     if not contents:

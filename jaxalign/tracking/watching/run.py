@@ -17,7 +17,7 @@ from jaxalign.tracking.alerts import KL, LENGTH, SCORE, Alert, stall_limit, stal
 from jaxalign.tracking.system import FAILED, FILE, INTERRUPTED
 from jaxalign.tracking.watching.stage import StageView
 from jaxalign.tracking.watching.tail import Tail
-from jaxalign.tracking.workdir import read_object
+from jaxalign.tracking.workdir import read_config, read_object
 
 FINISHED, RUNNING, STALLED, STOPPED, UNKNOWN, UNREADABLE = "finished", "running", "stalled", "stopped", "waiting", "unreadable"
 STATES = (FINISHED, RUNNING, STALLED, STOPPED, FAILED, INTERRUPTED, UNKNOWN, UNREADABLE)
@@ -105,7 +105,7 @@ class RunView:
     def _read(self, name: str) -> RunStatus:
         if not self.path.is_dir():
             return RunStatus(name, self.path, UNREADABLE, f"The work directory {self.path} is not a folder.")
-        config = read_object(self.path / "config.json")
+        config = read_config(self.path)
         if not config:
             return RunStatus(name, self.path, UNREADABLE, f"{self.path} has no config.json, so no run has started in it.")
         folders = planned_folders(config)
