@@ -7,6 +7,7 @@ from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences
 from jaxalign.tracking.report.blocks import LAST, Curves, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.changes import kl_reference
 from jaxalign.tracking.report.examples import Tag
+from jaxalign.tracking.report.samples import without_samples
 from jaxalign.tracking.workdir import RunFiles
 
 _RL_CURVES = (
@@ -62,7 +63,7 @@ def reinforcement(run: RunFiles) -> ReportSection:
     algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
     intro = f"{len(stage.metrics):,} iterations of {algorithm}"
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
-    intro = " ".join([intro, *alarm_sentences(run)])
+    intro = " ".join(filter(None, [intro, *alarm_sentences(run), without_samples(run)]))
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
     parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
