@@ -19,6 +19,7 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.metrics import read_metrics
 from tests.feedback.fakes import WordTokenizer
 from tests.small_run import read, rows, run
+from tests.tracking.pages import check_links
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "evaluate", "report")
 SECTION = {"prompts": 12, "n": 4, "batch": 16, "max_new_tokens": 24, "batch_rows": 4, "row_length": 64, "checkpoint_every": 2}
@@ -58,6 +59,7 @@ def test_every_prompt_has_its_scores_and_its_best_answer(best):
     assert summary["expected_best"][0] == pytest.approx(scores.mean(), rel=1e-4)
     assert summary["expected_best"][-1] == pytest.approx(scores.max(axis=1).mean(), rel=1e-4)
     assert read(best / "summary.json")["models"] == ["base", "sft", "best_of_n"]
+    assert {"changes", "losses"} <= set(check_links(best / "report.html"))
 
 
 def test_an_interrupted_stage_ends_the_same(best, tmp_path):

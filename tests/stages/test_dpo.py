@@ -23,6 +23,7 @@ from jaxalign.trainers.direct import DPO
 from jaxalign.trainers.online_direct import minibatches
 from jaxalign.trainers.sft import SFT
 from tests.small_run import CONFIG, phases_with_operations, read, rows, run
+from tests.tracking.pages import check_links
 
 PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in enumerate(("How do I use it?", "And sage?"))]
 STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
@@ -74,6 +75,7 @@ def test_both_stages_train_and_are_evaluated(direct):
     last = [json.loads(line) for line in (direct / "online_dpo" / "rows-00002.jsonl").read_text().splitlines()]
     assert len(last) == 8 and all(0 <= row["label"] <= 1 for row in last)
     assert "Online direct preference optimisation" in (direct / "report.html").read_text(encoding="utf-8")
+    assert {"changes", "dpo", "online_dpo"} <= set(check_links(direct / "report.html"))
 
 
 def test_their_phases_have_operations(direct):

@@ -16,7 +16,7 @@ from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import read_timing
 from tests.small_run import CONFIG, fingerprints, phases_with_operations, read, rows, run
-from tests.tracking.pages import Page
+from tests.tracking.pages import Page, check_links
 
 TRAINED = {"pretrain": 60, "sft": None, "preference": None, "ppo": 3}
 
@@ -46,6 +46,7 @@ def test_every_phase_that_runs_a_model_records_tokens_and_operations(done):
 
 def test_the_report_of_a_run_states_what_its_stages_read(done):
     page = Page((done / "report.html").read_text(encoding="utf-8"))
+    assert {"changes", "behaviour", "labels", "rl"} <= set(check_links(done / "report.html"))
     shown = page.text("lead")
     assert "Fine-tuning imitated the revisions and answers of stage revise." in shown and "after supervised CAI" in shown
     assert "of these labels" in shown and "and its scores were the reward of RL." in shown and "no stage trained" not in shown

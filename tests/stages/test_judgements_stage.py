@@ -17,6 +17,7 @@ from jaxalign.trainers.answers import judged_arrays
 from jaxalign.trainers.direct import separation
 from tests.feedback.fakes import WordTokenizer
 from tests.small_run import CONFIG, read, run
+from tests.tracking.pages import check_links
 
 STAGES = ("pretrain", "dpo", "evaluate", "report")
 
@@ -119,3 +120,4 @@ def test_a_run_learns_which_answers_are_good(tmp_path, capsys):
     assert "24 good and 24 bad answers kept" in capsys.readouterr().out
     assert read(tmp_path / "run" / "summary.json")["models"] == ["base", "dpo"]
     assert "Held-out good answers" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert {"changes", "dpo"} <= set(check_links(tmp_path / "run" / "report.html"))

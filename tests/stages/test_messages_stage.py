@@ -14,6 +14,7 @@ from jaxalign.tracking.metrics import read_metrics
 from tests import made_tokenizers
 from tests.folders import write_model
 from tests.small_run import read
+from tests.tracking.pages import check_links
 
 RULE = {"role": "system", "content": "Be brief."}
 LOOP = "{%- for message in messages"
@@ -58,6 +59,7 @@ def test_stage_sft_trains_on_messages_as_the_trainer_does(tmp_path):
     losses = [step.metrics["loss"] for step in trainer.fit([{"messages": row} for row in rows if row not in held_out])]
     assert losses == [row["loss"] for row in read_metrics(tmp_path / "run" / "sft" / "metrics.jsonl")]
     report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "losses" in check_links(tmp_path / "run" / "report.html")
     assert "Fine-tuning imitated the answers of the data." in report and "chat.jsonl (answered dialogues)" in report
 
 

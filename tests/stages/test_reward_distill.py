@@ -19,6 +19,7 @@ from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.student import first_layers
 from tests import tiny
 from tests.small_run import phases_with_operations, read, rows, run
+from tests.tracking.pages import check_links
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "ppo", "report")
 SECTION = {"layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 24, "prompts": 128, "samples": 4,
@@ -62,6 +63,7 @@ def test_training_and_evaluation_pairs(distilled, done):
     assert preference["held_out"] is None  # A labeller this small is never certain, so there are no labels to compare with.
     assert summary["labelled"] == {"teacher": None, "student": None}
     speed = read(distilled / "reward_distill" / "speed.json")
+    assert {"reward_distill", "rl"} <= set(check_links(distilled / "report.html"))
     assert speed["rows"] == 64 and speed["speedup"] == pytest.approx(speed["teacher_seconds"] / speed["student_seconds"])
 
 

@@ -14,7 +14,9 @@ from jaxalign.config import from_config_dict
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.tracking.report.page import render_report
 from tests.small_run import CONFIG, read, rows, run
+from tests.tracking.pages import check_links
 
 STAGES = ("pretrain", "revise", "sft", "ppo", "evaluate")
 GOOD = """
@@ -57,6 +59,7 @@ def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):
     assert [row[2] for row in seen[0::2]] == [row[2] for row in seen[1::2]]  # groups of two are contiguous
     assert "gave no score for 1 of 8 responses" in caplog.text
     assert read(workdir / "summary.json")["models"] == ["base", "sft", "ppo"]
+    assert {"changes", "rl"} <= set(check_links(render_report(workdir)))
     path.write_text(GOOD + "\n# changed\n")
     with pytest.raises(UserError, match=r"mine\.py"):
         run(workdir, **changes(path))

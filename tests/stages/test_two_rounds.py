@@ -18,6 +18,7 @@ from jaxalign.config.finished import finished_stage
 from jaxalign.rl.iteration import PromptStream
 from jaxalign.stages.shared import run_models
 from tests.folders import write_model
+from tests.tracking.pages import check_links
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +127,8 @@ def test_the_evaluation_and_the_report_compare_the_rounds(once, twice):
     assert {name: summary["length"][name] for name in ("base", "ppo")} == before["length"]  # They answer as before.
     assert ("round-2/ppo", "ppo") in {(row["model"], row["against"]) for row in summary["win_rates"]}
     page = (workdir / "report.html").read_text(encoding="utf-8")
+    assert {"rounds", "changes", "rl"} <= set(check_links(workdir / "report.html"))
+    assert "RL in round 2 (stage ppo, round 2)" in page
     for text in ("The rounds", "Round 2", "Decided pairs", "after RL, round 2 (round-2/ppo)", "compare, round 2"):
         assert text in page
     assert "The rounds" not in (once / "report.html").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from jaxalign import compare
 from jaxalign.errors import UserError
 from jaxalign.tracking.comparing.page import render_comparison
-from jaxalign.tracking.comparing.rates import Estimate, difference
+from jaxalign.tracking.differences import Estimate, difference
 
 from .pages import Page
 from .synthetic import make_run

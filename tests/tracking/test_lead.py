@@ -23,7 +23,7 @@ def test_lead_summarises_the_run_with_counts(full):
     assert ("The helpful-only model gave the requested help for 156 of 200 harmful requests (78%); the model after "
             "supervised CAI for 24 (12%), and the model after RL for 9 (4.5%).") in lead
     # 93.0 (88.6 to 95.8) and 91.5 (86.8 to 94.6) overlap; 61.0 and 97.5 do not
-    assert "right help 93% of the time before and 91.5% after, a difference within the 95% intervals." in lead
+    assert "right help 93% of the time before and 91.5% after, a difference within noise." in lead
     assert "courteous 61% of the time before and 97.5% after." in lead
     assert "All 4 run-time checks of RL passed." in lead
     assert re.search(r"Harmful help 78% → before, then 4\.5% better", lead)

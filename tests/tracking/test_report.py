@@ -13,7 +13,7 @@ from jaxalign.tracking.report.page import render_report
 from .pages import render_page
 from .synthetic import STAGES, make_run, write_json, write_rows
 
-SECTIONS = ("lead", "behaviour", "wins", "answers", "revisions", "labels", "preference", "rl", "losses", "time",
+SECTIONS = ("lead", "changes", "behaviour", "wins", "answers", "revisions", "labels", "preference", "rl", "losses", "time",
             "config")
 
 
@@ -135,7 +135,8 @@ def test_hostile_text_is_shown_as_text(tmp_path):
 
 def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     source, page = render_page(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
-    assert tuple(page.sections) == ("lead", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
+    shown = ("lead", "changes", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
+    assert tuple(page.sections) == shown
     lead = page.text("lead")
     assert lead.startswith("What happened The mean score that the preference model gives to the answers of the model after RL "
                            "rose to 1.31 from 0.01 for the model after fine-tuning, from which its training started, at a KL "
@@ -156,7 +157,9 @@ def test_every_part_of_a_run_can_be_reported(tmp_path, count):
     _, page = render_page(run)
     if "evaluate" not in STAGES[:count]:
         assert "The evaluate stage has not run yet" in page.text("behaviour")
-    assert tuple(page.sections) == tuple(name for name in SECTIONS if count == 7 or name not in ("wins", "answers"))
+    last = STAGES[count - 1]
+    absent = {"evaluate": (), "ppo": ("wins", "answers")}.get(last, ("wins", "answers", "changes"))
+    assert tuple(page.sections) == tuple(name for name in SECTIONS if name not in absent)
     if "ppo" not in STAGES[:count]:
         assert "The ppo stage has not run yet" in page.text("rl")
 

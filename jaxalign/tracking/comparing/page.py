@@ -8,9 +8,8 @@ from pathlib import Path
 from jaxalign.errors import UserError
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.comparing import sections
-from jaxalign.tracking.comparing.rates import compared_measures
 from jaxalign.tracking.comparing.runs import ComparedRun, affects_results, read_runs, setting_differences
-from jaxalign.tracking.report.headlines import MAIN
+from jaxalign.tracking.estimates import MAIN_MEASURES, compared_measures
 from jaxalign.tracking.report.page import CONTROL
 from jaxalign.tracking.report.roles import joined
 from jaxalign.tracking.report.templating import render
@@ -59,16 +58,16 @@ def lead(runs: Sequence[ComparedRun]) -> list[str]:
     sentences = [f"The runs differ in {len(names)} settings on which results can depend: {listed}." if len(names) > 1 else
                  f"The runs differ in one setting on which results can depend: {listed}." if names else
                  "All settings on which results can depend are the same."]
-    measures = [one for one in compared_measures(runs) if one.name in (*MAIN, "win_rate", "reward")]
+    measures = [one for one in compared_measures([run.evaluated for run in runs]) if one.name in MAIN_MEASURES]
     for index, run in enumerate(runs[1:], 1):
         pairs = [(one, one.differences()[index]) for one in measures]
         known = [(one, difference) for one, difference in pairs if difference is not None]
-        clear = [f"{one.title.lower()} {sections.difference_words(one, difference)}" for one, difference in known
+        clear = [f"{one.title.lower()} {one.difference_words(difference)}" for one, difference in known
                  if difference.clear]
         rest = [one.title.lower() for one, difference in known if not difference.clear and difference.value]
         if known:
             parts = [f"{'; '.join(clear)}"] if clear else []
-            parts += [f"the differences in {joined(rest)} may be noise"] if rest else []
+            parts += [f"the differences in {joined(rest)} are within noise"] if rest else []
             found = "; ".join(parts) or "no difference in the main measures"
             sentences.append(f"{run.name} against {runs[0].name}: {found}.")
     unfinished = [run.name for run in runs if any(files.status != "done" for files in run.files.runs.values())]

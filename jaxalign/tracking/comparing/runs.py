@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxalign.config import rounds
 from jaxalign.errors import UserError
+from jaxalign.tracking.estimates import EvaluatedModel
 from jaxalign.tracking.workdir import RunFiles, read_object, read_run
 
 MOST = 6
@@ -40,6 +41,11 @@ class ComparedRun:
     def model(self) -> str:
         """The last evaluated model; "" without an evaluation."""
         return self.files.models[-1] if self.files.models else ""
+
+    @property
+    def evaluated(self) -> EvaluatedModel:
+        """The last evaluated model with its answers."""
+        return EvaluatedModel(self.files, self.model, self.answers)
 
 
 def read_runs(workdirs: Sequence[str | Path]) -> tuple[list[ComparedRun], list[str]]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from jaxalign.tracking.alerts import alerts_of
-from jaxalign.tracking.comparing.rates import Compared, Difference, Estimate, compared_measures
 from jaxalign.tracking.comparing.runs import (
     ComparedRun,
     affects_results,
@@ -17,7 +16,9 @@ from jaxalign.tracking.comparing.runs import (
     output_hashes,
     setting_differences,
 )
-from jaxalign.tracking.formatting import decimal, number, percent, seconds, span
+from jaxalign.tracking.differences import Difference, Estimate
+from jaxalign.tracking.estimates import Compared, compared_measures
+from jaxalign.tracking.formatting import number, seconds, span
 from jaxalign.tracking.measures import measure, model_title
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import Figure, ReportSection, Table
@@ -67,7 +68,7 @@ def _same(values: Sequence[str]) -> Tag:
 
 def rates(runs: Sequence[ComparedRun]) -> ReportSection:
     """Rates and means of the last models with intervals, and whether the differences are more than noise."""
-    title, measures = "Rates and means of the last models", compared_measures(runs)
+    title, measures = "Rates and means of the last models", compared_measures([run.evaluated for run in runs])
     if not measures:
         return ReportSection("rates", title, missing=("None of the runs has an evaluation.",), nav="Rates")
     figures = []
@@ -100,29 +101,8 @@ def _compared_models(runs: Sequence[ComparedRun]) -> str:
 
 
 def _cell(one: Compared, estimate: Estimate | None, difference: Difference | None) -> str:
-    if estimate is None:
-        return "-"
-    shown = percent if one.share else (lambda value: decimal(value, one.digits))
-    lines = [shown(estimate.value)]
-    if math.isfinite(estimate.low):
-        lines.append(f"{shown(estimate.low)} to {shown(estimate.high)}")
-    if difference is not None:
-        lines.append(difference_words(one, difference))
-    return "\n".join(lines)
-
-
-def difference_words(one: Compared, difference: Difference) -> str:
-    """A difference with its interval and verdict: "-9.4 points (-14.0 to -4.8), more than noise, better"."""
-    factor, unit, digits = (100, " points", 1) if one.share else (1, "", one.digits)
-    value, low, high = (f"{factor * bound:+z.{digits}f}" for bound in (difference.value, difference.low, difference.high))
-    if difference.value == 0:
-        return "no difference"
-    if not math.isfinite(difference.low):
-        return f"{value}{unit}, interval unknown"
-    if not difference.clear:
-        return f"{value}{unit} ({low} to {high}), may be noise"
-    better = "" if one.good is None else ", better" if (difference.value > 0) == one.good else ", worse"
-    return f"{value}{unit} ({low} to {high}), more than noise{better}"
+    words = [] if difference is None else [one.difference_words(difference)]
+    return "\n".join([one.cell(estimate), *words])
 
 
 def curves(runs: Sequence[ComparedRun]) -> list[ReportSection]:

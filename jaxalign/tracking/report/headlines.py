@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from jaxalign.tracking.differences import Estimate, difference, mean_estimate
+from jaxalign.tracking.estimates import MAIN
 from jaxalign.tracking.formatting import decimal, percent, percent_interval, short_percent
 from jaxalign.tracking.measures import MEASURES, model_column, quantities
 from jaxalign.tracking.report.blocks import Table
 from jaxalign.tracking.workdir import RunFiles
-
-MAIN = ("correct", "harmful", "helpful", "evasive", "courteous", "focused")
-"""The measures of the headlines."""
-
-_Z = 1.959964  # The 97.5% quantile of the normal distribution.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +51,10 @@ def moved(first: float, last: float, digits: int) -> str:
 
 
 def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | None) -> str:
-    """The direction of a change; "no clear change" if the 95% intervals before and after overlap."""
-    if first["low"] <= last["high"] and last["low"] <= first["high"]:
-        return "no clear change"
-    if good is None:
-        return ""
-    return "better" if (last["rate"] > first["rate"]) == good else "worse"
+    """The direction of a change; "no clear change" if the difference is within noise."""
+    before, after = (Estimate(rate["rate"], rate["low"], rate["high"]) for rate in (first, last))
+    found = difference(before, after)
+    return found.side(good) if found.clear else "no clear change"
 
 
 def rates_by_model(run: RunFiles, name: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -93,9 +86,9 @@ def model_table(run: RunFiles) -> Table | None:
             if model in run.models and mean is not None:
                 cells[model] = decimal(mean, quantity.digits)
                 answers = values.get((model, quantity.column), ())
-                if len(answers) > 1:  # The interval by the normal approximation.
-                    half_width = _Z * statistics.stdev(answers) / math.sqrt(len(answers))
-                    low, high = (decimal(mean + bound, quantity.digits) for bound in (-half_width, half_width))
+                if len(answers) > 1:
+                    estimate = mean_estimate(mean, answers)
+                    low, high = (decimal(bound, quantity.digits) for bound in (estimate.low, estimate.high))
                     cells[model] += f"\n{low} to {high}"
         columns += [(quantity.title, cells)] if cells else []
     if not columns:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from jaxalign.tracking.drift import drift_sentences
 from jaxalign.tracking.formatting import percent, seconds
-from jaxalign.tracking.watching.run import RunStatus, RunView
+from jaxalign.tracking.report.changes import curve_sentences
+from jaxalign.tracking.watching.run import RunStatus
 from jaxalign.tracking.workdir import RunFiles
 
 
-def live_sentences(run: RunFiles) -> list[str]:
-    """The progress of the stage that runs, and its changes in words."""
-    status = RunView(run.path).status()
+def live_sentences(run: RunFiles, status: RunStatus) -> list[str]:
+    """The progress of the stage that runs, and its changes in words; none if `status` has no stage."""
     if not status.stage:
         return []
-    files = run.runs.get(status.stage)
-    return [_progress(status), *drift_sentences(status.stage, files.metrics if files else [])]
+    return [_progress(status), *curve_sentences(run, status.stage)]
 
 
 def _progress(status: RunStatus) -> str:

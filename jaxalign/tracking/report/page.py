@@ -23,6 +23,7 @@ from jaxalign.storage import write_atomically
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report import prose
 from jaxalign.tracking.report.blocks import ReportSection
+from jaxalign.tracking.report.changes import changes
 from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
@@ -33,6 +34,7 @@ from jaxalign.tracking.report.rounds import across_rounds
 from jaxalign.tracking.report.samples import rl_samples
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.report.terms import terms
+from jaxalign.tracking.watching.run import RunView
 from jaxalign.tracking.workdir import RunFiles, read_run
 
 # Characters that HTML forbids or a terminal would interpret; each becomes the replacement character.
@@ -74,7 +76,8 @@ def render_report(workdir: str | Path, examples: int | None = None, refresh: flo
 def _page(run: RunFiles, refresh: float | None) -> str:
     """The report's HTML. That of a run that goes on begins with its progress, and omits the sections that have only reasons
     why they are empty."""
-    shown = sections(run)
+    status = None if refresh is None else RunView(run.path).status()
+    shown = sections(run, status.stage if status else "")
     return render(
         "report.html.j2",
         refresh=None if refresh is None else max(1, round(refresh)),
@@ -83,7 +86,7 @@ def _page(run: RunFiles, refresh: float | None) -> str:
         seed=run.config.get("seed", run.evaluation.get("seed")),
         stages=[(name, stage.status or "not run") for name, stage in run.runs.items() if name != "report"],
         lead=prose.lead(run),
-        live=() if refresh is None else live_sentences(run),
+        live=live_sentences(run, status) if status else (),
         headlines=headlines(run),
         models=model_table(run),
         terms=terms(run),
@@ -93,16 +96,16 @@ def _page(run: RunFiles, refresh: float | None) -> str:
     )
 
 
-def sections(run: RunFiles) -> list[ReportSection]:
-    """The sections of the rounds, the stages, the audit and the requests to a server, sorted by `ReportSection.order`, then by
-    the order of stages."""
+def sections(run: RunFiles, running: str = "") -> list[ReportSection]:
+    """The sections of the changes, the rounds, the stages, the audit and the requests to a server, sorted by
+    `ReportSection.order`, then by the order of stages. running: the label of the stage that the opening describes."""
     of_stages, functions = [], []
     for record in run.records:
         if record.report is None or record.report in functions:  # Stages that share a function share its sections.
             continue
         functions.append(record.report)
         of_stages += _sections_of(record, run)
-    shown = [*across_rounds(run), *of_stages, *rl_samples(run), *audit(run), *requests(run), costs(run)]
+    shown = [*changes(run, running), *across_rounds(run), *of_stages, *rl_samples(run), *audit(run), *requests(run), costs(run)]
     return sorted((section for section in shown if section.filled or section.missing), key=lambda section: section.order)
 
 

@@ -9,6 +9,7 @@ from jaxalign.tracking.alerts import alerts_of
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.alarms import fired_alarms
+from jaxalign.tracking.report.changes import change_sentences
 from jaxalign.tracking.report.headlines import change, moved, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
 from jaxalign.tracking.report.usable import loss_sentences, row_sentences, warnings
@@ -16,8 +17,8 @@ from jaxalign.tracking.workdir import RunFiles
 
 
 def lead(run: RunFiles) -> list[str]:
-    """The paragraphs of the opening: warnings, which start with "Warning", the first result, the rows that were left out, the
-    other results, the models' roles, and the rows."""
+    """The paragraphs of the opening: warnings, which start with "Warning", the first result, the changes in training, the rows
+    that were left out, the other results, the models' roles, and the rows."""
     first, *others = _rate_sentences(run) or _other_sentences(run)
     failed, passed = _check_sentences(run)
     results = " ".join([*others, *conflict_sentences(run), *passed])
@@ -29,7 +30,8 @@ def lead(run: RunFiles) -> list[str]:
     alarms += [f"Warning: stage {stage}, step {alert.step:,}. {alert.text()}" for stage, files in run.runs.items()
                for alert in alerts_of(row for row in files.metrics if "step" in row)]
     losses, rows = " ".join(loss_sentences(run)), " ".join(row_sentences(run))
-    paragraphs = (*failed, *alarms, *warnings(run), first, losses, results, " ".join(method), rows)
+    changed = " ".join(change_sentences(run))
+    paragraphs = (*failed, *alarms, *warnings(run), first, changed, losses, results, " ".join(method), rows)
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
@@ -50,7 +52,7 @@ def _rate_sentences(run: RunFiles) -> list[str]:
         if len(rates) > 1:
             (_, first), (_, last) = rates[0], rates[-1]
             uncertain = first["rate"] != last["rate"] and change(first, last, True) == "no clear change"
-            remark = ", a difference within the 95% intervals" if uncertain else ""
+            remark = ", a difference within noise" if uncertain else ""
             sentences.append(f"{opening} {short_percent(first['rate'])} of the time before and "
                              f"{short_percent(last['rate'])} after{remark}.")
     return sentences

@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from jaxalign.config.rounds import folder
 from jaxalign.registry.stages import policy_makers
+from jaxalign.tracking.estimates import MAIN
 from jaxalign.tracking.formatting import decimal, number, percent, percent_interval
 from jaxalign.tracking.measures import MEASURES, model_column, ordered_measures, quantities
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import FIRST, Figure, ReportSection, Table
-from jaxalign.tracking.report.headlines import MAIN
 from jaxalign.tracking.report.plots import Series
 from jaxalign.tracking.workdir import RunFiles, StageFiles
 

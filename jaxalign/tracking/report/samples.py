@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
+from jaxalign.config import rounds
 from jaxalign.tracking.formatting import decimal
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.report.blocks import ReportSection
@@ -13,15 +16,34 @@ from jaxalign.tracking.workdir import RunFiles
 
 _FILE = re.compile(r"alarm-answers-(\d+)\.jsonl")
 _COLUMNS, _PROMPTS = 4, 4
+_LONG = 20  # Iterations of RL from which `alarms.every=10` records more than the first and the last answers.
 
 
 def rl_samples(run: RunFiles) -> list[ReportSection]:
-    """The answers to the first prompts before RL, at its newest measurement, and at two between; no section without files."""
-    paths = (run.path / "ppo").glob("alarm-answers-*.jsonl")
-    files = {int(match[1]): path for path in paths if (match := _FILE.fullmatch(path.name))}
+    """For each round, the answers to the first prompts before RL, at its newest measurement, and at two between; no section
+    without files."""
+    return [_samples(files, number) for number in (1, *run.later) if (files := _files(run, number))]
+
+
+def without_samples(run: RunFiles) -> str:
+    """A sentence on how to record answers during RL, for a run with helpful prompts that is long enough to have answers to
+    show; else ""."""
+    data = run.config.get("data") or {}
+    helpful = data.get("source") == "world" or data.get("helpful")
+    if len(run.stage("ppo").metrics) < _LONG or _files(run, 1) or not helpful:
+        return ""
+    return ("Answers during RL were not recorded; config.ppo.alarms.every=10 records those to held-out helpful prompts "
+            "(docs/ppo.md).")
+
+
+def _files(run: RunFiles, number: int) -> dict[int, Path]:
+    """The files of a round by the iteration of RL."""
+    paths = (run.path / rounds.folder("ppo", number)).glob("alarm-answers-*.jsonl")
+    return {int(match[1]): path for path in paths if (match := _FILE.fullmatch(path.name))}
+
+
+def _samples(files: Mapping[int, Path], number: int) -> ReportSection:
     iterations = sorted(files)
-    if not iterations:
-        return []
     most = min(_COLUMNS, len(iterations))
     shown = [iterations[round(index * (len(iterations) - 1) / max(1, most - 1))] for index in range(most)]
     answers = [{row["prompt_id"]: row for row in read_rows(files[iteration])} for iteration in shown]
@@ -30,7 +52,9 @@ def rl_samples(run: RunFiles) -> list[ReportSection]:
                for prompt, row in list(answers[0].items())[:_PROMPTS]]
     body = render("compared_answers.html.j2", groups=[("The first held-out helpful prompts", prompts)], names=names,
                   tones=range(1, most + 1))
-    return [ReportSection("samples", "Answers during RL", body=body, nav="During RL")]
+    later = number > 1
+    return ReportSection("samples" + f"-{number}" * later, "Answers during RL" + f" of round {number}" * later, body=body,
+                         nav="During RL" + f", round {number}" * later)
 
 
 def _answer(name: str, row) -> ModelAnswer | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jaxalign.tracking.estimates import MAIN
 from jaxalign.tracking.measures import MEASURES, quantities
-from jaxalign.tracking.report.headlines import MAIN
 from jaxalign.tracking.report.prose import conflict_sentences
 from jaxalign.tracking.workdir import RunFiles
 
@@ -19,7 +19,7 @@ def terms(run: RunFiles) -> list[tuple[str, str, str]]:
     compared = evaluation.get("win_rates") and (not rates or conflict_sentences(run))
     if rates or compared:
         shown.append(("95% interval", "for a rate the Wilson interval, for a mean the normal approximation: the values "
-                      "that agree with the prompts that were asked. If two intervals overlap, the report claims no difference",
+                      "that agree with the prompts that were asked",
                       _FILES))
     if compared:
         shown.append(("Win rate", "the share of prompts for which the judge prefers the answer of one model over that of the "

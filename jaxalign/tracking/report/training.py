@@ -5,7 +5,9 @@ from __future__ import annotations
 from jaxalign.tracking.formatting import number
 from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences
 from jaxalign.tracking.report.blocks import LAST, Curves, ReportSection, Table, curve_figures
+from jaxalign.tracking.report.changes import kl_reference
 from jaxalign.tracking.report.examples import Tag
+from jaxalign.tracking.report.samples import without_samples
 from jaxalign.tracking.workdir import RunFiles
 
 _RL_CURVES = (
@@ -61,11 +63,11 @@ def reinforcement(run: RunFiles) -> ReportSection:
     algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
     intro = f"{len(stage.metrics):,} iterations of {algorithm}"
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
-    intro = " ".join([intro, *alarm_sentences(run)])
+    intro = " ".join(filter(None, [intro, *alarm_sentences(run), without_samples(run)]))
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
     parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
-    kl = Curves(f"KL to {run.start_of('ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
+    kl = Curves(f"KL to {kl_reference(run, 'ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
     figures = (*alarm_figures(run), *curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)))
     return ReportSection("rl", title, intro, missing, figures, tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
@@ -92,10 +94,7 @@ def direct(run: RunFiles) -> list[ReportSection]:
             titles |= {"Held-out accuracy": "accuracy", "Held-out margin": "margin"}
             rows = [[quantity, number(held_out.get(field))] for quantity, field in titles.items()]
             tables = (Table("Results on held-out answers", ["Quantity", "Value"], rows),)
-        # The reference of online DPO is the model that it starts from, or the policy at the start of an iteration.
-        moving = (run.config.get(name) or {}).get("reference") == "iteration"
-        reference = "the policy at the start of the iteration" if moving else run.start_of(name)
-        kl = Curves(f"KL to {reference}, nats per response", {"kl": "nats per response"})
+        kl = Curves(f"KL to {kl_reference(run, name)}, nats per response", {"kl": "nats per response"})
         figures = curve_figures(run, name, (*_DIRECT_CURVES, kl))
         sections.append(ReportSection(name, title, intro, (), figures, tables, nav=nav))
     return sections

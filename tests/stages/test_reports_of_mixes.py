@@ -1,0 +1,40 @@
+"""The report of runs that train on a file of pairs with few stages: every link leads to a section with content."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
+from tests.folders import write_model
+from tests.tracking.pages import check_links
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with a tiny model and a file of pairs."""
+    root = tmp_path_factory.mktemp("mixes")
+    write_model(root / "model")
+    pairs = [{"prompt": f"the cat sat {i} times, why?", "chosen": f"it sat {i} times", "rejected": "no"} for i in range(24)]
+    (root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return root
+
+
+@pytest.mark.parametrize(("stages", "links"), [
+    (("sft",), {"losses", "time", "config"}),
+    (("preference",), {"preference", "time", "config"}),
+    (("dpo",), {"changes", "dpo", "time", "config"}),
+    (("sft", "dpo", "evaluate"), {"changes", "behaviour", "answers", "dpo", "losses", "time", "config"}),
+], ids=["sft", "preference", "dpo", "sft and dpo"])
+def test_every_link_leads_to_a_section_with_content(files, tmp_path, stages, links):
+    pipeline.run(from_config_dict({
+        "stages": (*stages, "report"), "compile_cache": None, "tracking": {"system_seconds": 0, "live_report_seconds": 0},
+        "model": {"source": "huggingface", "path": str(files / "model"), "max_length": 64},
+        "data": {"source": "preferences_jsonl", "train": str(files / "pairs.jsonl"), "held_out_share": 0.2},
+        "sft": {"batch_rows": 2, "row_length": 64}, "preference": {"members": 1, "batch": 4, "max_length": 64},
+        "dpo": {"batch": 4, "max_length": 64, "epochs": 5},
+        "evaluate": {"batch": 4, "max_new_tokens": 4, "win_rate_prompts": 0},
+    }), tmp_path)
+    assert set(check_links(tmp_path / "report.html")) == links
