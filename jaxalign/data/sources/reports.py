@@ -158,7 +158,7 @@ class PromptReport(FileReport):
 
 
 WINDOW_REASONS = {"no_answer_left": "whose whole answer is beyond sft.row_length; dropped"}
-"""Further reasons in reports on windows (`window_rows.WindowReport`), which have the number of rows of each reason as "counts"."""
+"""Further reasons in reports on windows (`window_rows.WindowReport`), which have the rows of each reason as "counts"."""
 
 
 def rows_of_reason(report: Mapping[str, Any], reason: str) -> int:

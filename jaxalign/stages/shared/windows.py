@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 from jaxalign import streams
@@ -35,6 +36,18 @@ def open_window_rows(context: StageContext, tokenizer: Tokenizer) -> WindowRows:
 def answer_of(row: Record) -> tuple[Sequence[Message], str]:
     """The dialogue and the answer to imitate."""
     return row.prompt.messages, row.response if isinstance(row, Demonstration) else row.response_a
+
+
+def first_answers(context: StageContext, tokenizer: Tokenizer, count: int) -> list[tuple[Sequence[Message], str]]:
+    """The first `count` answers to imitate in the order of the data, for the preview."""
+    source, data = open_window_rows(context, tokenizer), context.config.data
+    answers = []
+    for index in range(len(source.rows)):
+        if len(answers) == count:
+            break
+        rows = source.records([index], collections.defaultdict(list))
+        answers += [answer_of(row) for _, row in rows if not is_held_out(row, data.held_out_share, context.config.seed)]
+    return answers
 
 
 class Windows:
