@@ -1,16 +1,17 @@
-"""Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, a window, stage sft in windows
-with a tiny model, and a pass over all rows.
+"""Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, a window, stage sft in
+windows with a tiny model, and a pass over all rows.
 
     python -m benchmarks.table_memory --rows=10000000
 
-Each measurement runs in its own process, whose peak resident memory (in decimal megabytes) includes Python, NumPy and pyarrow, and
-that of stage sft also JAX: `--only=sft --rows=1000` measures the same run on little data.
+Each measurement runs in its own process, whose peak resident memory (in decimal megabytes) includes Python, NumPy and pyarrow,
+and that of stage sft also JAX: `--only=sft --rows=1000` measures the same run on little data.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
 import subprocess
 import sys
@@ -90,21 +91,31 @@ def measure(folder: Path, what: str) -> dict[str, float]:
     return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": count}
 
 
-def measure_stage(folder: Path) -> dict[str, float]:
-    """Runs stage sft in windows with a random model of about 30,000 parameters. "seconds" is the time from the start of the stage
-    to the end of its first step, with reading and compiling; "rows" are the rows that were read."""
+def run_stages(folder: Path, workdir: Path, stages: tuple[str, ...]) -> None:
+    """Runs stages with the rows of the folder and a tiny model; pretrain makes its tokenizer and random weights."""
     from jaxalign import pipeline
     from jaxalign.config import from_config_dict
+
+    pipeline.run(from_config_dict({
+        "stages": stages, "compile_cache": "", "pretrain": {"steps": 0},
+        "model": {"embed": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32},
+        "data": {"source": "preferences_jsonl", "train": str(folder), "window": WINDOW if "sft" in stages else 0},
+        "sft": {"steps": STEPS if "sft" in stages else 0},
+    }), workdir)
+
+
+def measure_stage(folder: Path) -> dict[str, float]:
+    """Runs stage sft in windows with a random tiny model. "seconds" is the time from the start of the stage to the end of its
+    first step, with reading and compiling; "rows" are the rows that were read."""
     from jaxalign.json_text import parse_json
 
     with tempfile.TemporaryDirectory() as made:
-        workdir, worked = Path(made), time.process_time()
-        pipeline.run(from_config_dict({
-            "stages": ("pretrain", "sft"), "compile_cache": "", "pretrain": {"steps": 0},
-            "model": {"embed": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32},
-            "data": {"source": "preferences_jsonl", "train": str(folder), "window": WINDOW},
-            "sft": {"steps": STEPS},
-        }), workdir)
+        workdir = Path(made)
+        base = multiprocessing.get_context("spawn").Process(target=run_stages, args=(folder, workdir, ("pretrain",)))
+        base.start()  # In a process of its own, whose memory does not count.
+        base.join()
+        worked = time.process_time()
+        run_stages(folder, workdir, ("pretrain", "sft"))
         worked = time.process_time() - worked
         timing = [parse_json(line) for line in (workdir / "sft" / "timing.jsonl").read_text().splitlines()]
         seconds = next(row["since"] for row in timing if row["phase"] == "first step")

@@ -103,7 +103,7 @@ class SFT(PolicyTrainer):
         """
         section, steps_per_epoch = self.section, 1
         if checked(window, int, "SFT.fit(window)", at_least(0)):
-            claimed = self._beginning(indexed(rows, "SFT.fit", window), window)
+            claimed = self._beginning(indexed(rows, "SFT.fit", window))
         else:
             claimed, self.cut = self._packed(rows, "rows")
             batches = EpochLoader(len(claimed.tokens), section.batch_rows, self.inputs.seed)
@@ -137,15 +137,19 @@ class SFT(PolicyTrainer):
 
         read = reading(rows, lambda row, number: self._encoded(row, f"SFT.fit(rows)[{number}]"))
         train = windowed_rows(order, read, section.row_length, self.inputs.loop.directory, count)
-        steps = section.steps or train.steps(section.epochs, section.batch_rows)
-        if stopping is not None and not eval_every:
-            stopping = dataclasses.replace(stopping, every=train.steps(1, section.batch_rows))
+        try:
+            steps = section.steps or train.steps(section.epochs, section.batch_rows)
+            if stopping is not None and not eval_every:
+                stopping = dataclasses.replace(stopping, every=train.steps(1, section.batch_rows))
+        except BaseException:
+            train.close()
+            raise
         return self.fit_packed(train, steps, stream, stopping=stopping)
 
-    def _beginning(self, rows: Sequence[Any], window: int) -> list[np.ndarray]:
+    def _beginning(self, rows: Sequence[Any]) -> list[np.ndarray]:
         """Arrays that identify rows which are read in windows: their number, and the tokens of the first of them."""
         first = [self._encoded(rows[i], f"SFT.fit(rows)[{i}]")[0] for i in range(min(_IDENTIFYING_ROWS, len(rows)))]
-        return [np.asarray([len(rows), window]), *(np.asarray(ids, np.int32) for ids in first)]
+        return [np.asarray(len(rows)), *(np.asarray(ids, np.int32) for ids in first)]
 
     def _encoded(self, row: Any, where: str) -> Document:
         """The document of a row. Raises UserError, which names `where`, if it cannot be trained on."""

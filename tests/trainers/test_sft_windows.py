@@ -13,7 +13,7 @@ from tests.trainers.small import EXAMPLES, language_model
 
 FIELDS = {
     "batch_rows": 2,
-    "row_length": 24,
+    "row_length": 48,
     "checkpoint_every": 2,
     "optimizer": Optimizer(learning_rate=1e-2, schedule="constant"),
 }

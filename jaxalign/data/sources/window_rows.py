@@ -68,14 +68,15 @@ class WindowReport:
 
     def add(self, notes: WindowNotes) -> None:
         """Adds a window. Raises UserError if too many of the rows read so far are broken."""
-        self.windows, self.rows, self.answers = self.windows + 1, self.rows + notes.rows, self.answers + notes.answers
+        table, rows, counts = self.source.rows, self.rows + notes.rows, self.counts + collections.Counter(notes.counts)
+        first = {
+            reason: [*self.first.get(reason, ()), *notes.first.get(reason, ())][: WindowNotes.LISTED] for reason in counts
+        }
+        broken = [BrokenLine(*place) for place in first.get("broken", ())]
+        check_bad_share(table.path, broken, rows, self.max_bad_share, table.unit, table.place, counts["broken"])
+        self.rows, self.counts, self.first = rows, counts, first
+        self.windows, self.answers = self.windows + 1, self.answers + notes.answers
         self.held_out, self.cut_rows = self.held_out + notes.held_out, self.cut_rows + notes.cut
-        self.counts.update(notes.counts)
-        for reason, places in notes.first.items():
-            self.first[reason] = [*self.first.get(reason, ()), *places][: WindowNotes.LISTED]
-        broken = [BrokenLine(*place) for place in self.first.get("broken", ())]
-        table = self.source.rows
-        check_bad_share(table.path, broken, self.rows, self.max_bad_share, table.unit, table.place, self.counts["broken"])
 
     @property
     def reasons(self) -> Mapping[str, str]:
