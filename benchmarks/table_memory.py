@@ -1,14 +1,17 @@
-"""Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, and a pass over all rows.
+"""Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, a window, stage sft in
+windows with a tiny model, and a pass over all rows.
 
     python -m benchmarks.table_memory --rows=10000000
 
-Each measurement runs in its own process, whose peak resident memory (in decimal megabytes) includes Python, NumPy and pyarrow.
+Each measurement runs in its own process, whose peak resident memory (in decimal megabytes) includes Python, NumPy and pyarrow,
+and that of stage sft also JAX: `--only=sft --rows=1000` measures the same run on little data.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
 import subprocess
 import sys
@@ -19,6 +22,9 @@ from pathlib import Path
 FILES = 10
 BATCH = 64
 COLUMNS = ("prompt", "chosen", "rejected")
+WINDOW = 8_192
+STEPS = 100
+"""Steps of stage sft, of 4 rows of 256 tokens."""
 GROUP = 100_000
 """Rows in a row group of the Parquet files."""
 
@@ -60,6 +66,17 @@ def measure(folder: Path, what: str) -> dict[str, float]:
         chosen = np.random.default_rng(0).integers(len(parts[0]), size=BATCH)
         count = len(parts[0]) + len(parts[1])
         assert all(parts[0][i].response_a for i in chosen)
+    elif what == "sft":
+        return measure_stage(folder)
+    elif what == "window":
+        from jaxalign.data.sources.preferences import PairOptions, PairReader
+        from jaxalign.data.sources.rows import open_indexed_rows
+        from jaxalign.data.sources.window_rows import WindowRows
+        from jaxalign.data.windows import WindowOrder
+
+        source = WindowRows(open_indexed_rows(folder), PairReader("rows", "human", PairOptions()))
+        blocks = WindowOrder(len(source.rows), WINDOW, 0, 3).blocks_of(0)
+        count = sum(len(source.records(block.tolist(), {})) for block in blocks)
     else:
         rows = open_rows(folder)
         if what == "first":
@@ -74,12 +91,45 @@ def measure(folder: Path, what: str) -> dict[str, float]:
     return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": count}
 
 
+def run_stages(folder: Path, workdir: Path, stages: tuple[str, ...]) -> None:
+    """Runs stages with the rows of the folder and a tiny model; pretrain makes its tokenizer and random weights."""
+    from jaxalign import pipeline
+    from jaxalign.config import from_config_dict
+
+    pipeline.run(from_config_dict({
+        "stages": stages, "compile_cache": "", "pretrain": {"steps": 0},
+        "model": {"embed": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32},
+        "data": {"source": "preferences_jsonl", "train": str(folder), "window": WINDOW if "sft" in stages else 0},
+        "sft": {"steps": STEPS if "sft" in stages else 0},
+    }), workdir)
+
+
+def measure_stage(folder: Path) -> dict[str, float]:
+    """Runs stage sft in windows with a random tiny model. "seconds" is the time from the start of the stage to the end of its
+    first step, with reading and compiling; "rows" are the rows that were read."""
+    from jaxalign.json_text import parse_json
+
+    with tempfile.TemporaryDirectory() as made:
+        workdir = Path(made)
+        base = multiprocessing.get_context("spawn").Process(target=run_stages, args=(folder, workdir, ("pretrain",)))
+        base.start()  # In a process of its own, whose memory does not count.
+        base.join()
+        worked = time.process_time()
+        run_stages(folder, workdir, ("pretrain", "sft"))
+        worked = time.process_time() - worked
+        timing = [parse_json(line) for line in (workdir / "sft" / "timing.jsonl").read_text().splitlines()]
+        seconds = next(row["since"] for row in timing if row["phase"] == "first step")
+        rows = parse_json((workdir / "sft" / "summary.json").read_text())["data"]["rows"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, help="an existing folder; default: write one, and delete it afterwards")
     parser.add_argument("--measure", help="the measurement of this process")
-    parser.add_argument("--only", default="first,random,limited,all,split")
+    parser.add_argument("--only", default="first,random,limited,window,sft,all,split")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.folder, options.measure)))
@@ -92,7 +142,7 @@ def main() -> None:
             print(f"{options.rows:,} rows in {FILES} Parquet files of {size / 1e6:,.0f} MB together")
         for what in options.only.split(","):
             command = [sys.executable, "-m", "benchmarks.table_memory", f"--folder={folder}", f"--measure={what}"]
-            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
             print(f"{what:8} {found['rows']:>12,.0f} rows {found['seconds']:8.2f} s ({found['processor']:.2f} s of "
                   f"processor time) {found['megabytes']:8,.0f} MB", flush=True)
 

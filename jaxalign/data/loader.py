@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -74,6 +76,25 @@ class MixtureLoader(EpochLoader):
         return mixed[super()._order(epoch)]
 
 
+@dataclasses.dataclass(frozen=True)
+class InOrder:
+    """Selects the rows of `RowsOnDemand`, which are shuffled already: batch n has the positions from n * batch."""
+
+    batch: int
+
+    def indices(self, step: int) -> np.ndarray:
+        """The positions of batch `step`: int64 [batch]."""
+        return np.arange(step * self.batch, (step + 1) * self.batch)
+
+
+class RowsOnDemand(abc.ABC):
+    """Rows of arrays that are made when a batch needs them, in an endless order."""
+
+    @abc.abstractmethod
+    def take(self, index: np.ndarray) -> Any:
+        """The rows at some positions, as a record of numpy arrays; the same rows in every call and every process."""
+
+
 @functools.lru_cache(maxsize=2)
 def _kept_order(loader: EpochLoader, epoch: int) -> np.ndarray:
     """An epoch's order, cached because all steps of the epoch need it. Do not modify it."""
@@ -81,5 +102,7 @@ def _kept_order(loader: EpochLoader, epoch: int) -> np.ndarray:
 
 
 def take(arrays, index: np.ndarray):
-    """Rows `index` of every array of a pytree."""
+    """Rows `index` of every array of a pytree, or of rows on demand."""
+    if isinstance(arrays, RowsOnDemand):
+        return arrays.take(index)
     return jax.tree.map(lambda x: x[index], arrays)

@@ -32,7 +32,7 @@ def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length:
     cut, useless = 0, []
     for number, (ids, weights) in enumerate(documents):
         if len(ids) > row_length:
-            if any(weights[1:]) and not any(weights[1:row_length]):
+            if loses_answer(weights, row_length):
                 useless.append((number, len(ids) - sum(weight > 0 for weight in weights)))
             ids, weights, cut = ids[:row_length], weights[:row_length], cut + 1
         if len(ids):
@@ -50,6 +50,11 @@ def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length:
     for i, (ids, _) in enumerate(kept):
         rows.take([(i, len(ids))])
     return _fill([[kept[i] for i in row] for row in rows.content], row_length), cut
+
+
+def loses_answer(weights: Sequence[float], row_length: int) -> bool:
+    """Whether a document that is cut to `row_length` tokens keeps no token with a loss. weights: its loss weights."""
+    return any(weights[1:]) and not any(weights[1:row_length])
 
 
 def _fill(rows, row_length: int) -> PackedBatch:

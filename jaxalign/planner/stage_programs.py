@@ -54,7 +54,7 @@ def pretrain(run: Run) -> list[Task]:
 def sft(run: Run) -> list[Task]:
     section = run.config.sft
     rows = None if run.examples is None else run.examples * section.epochs
-    return [lm_update(run, "sft", section, calls_for(rows, section.batch_rows), run.policy)]
+    return [lm_update(run, "sft", section, section.steps or calls_for(rows, section.batch_rows), run.policy)]
 
 
 def lm_update(run: Run, stage: str, section: PretrainConfig | SFTConfig | BestOfNConfig, calls: int | None, model: Model,

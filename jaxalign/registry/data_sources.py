@@ -42,6 +42,8 @@ class DataSourceRecord(Record):
       reads: the fields of `config.data` that it reads, among those that not every source reads; None: any. A field that other
         sources read but this one does not must keep its default.
       world: the fields of `config.world` that it reads, with the same meaning of None.
+      windows: `function(inputs: SourceInputs, kind) -> WindowRows`, or "module:attribute" of it: opens the rows of a kind by
+        index for `config.data.window`; empty: it has no such rows.
       world_rows: it reads `config.world` for rows of other kinds than text; if False, only `model.source=scratch` reads them.
     """
 
@@ -62,6 +64,7 @@ class DataSourceRecord(Record):
     reads: tuple[str, ...] | None = None
     world: tuple[str, ...] | None = None
     world_rows: bool = True
+    windows: Callable | str = ""
 
     @property
     def provides(self) -> tuple[str, ...]:
@@ -102,6 +105,7 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
         "preferences_jsonl", text=f"{_GENERATED}:world_text", comparisons=f"{_FILES}:comparisons", margins=True,
         rows='dialogues, each row with "chosen" and "rejected"',
         reads=(*_FILE, "extra_train", "weights", "empty_answers", "differing_contexts"), world_rows=False,
+        windows=f"{_FILES}:window_rows",
     ),
     DataSourceRecord(
         "judgements_jsonl", text=f"{_GENERATED}:world_text", judgements=f"{_FILES}:judgements",
@@ -111,7 +115,7 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
     DataSourceRecord(
         "messages_jsonl", text=f"{_GENERATED}:world_text", demonstrations=f"{_FILES}:demonstrations",
         rows='answered dialogues, each row with "messages" that end with the answer', reads=(*_FILE, "empty_answers"),
-        world_rows=False,
+        world_rows=False, windows=f"{_FILES}:window_rows",
     ),
     DataSourceRecord(
         "prompts_jsonl", prompts=f"{_FILES}:prompts", answers=True, patterns=True,

@@ -58,7 +58,7 @@ class BestOfNStage(BuiltinStage):
         packed_rows, cut = packed(tokenizer, answers, config.data.style, section.row_length)
         steps = EpochLoader(len(packed_rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
         extra = summarise(rows, section.n) | {"chosen": len(chosen), "chosen_share": len(chosen) / len(rows), "cut": cut}
-        train_supervised(context, section, policy_inputs(context, model, shared=False), packed_rows, None, steps, extra)
+        train_supervised(context, section, policy_inputs(context, model, shared=False), packed_rows, None, steps, lambda: extra)
 
 
 def _check_share(context: StageContext, total: int, chosen: int) -> None:

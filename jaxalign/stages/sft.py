@@ -5,8 +5,12 @@ Reads revise, or the files if the run has no revise. Writes checkpoints, params,
 
 from __future__ import annotations
 
+import contextlib
+
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.models.model import Model
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
@@ -14,11 +18,13 @@ from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, revision_rows, warn_about_few
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import stage_inputs, train_supervised
+from jaxalign.stages.shared.windows import Windows
+from jaxalign.trainers.inputs import TrainerInputs
 from jaxalign.trainers.sft import packed
 
 
 @STAGES.declare(
-    "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons", "demonstrations"),
+    "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons", "demonstrations"), windows=True,
     batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
     programs="jaxalign.planner.stage_programs:sft",
     report="jaxalign.tracking.report.training:losses", preview="jaxalign.stages.shared.preview:sft_rows",
@@ -34,6 +40,9 @@ class SftStage(BuiltinStage):
         config, section = context.config, context.config.sft
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
+        if config.data.window:
+            self._run_in_windows(context, tokenizer, model)
+            return
         train, held_out, report = answered(context, tokenizer)
         extra = print_report(self.name, report)
         if isinstance(report, RevisionReport):
@@ -46,12 +55,26 @@ class SftStage(BuiltinStage):
             print(f"[{self.name}] warning: {cut:,} of {len(train):,} answered prompts are cut to sft.row_length "
                   f"({section.row_length} tokens); raise it", flush=True)
         held_rows = packed(tokenizer, held_out, config.data.style, section.row_length)[0] if held_out else None
-        inputs = stage_inputs(
+        steps = section.steps or EpochLoader(len(rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
+        extra |= {"answers": len(train), "cut": cut}
+        train_supervised(context, section, self._inputs(context, model), rows, held_rows, steps, lambda: extra)
+
+    def _run_in_windows(self, context: StageContext, tokenizer: Tokenizer, model: Model) -> None:
+        section = context.config.sft
+        windows = Windows(context, tokenizer)
+        with contextlib.closing(windows.rows):
+            steps = section.steps
+            if not steps:
+                steps = windows.rows.steps(section.epochs, section.batch_rows)
+                print(f"[{self.name}] {steps:,} steps, as many as sft.epochs={section.epochs} needs if all windows are like "
+                      "the first; sft.steps sets their number", flush=True)
+            inputs = self._inputs(context, model)
+            train_supervised(context, section, inputs, windows.rows, windows.held_out, steps, windows.finish)
+
+    def _inputs(self, context: StageContext, model: Model) -> TrainerInputs:
+        return stage_inputs(
             context,
             model,
             weights=lambda: run_models.start_params(context, model),
             trained=lambda weights: run_models.trained_params(context, model, weights, self.name, shared=False),
         )
-        steps = EpochLoader(len(rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
-        extra |= {"answers": len(train), "cut": cut}
-        train_supervised(context, section, inputs, rows, held_rows, steps, extra)

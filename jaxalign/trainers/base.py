@@ -16,7 +16,7 @@ import numpy as np
 from jaxalign.config.arguments import make_folder
 from jaxalign.config.constraints import at_least
 from jaxalign.config.schema import checked
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader, InOrder, RowsOnDemand, take
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
@@ -139,8 +139,8 @@ class Trainer:
         self,
         step: Callable,
         arguments: Callable[[Frozen, np.ndarray], Any],
-        rows: PackedBatch | AnswerPairs | PairBatch | ScoredPairs,
-        loader: EpochLoader,
+        rows: PackedBatch | RowsOnDemand | AnswerPairs | PairBatch | ScoredPairs,
+        loader: EpochLoader | InOrder,
         *,
         total_steps: int | None = None,
         shown: tuple[str, ...] = ("loss",),
@@ -153,7 +153,7 @@ class Trainer:
           step: the jitted step `(state, arguments) -> (state, metrics)`, whose metrics are one of the records in
             `steps.metrics`. It compiles while weights are read.
           arguments: `arguments(frozen, index) -> record`: the batch of rows `index` and every other argument but the state.
-          rows: all rows, numpy arrays.
+          rows: all rows, numpy arrays; or packed rows on demand.
           loader: selects the rows of each batch.
           total_steps: the number of steps; None for the section's number of epochs.
           shown: the metrics that the progress bar shows.
@@ -165,7 +165,8 @@ class Trainer:
         total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
         self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps)
         abstract = abstract_state(model, optimizer)
-        learning = learning_packed if isinstance(rows, PackedBatch) else learning_pairs
+        is_packed = isinstance(rows, (PackedBatch, RowsOnDemand))
+        learning = learning_packed if is_packed else learning_pairs
         loop = dataclasses.replace(
             inputs.loop, total_steps=total_steps, checkpoint_every=section.checkpoint_every, shown=shown,
             flops=lambda number: learning(model, take(rows, loader.indices(number))),
@@ -182,7 +183,7 @@ class Trainer:
             def train_step(state: TrainState, number: int):
                 index = loader.indices(number)
                 state, metrics = step(state, arguments(self.frozen, index))
-                if not isinstance(rows, PackedBatch):  # The step counts the tokens of packed rows.
+                if not is_packed:  # The step counts the tokens of packed rows.
                     metrics = dataclasses.replace(metrics, tokens=int(rows.length[index].sum()))
                 return state, metrics
 

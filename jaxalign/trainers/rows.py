@@ -69,7 +69,7 @@ def require_equal_columns(prompts: Sequence[Prompt], where: str) -> None:
 
 def as_examples(data: Any, where: str) -> list[Example]:
     """Texts and answered prompts for supervised fine-tuning. Raises UserError like `as_prompts`."""
-    return [_example(row, f"{where}[{i}]") for i, row in enumerate(as_rows(data, where, _EXAMPLE_FORM))]
+    return [as_example(row, f"{where}[{i}]") for i, row in enumerate(as_rows(data, where, _EXAMPLE_FORM))]
 
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
@@ -177,7 +177,8 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
     return messages
 
 
-def _example(row: Any, where: str) -> Example:
+def as_example(row: Any, where: str) -> Example:
+    """One text or answered prompt. Raises UserError, which names `where`, if the row is neither."""
     if isinstance(row, str) and row.strip():
         return None, as_text(row, where)
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], str):
@@ -190,7 +191,7 @@ def _example(row: Any, where: str) -> Example:
         return _answered(row["messages"], where)
     key = next((name for name in ANSWER_KEYS if name in row), None)
     if key is None and isinstance(row.get("text"), str):
-        return _example(row["text"], where)
+        return as_example(row["text"], where)
     if key is None or "prompt" not in row:
         raise _bad_row(row, where, _EXAMPLE_FORM)
     messages, answer = _messages(row["prompt"], f"{where}['prompt']", _EXAMPLE_FORM), row[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +14,13 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import SFTConfig
+from jaxalign.config.constraints import at_least
+from jaxalign.config.schema import checked
 from jaxalign.data.chat import styles
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader, InOrder, take
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.data.windows import Document, WindowedRows, WindowNotes, WindowOrder
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
@@ -32,9 +37,12 @@ from jaxalign.trainers.base import PolicyTrainer
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length, warn_of_cut
-from jaxalign.trainers.rows import as_examples
+from jaxalign.trainers.rows import Example, as_example, as_examples
+from jaxalign.trainers.windows import indexed, reading, windowed_rows
 
 Answered = tuple[Sequence[Message], str]
+_IDENTIFYING_ROWS = 100
+"""The first rows whose tokens identify the data of a run in windows."""
 
 
 class SFT(PolicyTrainer):
@@ -75,7 +83,7 @@ class SFT(PolicyTrainer):
 
     @named_arguments
     def fit(
-        self, rows: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
+        self, rows: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None, window: int = 0
     ) -> Iterator[Step]:
         """Trains on answered prompts and texts, and yields each step.
 
@@ -86,34 +94,81 @@ class SFT(PolicyTrainer):
           eval_every: steps between these measurements, besides the one after the last step; 0: an epoch.
           patience: stop after this many consecutive measurements without a lower loss, and keep the weights with the lowest;
             None: train all steps and keep the newest weights.
+          window: 0 encodes all rows before the first step. N reads, encodes and packs them in windows of at most N rows, so
+            that rows such as those of `read_rows` need not fit in memory; a malformed row raises when its window is read.
 
         Raises:
           UserError: there are no rows, a row is malformed or longer than the model's limit, or a row's prompt leaves no space
             for its response.
         """
-        (packed, self.cut), section = self._packed(rows, "rows"), self.section
+        section, steps_per_epoch = self.section, 1
+        if checked(window, int, "SFT.fit(window)", at_least(0)):
+            claimed = self._beginning(indexed(rows, "SFT.fit", window))
+        else:
+            claimed, self.cut = self._packed(rows, "rows")
+            batches = EpochLoader(len(claimed.tokens), section.batch_rows, self.inputs.seed)
+            steps_per_epoch = batches.steps(1)
         measured = None if held_out is None else self._packed(held_out, "held_out")[0]
-        batches = EpochLoader(len(packed.tokens), section.batch_rows, self.inputs.seed)
 
         def measure(params: Params, completed: int) -> dict[str, float]:
             del completed
             return {LOSS: held_out_loss(self.inputs.model, join(self.frozen, params), measured, section.batch_rows)}
 
-        stopping = self._held_out(held_out, eval_every, patience, measure, batches.steps(1))
-        self._claim(packed if measured is None else (packed, measured), eval_every=eval_every, patience=patience)
-        return self.fit_packed(packed, batches.steps(section.epochs), streams.LOADERS["sft"], stopping=stopping)
+        stopping = self._held_out(held_out, eval_every, patience, measure, steps_per_epoch)
+        data = claimed if measured is None else (claimed, measured)
+        self._claim(data, eval_every=eval_every, patience=patience, window=window)
+        if window:
+            return self._fit_windows(rows, window, stopping, eval_every)
+        steps = section.steps or batches.steps(section.epochs)
+        return self.fit_packed(claimed, steps, streams.LOADERS["sft"], stopping=stopping)
+
+    def _fit_windows(self, rows: Sequence[Any], window: int, stopping: EarlyStopping | None, eval_every: int) -> Iterator[Step]:
+        """`fit` with windows of rows."""
+        section, stream = self.section, streams.LOADERS["sft"]
+        order = WindowOrder(len(rows), window, self.inputs.seed, stream)
+        self.cut = 0
+
+        def count(number: int, notes: WindowNotes) -> None:
+            if number < order.windows:  # Later epochs read the same rows again.
+                self.cut += notes.cut
+            if number == 0:
+                what, length = "rows of the first window", section.row_length
+                warn_of_cut("SFT.fit(rows)", notes.cut, notes.answers, what, "row_length", length)
+
+        read = reading(rows, lambda row, number: self._encoded(row, f"SFT.fit(rows)[{number}]"))
+        train = windowed_rows(order, read, section.row_length, self.inputs.loop.directory, count)
+        try:
+            steps = section.steps or train.steps(section.epochs, section.batch_rows)
+            if stopping is not None and not eval_every:
+                stopping = dataclasses.replace(stopping, every=train.steps(1, section.batch_rows))
+        except BaseException:
+            train.close()
+            raise
+        return self.fit_packed(train, steps, stream, stopping=stopping)
+
+    def _beginning(self, rows: Sequence[Any]) -> list[np.ndarray]:
+        """Arrays that identify rows which are read in windows: their number, and the tokens of the first of them."""
+        first = [self._encoded(rows[i], f"SFT.fit(rows)[{i}]")[0] for i in range(min(_IDENTIFYING_ROWS, len(rows)))]
+        return [np.asarray(len(rows)), *(np.asarray(ids, np.int32) for ids in first)]
+
+    def _encoded(self, row: Any, where: str) -> Document:
+        """The document of a row. Raises UserError, which names `where`, if it cannot be trained on."""
+        document = self._encode(as_example(row, where), where)
+        check_length(where, min(len(document[0]), self.section.row_length), "row_length", self.inputs.language_model)
+        return document
+
+    def _encode(self, example: Example, where: str) -> Document:
+        tokenizer, (messages, text) = self.tokenizer, example
+        if messages is not None:
+            with styles.naming(where):
+                return styles.encode_completion(tokenizer, messages, text, self.inputs.language_model.style)
+        ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
+        return ids, [1.0] * len(ids)
 
     def _packed(self, rows: Any, argument: str) -> tuple[PackedBatch, int]:
         """(the rows of an argument of `fit`, packed; how many of them were cut)."""
-        where, tokenizer, style = f"SFT.fit({argument})", self.tokenizer, self.inputs.language_model.style
-        encoded = []
-        for number, (messages, text) in enumerate(as_examples(rows, where)):
-            if messages is not None:
-                with styles.naming(f"{where}[{number}]"):
-                    encoded.append(styles.encode_completion(tokenizer, messages, text, style))
-            else:
-                ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
-                encoded.append((ids, [1.0] * len(ids)))
+        where = f"SFT.fit({argument})"
+        encoded = [self._encode(row, f"{where}[{number}]") for number, row in enumerate(as_examples(rows, where))]
         longest = min(max(len(ids) for ids, _ in encoded), self.section.row_length)
         check_length(where, longest, "row_length", self.inputs.language_model)
         try:
@@ -124,32 +179,43 @@ class SFT(PolicyTrainer):
         return packed, cut
 
     def fit_packed(
-        self, rows: PackedBatch, total_steps: int, stream: int, balance_coef: float = 0.0, stopping: EarlyStopping | None = None
+        self, rows: PackedBatch | WindowedRows, total_steps: int, stream: int, balance_coef: float = 0.0,
+        stopping: EarlyStopping | None = None,
     ) -> Iterator[Step]:
         """Trains on packed rows, for the stages pretrain, sft and best_of_n, and yields each step.
 
         Args:
-          rows: all rows, numpy arrays.
+          rows: all rows, numpy arrays; or the rows of windows, which have an order of their own.
           total_steps: the number of steps.
           stream: the random stream that shuffles the rows.
           balance_coef: the weight of the experts' load-balancing loss.
           stopping: measures held-out rows, and may end training early; None trains all steps.
         """
         model, section = self.inputs.model, self.section
-        loader = EpochLoader(len(rows.tokens), section.batch_rows, self.inputs.seed, stream)
-        micro_batches = chosen(section.micro_batches, section.batch_rows, rows.tokens.shape[1], model.sharding)
+        in_windows = isinstance(rows, WindowedRows)
+        loader: EpochLoader | InOrder = InOrder(section.batch_rows)
+        if not in_windows:
+            loader = EpochLoader(len(rows.tokens), section.batch_rows, self.inputs.seed, stream)
+        row_length = rows.row_length if in_windows else rows.tokens.shape[1]
+        micro_batches = chosen(section.micro_batches, section.batch_rows, row_length, model.sharding)
 
         def arguments(frozen: Params | None, index: np.ndarray) -> LmArguments:
             return LmArguments(
                 model=model,
                 optimizer=self.optimizer,
-                batch=place_rows(model.sharding, rows, index),
+                batch=place_rows(model.sharding, *((rows.take(index),) if in_windows else (rows, index))),
                 frozen=frozen,
                 micro_batches=micro_batches,
                 balance_coef=balance_coef,
             )
 
-        return self._train(lm_step, arguments, rows, loader, total_steps=total_steps, stopping=stopping)
+        steps = self._train(lm_step, arguments, rows, loader, total_steps=total_steps, stopping=stopping)
+        return _closing(rows, steps) if in_windows else steps
+
+
+def _closing(rows: WindowedRows, steps: Iterator[Step]) -> Iterator[Step]:
+    with contextlib.closing(rows):
+        yield from steps
 
 
 def packed(tokenizer: Tokenizer, pairs: Iterable[Answered], style: str, row_length: int) -> tuple[PackedBatch, int]:

@@ -53,6 +53,9 @@ class DataConfig(Section):
     differing_contexts: str = field("drop", "If the dialogues of a row differ before the last turn: drop the row, or keep "
                                     "it with their common turns as the prompt.", one_of("drop", "keep"), _SOURCE)
     limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
+    window: int = field(0, "Read, encode and pack the rows in windows of at most this number of rows, for data that does not "
+                        "fit in memory: stage sft begins after the first window, and reads the next one while it trains; 0: "
+                        "read all rows before the first step.", at_least(0), chosen("source", DATA_SOURCES, "windows"))
     style: str = field("auto", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
                        "HH-RLHF), chat (the model's own chat template), plain (a single text that the answer continues, for "
                        "base models) or auto: compact for model.source=scratch; for a "
@@ -67,6 +70,7 @@ class DataConfig(Section):
         source = data_source(config)
         parse_columns(self.columns)
         self._check_mixture()
+        self._check_window(config)
         self._check_files(source, config.stages)
         _check_stages(config.stages, source)
         if source.text is None and config.model.source == "scratch":
@@ -106,6 +110,24 @@ class DataConfig(Section):
         if any(weight <= 0 for weight in self.weights):
             raise UserError(f"config.data.weights is {self.weights}; every weight must be above 0: to leave a file out, remove "
                             "it")
+
+    def _check_window(self, config: WholeConfig) -> None:
+        """Checks that all that a run reads can be read in windows."""
+        if not self.window:
+            return
+        where = f"config.data.window is {self.window}"
+        if self.extra_train:
+            raise UserError(f"{where}, but config.data.extra_train is set; put all files into one folder for "
+                            "config.data.train, or set window to 0")
+        if self.limit:
+            raise UserError(f"{where}, but config.data.limit is {self.limit}; set one of them to 0: config.sft.steps limits a "
+                            "run in windows")
+        for record in stages_in_order(config.stages):
+            if not record.windows and not set(record.learns_from) <= {"text"}:
+                supported = ", ".join(stage.name for stage in STAGES if stage.windows)
+                raise UserError(f"{where}, but stage {record.name} reads all rows before it begins; leave it out of "
+                                f"config.stages (only {supported} reads rows in windows), or set window to 0 and "
+                                "config.data.limit to a number of rows")
 
 
 def _check_stages(names: tuple[str, ...], source: DataSourceRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.constraints import at_least, between, none_or_some_of, one_of
+from jaxalign.config.reading import when
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import PackedRows
@@ -14,7 +15,8 @@ from jaxalign.config.sections.shared import PackedRows
 class SFTConfig(PackedRows):
     """Supervised fine-tuning on revisions and helpful samples."""
 
-    epochs: int = field(1, "Passes over the data.", at_least(1))
+    epochs: int = field(1, "Passes over the data.", at_least(1), when("steps", 0))
+    steps: int = field(0, "Number of steps; 0: as many as the epochs need, which is an estimate with data.window.", at_least(0))
     rounds_used: str = field("all", "Train on the revisions of all rounds, or only of the last round.", one_of("all", "last"))
     keep: tuple[str, ...] = field(("unchanged",), "Revisions that are trained on although they are not ordinary: unchanged, "
                                   "grown (see revise.max_growth), cut_off, critique_refused; see docs/cai.md.",

@@ -325,11 +325,13 @@ def few_dialogues(train: Sequence[Prompted], held_out: Sequence[Prompted], minim
 
 def _digests(rows: Sequence[Prompted], seed: int = 0) -> np.ndarray:
     """The first 64 bits of a hash of the seed and each row's dialogue, uint64."""
-    def digest(row: Prompted) -> int:
-        text = repr((seed, [(message.role, message.content) for message in _dialogue(row)]))
-        return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
+    return np.fromiter((dialogue_digest(row, seed) for row in rows), np.uint64, len(rows))
 
-    return np.fromiter((digest(row) for row in rows), np.uint64, len(rows))
+
+def dialogue_digest(row: Prompted, seed: int = 0) -> int:
+    """The first 64 bits of a hash of the seed and a row's dialogue."""
+    text = repr((seed, [(message.role, message.content) for message in _dialogue(row)]))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
 
 
 def _dialogue(row: Prompted) -> Dialogue:

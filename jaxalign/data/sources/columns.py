@@ -12,7 +12,7 @@ from jaxalign.config.columns import parse_columns
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
 from jaxalign.errors import UserError
 
-_FIRST_ROWS = 100
+FIRST_ROWS = 100
 """Rows of a file without a schema in which every named column must occur."""
 
 
@@ -60,7 +60,7 @@ class ColumnMap:
             yield from rows
             return
         rows = iter(rows)
-        first = list(itertools.islice(rows, _FIRST_ROWS))
+        first = list(itertools.islice(rows, FIRST_ROWS))
         objects = [row.value for row in first if isinstance(row, JsonRow) and isinstance(row.value, Mapping)]
         if first:
             self.check(path, (name for value in objects for name in value))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from jaxalign.config import Config
 from jaxalign.data.sources.base import Prompted, PromptSets, SourceInputs, SourceReport, Split, few_dialogues, split_by_prompt
-from jaxalign.data.sources.judgements import read_judgements
-from jaxalign.data.sources.preferences import read_preferences
+from jaxalign.data.sources.judgements import AnswerReader, read_judgements
+from jaxalign.data.sources.preferences import PairOptions, PairReader, read_preferences
 from jaxalign.data.sources.prompts import PromptFile, read_prompts, without
 from jaxalign.data.sources.reports import MixtureReport
-from jaxalign.data.sources.rows import data_stem
+from jaxalign.data.sources.rows import data_stem, open_indexed_rows
+from jaxalign.data.sources.window_rows import WindowRows
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Demonstration, Judgement, Prompt
 from jaxalign.registry.data_sources import PROMPT_FILES
@@ -83,6 +84,19 @@ def _single_answers(inputs: SourceInputs, judged: bool) -> Split:
         columns=data.columns,
     )
     return split_rows(inputs.config, rows, report, fitted=True)
+
+
+def window_rows(inputs: SourceInputs, kind: str) -> WindowRows:
+    """The rows of the file of `config.data.train` by index. kind: "comparisons" or "demonstrations"."""
+    data = inputs.config.data
+    path, fit = Path(data.train).expanduser(), (inputs.count_tokens, inputs.max_tokens)
+    reader: PairReader | AnswerReader
+    if kind == "comparisons":
+        options = PairOptions(data.differing_contexts, data.empty_answers, *fit, inputs.margins)
+        reader = PairReader(data_stem(path), "human", options)
+    else:
+        reader = AnswerReader(data_stem(path), False, data.empty_answers == "keep", *fit)
+    return WindowRows(open_indexed_rows(path, data.columns), reader)
 
 
 def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | None = None, fitted: bool = False) -> Split:

@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from jaxalign.errors import UserError
@@ -89,12 +89,10 @@ def iterate_jsonl(path: str | pathlib.Path, strings: bool = False) -> Iterator[J
       UserError: the file is missing or unreadable, or its compressed data is truncated or damaged.
     """
     number = 0
-    with _open(path) as stream:
+    with open_bytes(path) as stream:
         try:
-            for number, raw in enumerate(stream, start=1):
-                raw = raw.removeprefix(_UTF8_BOM) if number == 1 else raw
-                if raw.strip():
-                    yield _parse(number, raw.rstrip(b"\r\n"), strings)
+            for number, raw in numbered_lines(stream):
+                yield parse_line(number, raw, strings)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(
                 f"{path} is damaged or cut short after line {number} ({error}); download or copy it again"
@@ -103,13 +101,21 @@ def iterate_jsonl(path: str | pathlib.Path, strings: bool = False) -> Iterator[J
             raise UserError(f"{path} cannot be read after line {number}: {error.strerror or error}") from error
 
 
+def numbered_lines(stream: Iterable[bytes], start: int = 1) -> Iterator[tuple[int, bytes]]:
+    """(number, bytes) of each line that is not blank, without the byte order mark of line 1. start: the number of the first."""
+    for number, raw in enumerate(stream, start):
+        raw = raw.removeprefix(_UTF8_BOM) if number == 1 else raw
+        if raw.strip():
+            yield number, raw
+
+
 def read_bytes(path: str | pathlib.Path) -> bytes:
     """The content of a file, unzipped and without a byte order mark.
 
     Raises:
       UserError: the file is missing or unreadable, or its compressed data is truncated or damaged.
     """
-    with _open(path) as stream:
+    with open_bytes(path) as stream:
         try:
             return stream.read().removeprefix(_UTF8_BOM)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -120,25 +126,28 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
 
 def check_bad_share(
     path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float, unit: str = "line",
-    place: Callable[[int], str] | None = None,
+    place: Callable[[int], str] | None = None, count: int | None = None,
 ) -> None:
     """Raises UserError, listing the first broken rows, if more than `max_bad_share` of `total` rows are broken.
 
     Args:
       unit: what the numbers of the rows count, such as "line".
       place: the place of a row by its number; None: that of a line.
+      count: the number of broken rows, if `broken` has only the first of them.
     """
-    if not broken or len(broken) <= max_bad_share * total:
+    count = len(broken) if count is None else count
+    if not broken or count <= max_bad_share * total:
         return
     listed = "; ".join(f"{place(item.line) if place else f'{path}:{item.line}'}: {item.reason}" for item in broken[:_LISTED])
-    more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
+    more = f"; and {count - _LISTED} more" if count > _LISTED else ""
     raise UserError(
-        f"{len(broken)} of {total} {unit}s of {path} are broken, more than the accepted share {max_bad_share:g} "
+        f"{count} of {total} {unit}s of {path} are broken, more than the accepted share {max_bad_share:g} "
         f"({listed}{more}); fix them or raise data.max_bad_share"
     )
 
 
-def _open(path: str | pathlib.Path) -> IO[bytes]:
+def open_bytes(path: str | pathlib.Path) -> IO[bytes]:
+    """The unzipped bytes of a file. Raises UserError if it is missing, unreadable or not a regular file."""
     file = pathlib.Path(path).expanduser()
     if not os.path.exists(file):  # Unlike Path.exists, False also for a name that is too long.
         raise UserError(f"the file {path} does not exist; give the path of a data file")
@@ -148,11 +157,17 @@ def _open(path: str | pathlib.Path) -> IO[bytes]:
         # Reading it could block, or never end.
         raise UserError(f"{path} is a pipe, a socket or a device; give the path of a regular file")
     try:
-        with file.open("rb") as stream:
-            zipped = stream.read(2) == _GZIP_MAGIC
-        return gzip.open(file, "rb") if zipped else file.open("rb")
+        return gzip.open(file, "rb") if is_zipped(file) else file.open("rb")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def is_zipped(path: pathlib.Path) -> bool:
+    """Whether a regular file begins as gzip does; False if there is no such file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(2) == _GZIP_MAGIC
 
 
 def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) -> JsonRow | BrokenLine:
@@ -175,7 +190,15 @@ def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) 
     return JsonRow(number, value)
 
 
-def _parse(number: int, raw: bytes, strings: bool) -> JsonRow | BrokenLine:
+def parse_line(number: int, raw: bytes, strings: bool = False) -> JsonRow | BrokenLine:
+    """A line that is not blank as a row.
+
+    Args:
+      number: its number.
+      raw: its bytes, with or without the end of the line.
+      strings: whether it may be a JSON string.
+    """
+    raw = raw.rstrip(b"\r\n")
     try:
         value = parse_json(raw.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_demonstration, parse_judgement
 from jaxalign.data.chat.template import DialogueRefused
@@ -14,6 +16,43 @@ from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport
 from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
 from jaxalign.records import Demonstration, Judgement, Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerReader:
+    """Makes the answer of a row.
+
+    Attributes:
+      name: the beginning of each `Prompt.id`.
+      judged, count_tokens, max_tokens: as in `read_judgements`.
+      keep_empty: whether rows with an empty answer are kept.
+    """
+
+    name: str
+    judged: bool
+    keep_empty: bool = False
+    count_tokens: CountTokens | None = None
+    max_tokens: int | None = None
+    kept = "answers"
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """For each reason, the description of its rows in sentences."""
+        return (JudgementReport if self.judged else DemonstrationReport).reasons
+
+    def read(self, row: JsonRow | BrokenLine, listed: dict[str, list]) -> Judgement | Demonstration | None:
+        """The answer; None for a dropped row. The number of a dropped or changed row is added to the list of its reason."""
+        parse, record = (parse_judgement, Judgement) if self.judged else (parse_demonstration, Demonstration)
+        if isinstance(row, BrokenLine):
+            listed["broken"].append(row)
+            return None
+        try:
+            context, answer, *label = parse(row.value)
+        except ValueError as error:
+            listed["broken"].append(BrokenLine(row.line, str(error)))
+            return None
+        fitting = _fitting(row.line, context, answer, listed, self.keep_empty, self.count_tokens, self.max_tokens)
+        return None if fitting is None else record(Prompt(f"{self.name}:{row.line}", fitting, "human"), answer, *label)
 
 
 def read_judgements(
@@ -47,35 +86,22 @@ def read_judgements(
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
     """
     listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
-    parse, record = (parse_judgement, Judgement) if judged else (parse_demonstration, Demonstration)
+    reader = AnswerReader(data_stem(path), judged, empty_answers == "keep", count_tokens, max_tokens)
     source_rows, rows, good = open_rows(path, columns), 0, 0
     kept = KeptRecords(source_rows)
     for row in source_rows:
         rows += 1
-        if isinstance(row, BrokenLine):
-            listed["broken"].append(row)
-            continue
-        try:
-            context, answer, *label = parse(row.value)
-        except ValueError as error:
-            listed["broken"].append(BrokenLine(row.line, str(error)))
-            continue
-        fitting = _fitting(row.line, context, answer, listed, empty_answers == "keep", count_tokens, max_tokens)
-        if fitting is not None:
-            kept.add(row, record(Prompt(f"{data_stem(path)}:{row.line}", fitting, "human"), answer, *label))
-            good += bool(label and label[0])
+        record = reader.read(row, listed)
+        if record is not None:
+            kept.add(row, record)
+            good += bool(judged and record.desirable)
         if limit and len(kept) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place)
     lines = {name: tuple(lines) for name, lines in listed.items()}
     cut = frozenset(listed["cut"])
-
-    def again(row: JsonRow) -> Judgement | Demonstration:
-        context, answer, *label = parse(row.value)
-        fitting = cut_to_fit(context, (answer,), count_tokens, max_tokens) if row.line in cut else context
-        return record(Prompt(f"{data_stem(path)}:{row.line}", fitting, "human"), answer, *label)
-
-    answers = kept.records(again)
+    whole = dataclasses.replace(reader, count_tokens=None, max_tokens=None)
+    answers = kept.records(lambda row: (reader if row.line in cut else whole).read(row, collections.defaultdict(list)))
     if judged:
         counts = {"desirable": good, "undesirable": len(answers) - good}
         report = JudgementReport(path=str(path), rows=rows, **counts, **lines, unit=source_rows.unit)

@@ -28,13 +28,15 @@ _GOLD_FIELDS = (("principle", str, "text"), ("kind", str, "text"), ("tie", bool,
 
 
 @dataclasses.dataclass(frozen=True)
-class _Options:
-    differing_contexts: str
-    empty_answers: str
-    count_tokens: CountTokens | None
-    max_tokens: int | None
-    margins: bool
-    gold: bool
+class PairOptions:
+    """How rows are read as pairs: arguments of `read_preferences`."""
+
+    differing_contexts: str = "drop"
+    empty_answers: str = "drop"
+    count_tokens: CountTokens | None = None
+    max_tokens: int | None = None
+    margins: bool = False
+    gold: bool = False
 
     def __post_init__(self):
         for name in ("differing_contexts", "empty_answers"):
@@ -42,6 +44,34 @@ class _Options:
                 raise UserError(f"data.{name} is {getattr(self, name)!r}; 'drop' or 'keep' is expected")
         if (self.count_tokens is None) != (self.max_tokens is None):
             raise ValueError("count_tokens and max_tokens must be given together")
+
+
+@dataclasses.dataclass(frozen=True)
+class PairReader:
+    """Makes the pair of a row.
+
+    Attributes:
+      name: the beginning of each `Prompt.id`.
+      source: the `Prompt.source` of all prompts.
+      options: how rows are read.
+    """
+
+    name: str
+    source: str
+    options: PairOptions
+    reasons = PreferenceReport.reasons
+    kept = "pairs"
+
+    def read(self, row: JsonRow | BrokenLine, listed: dict[str, list]) -> Comparison | None:
+        """The pair; None for a dropped row. The number of a dropped or changed row is added to the list of its reason."""
+        if isinstance(row, BrokenLine):
+            listed["broken"].append(row)
+            return None
+        answers = _answers(row.line, row.value, self.options, listed)
+        if answers is None:
+            return None
+        prompt = Prompt(f"{self.name}:{row.line}", answers.context, self.source)
+        return _comparison(prompt, answers, row, self.options, listed)
 
 
 def read_preferences(
@@ -85,24 +115,15 @@ def read_preferences(
       UserError: the file is missing or damaged, too many rows are broken, no pair is left, or `margins` is set and no row has
         a margin above 0.
     """
-    options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens, margins, gold)
+    options = PairOptions(differing_contexts, empty_answers, count_tokens, max_tokens, margins, gold)
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
     source_rows, rows = open_rows(path, columns), 0
     kept, has_margin = KeptRecords(source_rows), False
 
-    def comparison(row: JsonRow, options: _Options = options, listed: dict[str, list] = listed) -> Comparison | None:
-        answers = _answers(row.line, row.value, options, listed)
-        if answers is None:
-            return None
-        prompt = Prompt(f"{name or data_stem(path)}:{row.line}", answers.context, source)
-        return _comparison(prompt, answers, row, options, listed)
-
+    reader = PairReader(name or data_stem(path), source, options)
     for row in source_rows:
         rows += 1
-        if isinstance(row, BrokenLine):
-            listed["broken"].append(row)
-            continue
-        pair = comparison(row)
+        pair = reader.read(row, listed)
         if pair is not None:
             kept.add(row, pair)
             has_margin = has_margin or bool(pair.margin)
@@ -111,7 +132,8 @@ def read_preferences(
     check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place)
     whole = dataclasses.replace(options, count_tokens=None, max_tokens=None)
     cut = frozenset(listed["cut"])
-    pairs = kept.records(lambda row: comparison(row, options if row.line in cut else whole, collections.defaultdict(list)))
+    fitting = dataclasses.replace(reader, options=whole)
+    pairs = kept.records(lambda row: (reader if row.line in cut else fitting).read(row, collections.defaultdict(list)))
     lines = {name: tuple(lines) for name, lines in listed.items()}
     report = PreferenceReport(str(path), rows, len(pairs), **lines, unit=source_rows.unit)
     if not pairs:
@@ -122,7 +144,7 @@ def read_preferences(
     return pairs, report
 
 
-def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: _Options, listed: dict[str, list]) -> Comparison:
+def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: PairOptions, listed: dict[str, list]) -> Comparison:
     """A pair with the row's margin and its fields of gold pairs."""
     value, margin = row.value, None
     if options.margins:
@@ -140,7 +162,7 @@ def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: _Option
     return dataclasses.replace(pair, prompt=prompt, principles=principles, label=0.5 if tie else 1.0, decided=not tie)
 
 
-def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[str, list]) -> Answers | None:
+def _answers(line: int, value: dict[str, Any], options: PairOptions, listed: dict[str, list]) -> Answers | None:
     """The row's answers, and its context, cut until it fits; None for a dropped row, which is listed under its reason."""
     try:
         chosen, rejected = parse_pair(value)

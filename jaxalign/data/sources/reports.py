@@ -157,6 +157,15 @@ class PromptReport(FileReport):
     }
 
 
+WINDOW_REASONS = {"no_answer_left": "whose whole answer is beyond sft.row_length; dropped"}
+"""Further reasons in reports on windows (`window_rows.WindowReport`), which have the rows of each reason as "counts"."""
+
+
+def rows_of_reason(report: Mapping[str, Any], reason: str) -> int:
+    """The number of rows of a reason in the plain values of a report."""
+    return report["counts"].get(reason, 0) if "counts" in report else len(report.get(reason) or ())
+
+
 @dataclasses.dataclass(frozen=True)
 class MixtureReport:
     """The reports of several files."""

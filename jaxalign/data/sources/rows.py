@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from jaxalign.data.sources.arrow_parts import ARROW_MAGIC, FEATHER_MAGIC, PARQUET_MAGIC, arrow_part, check_schemas
 from jaxalign.data.sources.columns import ColumnMap
 from jaxalign.data.sources.csv_rows import iterate_csv
+from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.json_items import read_items
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, iterate_jsonl, read_bytes, read_object
 from jaxalign.data.sources.row_files import RowFile, TextFolder, TextRows
@@ -54,6 +55,19 @@ def open_rows(path: str | pathlib.Path, columns: Sequence[str] = (), prompt_fiel
     if _is_table(path):
         return Table(path, [arrow_part(path)], mapped)
     return _text(path, mapped, prompt_field)
+
+
+def open_indexed_rows(path: str | pathlib.Path, columns: Sequence[str] = ()) -> Table | IndexedLines:
+    """The rows of data by index: a table, or JSON Lines, which one pass indexes. Takes the arguments of `open_rows`.
+
+    Raises:
+      UserError: as `open_rows`, or a text file is missing, unreadable or zipped.
+    """
+    rows = open_rows(path, columns)
+    if isinstance(rows, Table):
+        return rows
+    path = pathlib.Path(path).expanduser()
+    return IndexedLines(path, _folder_files(path) if path.is_dir() else [path], ColumnMap.of(columns))
 
 
 def data_stem(path: str | pathlib.Path) -> str:

@@ -17,7 +17,7 @@ from jaxalign.records import Message, Prompt
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.rl.iteration import PromptStream
-from jaxalign.stages.shared import engines, judge_preview, labelled, reads, run_models, sources
+from jaxalign.stages.shared import engines, judge_preview, labelled, reads, run_models, sources, windows
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
@@ -84,7 +84,8 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     """The first `count` rows of stage sft."""
     _require(context, "sft", *sources.made_in(context.config, "revise"))
     config, out = context.config, []
-    for number, pair in enumerate(labelled.answered(context, tokenizer)[0][:count], start=1):
+    pairs = windows.first_answers(context, tokenizer, count) if config.data.window else labelled.answered(context, tokenizer)[0]
+    for number, pair in enumerate(pairs[:count], start=1):
         batch, _ = packed(tokenizer, [pair], config.data.style, config.sft.row_length)
         length = int(np.sum(batch.segment_ids[0] > 0))
         full = len(styles.encode_completion(tokenizer, *pair, config.data.style)[0])

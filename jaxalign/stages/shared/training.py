@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import BestOfNConfig, PretrainConfig, SFTConfig, to_dict
+from jaxalign.data.windows import WindowedRows
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
@@ -83,12 +84,12 @@ def train_supervised(
     context: StageContext,
     section: PretrainConfig | SFTConfig | BestOfNConfig,
     inputs: TrainerInputs,
-    train: PackedBatch,
+    train: PackedBatch | WindowedRows,
     held_out: PackedBatch | None,
     steps: int,
-    extra: dict | None = None,
+    extra: Callable[[], dict] = dict,
 ) -> None:
-    """Trains for `steps` steps on packed rows, saves the trained parameters and writes the summary, including `extra`."""
+    """Trains for `steps` steps on packed rows, saves the trained parameters and writes the summary, including `extra()`."""
     trainer = SFT.from_inputs(inputs, section)
     stream = streams.number_of(context.directory.name, streams.LOADERS)
     for _ in trainer.fit_packed(train, steps, stream, context.config.model.load_balance_coef):
@@ -100,4 +101,4 @@ def train_supervised(
     summary["held_out_loss"] = None
     if held_out is not None:
         summary["held_out_loss"] = held_out_loss(inputs.model, trainer.weights, held_out, section.batch_rows)
-    write_json(context.directory / "summary.json", summary | (extra or {}))
+    write_json(context.directory / "summary.json", summary | extra())

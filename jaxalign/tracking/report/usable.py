@@ -6,7 +6,14 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport, PreferenceReport, PromptReport
+from jaxalign.data.sources.reports import (
+    WINDOW_REASONS,
+    DemonstrationReport,
+    JudgementReport,
+    PreferenceReport,
+    PromptReport,
+    rows_of_reason,
+)
 from jaxalign.reasons import (
     advice,
     audit_warnings,
@@ -54,9 +61,9 @@ def loss_sentences(run: RunFiles) -> list[str]:
     """Counts the rows that were dropped or cut and the answers that did not end, with their shares."""
     sentences = []
     for name, content in _files(run):
-        meanings = {field: meaning for field, meaning in _REPORTS[name][0].reasons.items() if field not in _NO_LOSS}
-        reasons = [f"{share(len(content[field]), content['rows'])} {meaning.replace('; ', ', ')}"
-                   for field, meaning in meanings.items() if content.get(field)]
+        reasons = [f"{share(count, content['rows'])} {meaning.replace('; ', ', ')}"
+                   for field, meaning in (_REPORTS[name][0].reasons | WINDOW_REASONS).items()
+                   if field not in _NO_LOSS and (count := rows_of_reason(content, field))]
         if reasons:
             kept = content[name] + content.get("undesirable", 0)
             sentences.append(f"Of the {content['rows']:,} rows of {content['path']}, {share(kept, content['rows'])} were kept; "
@@ -131,8 +138,8 @@ def _file_sentences(run: RunFiles) -> Iterator[str]:
     """What was read from each file, once."""
     for field, content in _files(run):
         report, kept = _REPORTS[field]
-        reasons = [f"{len(content[name])} {meaning.replace('; ', ', ')}" for name, meaning in report.reasons.items()
-                   if content.get(name)]
+        reasons = [f"{count} {meaning.replace('; ', ', ')}" for name, meaning in (report.reasons | WINDOW_REASONS).items()
+                   if (count := rows_of_reason(content, name))]
         listed = f" ({'; '.join(reasons)})" if reasons else ""
         yield f"{content['path']}: {content['rows']:,} rows, {content[field]:,} {kept}{listed}."
 

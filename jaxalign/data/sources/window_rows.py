@@ -1,0 +1,107 @@
+"""Rows that are read in windows: by index, with a report on those that were read so far."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from jaxalign.data.sources.base import dialogue_digest
+from jaxalign.data.sources.indexed_lines import IndexedLines
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
+from jaxalign.data.sources.reports import WINDOW_REASONS
+from jaxalign.data.sources.tables import Table
+from jaxalign.data.windows import WindowNotes
+from jaxalign.records import Comparison, Demonstration
+
+Record = Comparison | Demonstration
+
+
+class RowReader(Protocol):
+    """Makes the record of a row."""
+
+    reasons: Mapping[str, str]
+    kept: str
+    """The field of reports with the number of records: "pairs" or "answers"."""
+
+    def read(self, row: JsonRow | BrokenLine, listed: dict[str, list]) -> Any:
+        """The record; None for a dropped row. The number of a dropped or changed row is added to the list of its reason."""
+
+
+class WindowRows(NamedTuple):
+    """The rows of a source by index, and the reader that makes their records."""
+
+    rows: Table | IndexedLines
+    reader: RowReader
+
+    def records(self, index: Sequence[int], listed: dict[str, list]) -> list[tuple[int, Record]]:
+        """(number, record) of the rows `index` that are kept; the others are added to `listed`."""
+        rows = [self.rows[i] for i in index]
+        read = [(row.line, self.reader.read(row, listed)) for row in rows]
+        return [(number, record) for number, record in read if record is not None]
+
+
+def is_held_out(row: Record, share: float, seed: int) -> bool:
+    """Whether a row is held out: a hash of its dialogue is below the share. Rows with equal dialogues are not separated."""
+    return dialogue_digest(row, seed) < share * 2.0**64
+
+
+@dataclasses.dataclass
+class WindowReport:
+    """The report on the rows of windows, which adds them up as they are read. A row that is read again is not counted again.
+
+    Args:
+      source: the rows.
+      max_bad_share: the largest accepted share of broken rows among those read so far.
+    """
+
+    source: WindowRows
+    max_bad_share: float
+    rows: int = 0
+    answers: int = 0
+    held_out: int = 0
+    windows: int = 0
+    cut_rows: int = 0
+    counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    first: dict[str, list] = dataclasses.field(default_factory=dict)
+
+    def add(self, notes: WindowNotes) -> None:
+        """Adds a window. Raises UserError if too many of the rows read so far are broken."""
+        table, rows, counts = self.source.rows, self.rows + notes.rows, self.counts + collections.Counter(notes.counts)
+        first = {
+            reason: [*self.first.get(reason, ()), *notes.first.get(reason, ())][: WindowNotes.LISTED] for reason in counts
+        }
+        broken = [BrokenLine(*place) for place in first.get("broken", ())]
+        check_bad_share(table.path, broken, rows, self.max_bad_share, table.unit, table.place, counts["broken"])
+        self.rows, self.counts, self.first = rows, counts, first
+        self.windows, self.answers = self.windows + 1, self.answers + notes.answers
+        self.held_out, self.cut_rows = self.held_out + notes.held_out, self.cut_rows + notes.cut
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """For each reason, the description of its rows."""
+        return {**self.source.reader.reasons, **WINDOW_REASONS}
+
+    def sentences(self) -> list[str]:
+        """The numbers of rows read and kept, and a sentence for each reason that applies to a row."""
+        table = self.source.rows
+        windows = "1 window" if self.windows == 1 else f"{self.windows} windows"
+        lines = [f"{table.path}: {self.rows:,} of {len(table):,} rows read in {windows}, {self.answers:,} answers to train on, "
+                 f"{self.held_out:,} held out"]
+        for reason, meaning in self.reasons.items():
+            if count := self.counts[reason]:
+                numbers = [str(place[0] if reason == "broken" else place) for place in self.first[reason]]
+                more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
+                lines.append(f"{count} {meaning} ({table.unit}s {', '.join(numbers)}{more})")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for the summary of a stage: as those of reports on files, but with the counts of rows instead of
+        their numbers, and only the first broken rows."""
+        counts = {reason: self.counts[reason] for reason in self.reasons}
+        broken = [{"line": line, "reason": reason} for line, reason in self.first.get("broken", ())]
+        table = self.source.rows
+        values = {"path": str(table.path), "rows": self.rows, self.source.reader.kept: self.answers + self.held_out}
+        values |= {"total_rows": len(table), "windows": self.windows, "held_out": self.held_out, "counts": counts}
+        return values | {"broken": broken} | ({} if table.unit == "line" else {"unit": table.unit})

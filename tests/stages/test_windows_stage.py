@@ -1,0 +1,116 @@
+"""Stage sft in windows of rows: the same results from every format, exact resume, and reports on what was read."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.tracking.metrics import read_metrics
+from tests import processes, table_files
+from tests.folders import write_model
+
+pytest.importorskip("pyarrow")
+
+ROWS = [{"prompt": f"the cat {i % 23} sat", "chosen": f"yes {i} it did", "rejected": "no"} for i in range(90)]
+ROWS[40] = {"prompt": "", "chosen": "yes", "rejected": "no"}
+
+
+def config(tmp_path, train, **fields):
+    data = {"source": "preferences_jsonl", "train": str(train), "style": "hh", "window": 32, "held_out_share": 0.2}
+    return {
+        "stages": ("sft",), "compile_cache": str(tmp_path / "cache"),
+        "model": {"source": "huggingface", "path": str(tmp_path / "model"), "max_length": 64},
+        "data": data | fields.pop("data", {}),
+        "sft": {"batch_rows": 2, "row_length": 64, "checkpoint_every": 8} | fields,
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same rows as JSON Lines and as a Parquet folder, each with its run."""
+    folder = tmp_path_factory.mktemp("windows")
+    write_model(folder / "model")
+    data = {"lines": table_files.write_jsonl(folder / "rows.jsonl", ROWS),
+            "tables": table_files.write_parquet_folder(folder / "rows", ROWS, 31)}
+    for name, path in data.items():
+        pipeline.run(from_config_dict(config(folder, path)), folder / name)
+    return folder
+
+
+def test_the_results_do_not_depend_on_the_format(runs):
+    metrics = [read_metrics(runs / name / "sft" / "metrics.jsonl") for name in ("lines", "tables")]
+    assert metrics[0] == metrics[1] and len(metrics[0]) > 10
+    summaries = [json.loads((runs / name / "sft" / "summary.json").read_text()) for name in ("lines", "tables")]
+    assert all(summaries[0][name] == summaries[1][name] for name in ("held_out_loss", "loss_last", "answers", "tokens"))
+    assert summaries[0]["held_out_loss"] > 0
+
+
+def test_the_summary_counts_the_rows_of_the_windows_that_were_read(runs):
+    data = json.loads((runs / "tables" / "sft" / "summary.json").read_text())["data"]
+    windows = (runs / "tables" / "sft" / "windows.jsonl").read_text().splitlines()
+    assert data["windows"] == 3 and data["rows"] == data["total_rows"] == 90
+    assert len(windows) in (3, 4)  # The steps are an estimate: the run may begin a second epoch, which is not counted again.
+    assert data["counts"]["empty_prompts"] == 1 and data["pairs"] == 89 and 0 < data["held_out"] < 40
+    assert data["unit"] == "row"
+
+
+def test_no_dialogue_is_both_trained_on_and_held_out(runs):
+    from jaxalign.data.sources.window_rows import is_held_out
+    from jaxalign.records import Comparison, Message, Prompt
+
+    pairs = [Comparison(Prompt(str(i), (Message("user", row["prompt"]),), "human"), row["chosen"], "no", 1.0)
+             for i, row in enumerate(ROWS)]
+    held = {pair.prompt.messages[0].content for pair in pairs if is_held_out(pair, 0.2, 0)}
+    trained = {pair.prompt.messages[0].content for pair in pairs if not is_held_out(pair, 0.2, 0)}
+    assert held and held.isdisjoint(trained)
+
+
+def test_too_many_broken_rows_stop_the_stage(runs, tmp_path):
+    broken = table_files.write_jsonl(tmp_path / "rows.jsonl", [{"chosen": 1} for _ in range(9)] + ROWS[:30])
+    with pytest.raises(UserError, match=r"9 of 39 lines of .* are broken, more than the accepted share 0.01"):
+        pipeline.run(from_config_dict(config(runs, broken, data={"window": 64})), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"stages": ("sft", "evaluate")}, "stage evaluate reads all rows before it begins; leave it out of config.stages"),
+    ({"data": {"limit": 5}}, "config.data.limit is 5; set one of them to 0"),
+    ({"data": {"extra_train": ("more.jsonl",)}}, "extra_train is set; put all files into one folder"),
+    ({"data": {"source": "prompts_jsonl"}}, "config.data.window is 32"),
+])
+def test_what_cannot_be_read_in_windows_is_refused(tmp_path, fields, message):
+    values = config(tmp_path, "rows.jsonl")
+    values |= {name: value for name, value in fields.items() if name != "data"}
+    values["data"] |= fields.get("data", {})
+    with pytest.raises(UserError, match=message):
+        from_config_dict(values)
+
+
+RUN = """
+import json, sys
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
+pipeline.run(from_config_dict(json.loads(sys.argv[1])), sys.argv[2])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(runs):
+    values = config(runs, runs / "rows", steps=60)
+    command = ["-c", RUN, json.dumps(values)]
+    processes.run_well(1, [*command, str(runs / "whole")])
+    metrics = runs / "cut" / "sft" / "metrics.jsonl"
+    with processes.started(1, [*command, str(runs / "cut")]) as running:
+        end = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 19) and time.monotonic() < end:
+            time.sleep(0.02)
+        running[0].kill()
+    assert not (runs / "cut" / "sft" / "summary.json").exists()
+    processes.run_well(1, [*command, str(runs / "cut")])
+    for name in ("metrics.jsonl", "summary.json", "windows.jsonl"):
+        assert (runs / "cut" / "sft" / name).read_bytes() == (runs / "whole" / "sft" / name).read_bytes()
