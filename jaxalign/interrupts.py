@@ -15,12 +15,42 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 SENTENCE = "interrupted; run the same command again to resume"
 _GRACE_SECONDS = {signal.SIGINT: 10.0, signal.SIGTERM: 20.0}  # Kubernetes and Slurm kill a process 30 s after SIGTERM.
 _before_end: list[Callable[[int, str], None]] = []
 _received = 0
 _waits = False  # Whether the main thread is in `at_steps`.
+_LOOK_SECONDS = 0.2
+
+
+class Agreement(Protocol):
+    """How several processes agree on the step after which all of them end.
+
+    Attributes:
+      refused: whether they cannot agree, because a process is not in a training loop.
+    """
+
+    refused: bool
+
+    def enter(self) -> None:
+        """A training loop begins."""
+
+    def leave(self) -> bool:
+        """A training loop has ended. Returns whether the run ends with it; a second call does nothing."""
+
+    def wait(self) -> None:
+        """Waits until all processes have left the training loop with which the run ends."""
+
+    def reached(self, completed: int) -> bool:
+        """Whether the run ends after this number of completed steps."""
+
+    def ask(self, number: int) -> None:
+        """Announces that the signal `number` has asked this process to end."""
+
+
+_agreement: Agreement | None = None
 
 
 def install() -> None:
@@ -37,9 +67,27 @@ def install() -> None:
     threading.Thread(target=_listen, args=(incoming,), name="jaxalign-signals", daemon=True).start()
 
 
+def agree_by(agreement: Agreement) -> None:
+    """Lets the training loops of several processes end after the same step."""
+    global _agreement
+    _agreement = agreement
+
+
+def receive(number: int) -> None:
+    """Records the signal `number`, which another process has received for all."""
+    global _received
+    _received = _received or number
+
+
 def received() -> bool:
     """Returns whether a signal has asked this process to end."""
     return _received != 0
+
+
+def ends_after(completed: int) -> bool:
+    """Returns whether a training loop ends after this number of completed steps, because a signal has asked for it. Call it
+    after every step, in several processes with the same numbers."""
+    return _agreement.reached(completed) if _agreement is not None and _waits else received()
 
 
 def exit_code() -> int:
@@ -49,7 +97,7 @@ def exit_code() -> int:
 
 @contextlib.contextmanager
 def at_steps(allowed: bool = True) -> Iterator[None]:
-    """Lets the body end by itself within some seconds after a signal: it must test `received` often. A second signal ends the
+    """Lets the body end by itself within some seconds after a signal: it must test `ends_after` often. A second signal ends the
     process at once. With allowed=False this does nothing.
 
     Raises:
@@ -57,11 +105,18 @@ def at_steps(allowed: bool = True) -> Iterator[None]:
     """
     global _waits
     _waits = allowed
+    agreement = _agreement if allowed else None
+    if agreement is not None:
+        agreement.enter()
     try:
         yield
-        if allowed and received():
+        if allowed and (received() if agreement is None else agreement.leave()):
+            if agreement is not None:
+                agreement.wait()  # The first process that ends would end the others during their checkpoint.
             raise KeyboardInterrupt
     finally:
+        if agreement is not None:
+            agreement.leave()
         _waits = False
 
 
@@ -83,11 +138,18 @@ def _listen(pipe: int) -> None:
     _received = number
     if _waits:
         print("the run ends after this step; a second signal ends it at once", file=sys.stderr, flush=True)
-        until = time.monotonic() + _GRACE_SECONDS[number]
-        again = 0
-        while again not in _GRACE_SECONDS and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-            again = os.read(pipe, 1)[0]
+        if _agreement is not None:
+            _agreement.ask(number)
+        _wait(pipe, time.monotonic() + _GRACE_SECONDS[number])
     print(SENTENCE, file=sys.stderr, flush=True)
     for action in _before_end:
         action(exit_code(), "interrupted")
     os._exit(exit_code())
+
+
+def _wait(pipe: int, until: float) -> None:
+    """Waits until the time `until`, for another signal, or until the processes cannot agree on a last step."""
+    again = 0
+    while again not in _GRACE_SECONDS and time.monotonic() < until and not (_agreement is not None and _agreement.refused):
+        if select.select([pipe], [], [], min(_LOOK_SECONDS, max(0.0, until - time.monotonic())))[0]:
+            again = os.read(pipe, 1)[0]

@@ -93,6 +93,9 @@ p.answer_ids("\udfff") :: surrogate
 p.text(None) :: ids
 p.text(["a"]) :: ids
 p.text([-1]) :: ids
+p.text([10**30]) :: ids
+p.text([True]) :: ids
+p.text([1], prompt=[2**31]) :: prompt
 p.text([1.5]) :: ids
 p.text("12") :: ids
 p.text([1], prompt="Hi") :: prompt
@@ -355,6 +358,7 @@ ja.evaluate({}, ["a"]) :: models
 ja.evaluate({"a": 5}, ["a"]) :: models
 ja.evaluate([p], ["a"]) :: models
 ja.evaluate({5: p}, ["a"]) :: models
+ja.evaluate({"": p}, ["a"]) :: models
 ja.evaluate(p, []) :: prompts
 ja.evaluate(p, [{"prompt": "a", "x": 1}, "b"], measures={"x": f}) :: columns
 ja.evaluate(p, None) :: prompts
@@ -362,6 +366,7 @@ ja.evaluate(p, ["a"], measures=[f]) :: measures
 ja.evaluate(p, ["a"], measures=f) :: measures
 ja.evaluate(p, ["a"], measures={"x": 5}) :: measure
 ja.evaluate(p, ["a"], measures={5: f}) :: measures
+ja.evaluate(p, ["a"], measures={" ": f}) :: measures
 ja.evaluate(p, ["a"], measures={"x": lambda p, r: None}, max_new_tokens=2) :: x
 ja.evaluate(p, ["a"], judge=object()) :: judge
 ja.evaluate({"a": p, "b": p}, ["a"], judge="x") :: judge

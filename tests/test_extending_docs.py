@@ -13,8 +13,10 @@ from jaxalign.registry.core import Registry
 from tests.folders import write_model
 
 PAGE = (pathlib.Path(__file__).resolve().parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-SECTIONS = [part.split("\n## ")[0] for part in PAGE.split("\n### ")[1:]]
-BLOCKS = {part.split("\n")[0]: part.split("```python\n")[1].split("```")[0] for part in SECTIONS}
+SECTIONS = {part.split("\n")[0]: part.split("```python\n")[1:] for part in re.split("\n##+ ", PAGE)[1:]}
+BLOCKS = {f"{title}, {number}": block.split("```")[0]
+          for title, blocks in SECTIONS.items() for number, block in enumerate(blocks, 1)}
+EXAMPLES = [part.split("\n")[0] for part in PAGE.split("\n### ")[1:]]
 KINDS = re.findall(r"^\| ([a-z ]+) \| ", PAGE.split("| kind |")[1].split("\n\n")[0], re.MULTILINE)
 
 
@@ -44,5 +46,5 @@ def test_the_block_runs(title, model, tmp_path, monkeypatch, capsys, unregistere
 
 
 def test_every_kind_of_the_table_has_a_block():
-    assert sorted(title.lower() for title in BLOCKS) == sorted(KINDS) and len(KINDS) == 10
-    assert PAGE.count("```python") == len(BLOCKS)
+    assert sorted(title.lower() for title in EXAMPLES) == sorted(KINDS) and len(KINDS) == 10
+    assert all(SECTIONS[title] for title in EXAMPLES) and PAGE.count("```python") == len(BLOCKS)

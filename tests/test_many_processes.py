@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -167,3 +169,40 @@ def test_all_processes_report_an_error_of_the_first(made, runs):
     for number, one in enumerate(found):
         assert one.code == 2
         assert "has stages that were run with a different config" in one.err and f"process {number}" in one.err
+
+
+LONG = ["--config.stages=pretrain", "--config.pretrain.steps=100_000", "--config.pretrain.checkpoint_every=100_000"]
+
+
+def trained(running, workdir: pathlib.Path) -> None:
+    """Waits until a run has recorded some steps."""
+    until = time.monotonic() + 300
+    metrics = workdir / "pretrain" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
+        assert time.monotonic() < until and all(process.poll() is None for process in running)
+        time.sleep(0.2)
+
+
+def test_after_sigterm_to_one_process_all_save_a_checkpoint_at_one_step(made):
+    workdir = made / "ended"
+    with processes.started(2, command(made, f"--workdir={workdir}", "--config.mesh.data=8", *LONG)) as running:
+        trained(running, workdir)
+        running[1].send_signal(signal.SIGTERM)
+        found = processes.ends(running, timeout=120)
+    assert [one.code for one in found] == [143, 143] and found[0].seconds < 30
+    assert not any("Traceback" in one.err for one in found)
+    steps = [int(path.name) for path in (workdir / "pretrain" / "checkpoints").iterdir() if path.name.isdigit()]
+    assert steps == [len(read_metrics(workdir / "pretrain" / "metrics.jsonl"))]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_if_a_process_is_killed_in_training_the_other_says_so_in_one_sentence(made, killed):
+    workdir = made / f"killed-{killed}"
+    with processes.started(2, command(made, f"--workdir={workdir}", "--config.mesh.data=8", *LONG)) as running:
+        trained(running, workdir)
+        running[killed].kill()
+        found = processes.ends(running, timeout=120)
+    other = found[1 - killed]
+    assert other.code == 1 and other.seconds < 20
+    said = f"process {1 - killed} ends because process {killed} did: it was killed, or its host was lost"
+    assert said in other.err.splitlines() and "Traceback" not in other.err and "external/xla" not in other.err

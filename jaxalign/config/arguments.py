@@ -28,6 +28,13 @@ def instance_of(value: Any, kind: type, name: str, expected: str) -> Any:
     return value
 
 
+def as_name(value: Any, name: str) -> str:
+    """`value` itself. Raises UserError unless it is a string with more than spaces."""
+    if not instance_of(value, str, name, "a string").strip():
+        raise UserError(f"{name} is {value!r}; a string with a letter or a digit is expected")
+    return value
+
+
 def as_text(value: Any, name: str) -> str:
     """`value` itself. Raises UserError unless it is a string that UTF-8 can encode."""
     instance_of(value, str, name, "a string")
@@ -39,15 +46,17 @@ def as_text(value: Any, name: str) -> str:
     return value
 
 
-def as_token_ids(ids: Any, name: str) -> list[int]:
-    """The ids of an argument as a list. Raises UserError unless they are integers of at least 0."""
+def as_token_ids(ids: Any, name: str, count: int) -> list[int]:
+    """The ids of an argument as a list. Raises UserError unless they are integers from 0 to `count` - 1."""
     try:
-        ids = [operator.index(token) for token in ids]
+        tokens = list(ids)
+        numbers = [operator.index(token) for token in tokens]
     except TypeError:
         raise UserError(f"{name} is {str(ids)[:60]!r}; a sequence of token ids is expected") from None
-    if min(ids, default=0) < 0:
-        raise UserError(f"{name} has {min(ids)}; token ids of at least 0 are expected")
-    return ids
+    for token, number in zip(tokens, numbers, strict=True):
+        if isinstance(token, bool) or not 0 <= number < count:
+            raise UserError(f"{name} has {_shown(token)}; token ids from 0 to {count - 1} are expected")
+    return numbers
 
 
 def as_path(value: Any, name: str, written: bool = False) -> Path:

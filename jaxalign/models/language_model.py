@@ -152,9 +152,10 @@ class LanguageModel:
           prompt: those of the prompt. Other styles than "plain" only check them.
 
         Raises:
-          UserError: an argument is not a sequence of token ids, which are at least 0.
+          UserError: an argument is not a sequence of token ids of the model.
         """
-        ids, prompt = as_token_ids(ids, "ids"), as_token_ids(prompt, "prompt")
+        count = max(self.model.config.vocab, self.tokenizer.vocab_size)  # A model can sample ids that have no text.
+        ids, prompt = as_token_ids(ids, "ids", count), as_token_ids(prompt, "prompt", count)
         if self.style == "plain" and len(prompt):
             before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
             if whole.startswith(before):

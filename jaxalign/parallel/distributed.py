@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from jaxalign import interrupts
 from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import hosts
+from jaxalign.parallel.relay import relayed
 from jaxalign.parallel.roll_call import call
 from jaxalign.parallel.simulated import enough_threads
 
@@ -33,6 +35,7 @@ USAGE = """\
 _LONGEST_TIMEOUT = 1e7  # Seconds; the system refuses to wait for much longer.
 _DIGITS = 9
 _TIMEOUT = 300.0
+_HOLD_SECONDS = 5.0  # Time for the threads of this process to report that process 0 was killed.
 _ENVIRONMENT = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process": "JAX_PROCESS_ID"}
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _FIRST_PORT, _PORTS = 61440, 4096  # Ephemeral ports, as in JAX's Slurm support.
@@ -199,8 +202,11 @@ def start(given: ProcessGroup) -> None:
     # Signals must interrupt, as in a run of one process.
     jax.config.update("jax_enable_preemption_service", False)
     devices = None if "JAX_LOCAL_DEVICE_IDS" in os.environ else group.devices
+    address = group.coordinator
+    if group.process != 0:
+        address = relayed(group.coordinator, _HOLD_SECONDS + 2 * hosts.poll_seconds(group.processes))
     jax.distributed.initialize(
-        group.coordinator, group.processes, group.process, devices, cluster_detection_method="deactivate",
+        address, group.processes, group.process, devices, cluster_detection_method="deactivate",
         initialization_timeout=int(max(group.timeout, 1)),
     )
     _watch = hosts.Watch(connections)
@@ -225,8 +231,11 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
             yield
             hosts.wait()
     except BaseException as error:
-        why, code = explain(error) or (f"{type(error).__name__}: {error}", 1)
-        if explain(error) is None:
+        explained = explain(error)
+        why, code = explained or (f"{type(error).__name__}: {error}", 1)
+        if explained is None:
+            # A collective fails on all processes if one of them was killed. The watch then reports it and ends this process.
+            time.sleep(2 * hosts.poll_seconds(hosts.count()))
             traceback.print_exc()
         else:
             print_error(f"process {hosts.index()}: {why}", code)

@@ -22,7 +22,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from jaxalign import interrupts
 from jaxalign.errors import UserError
+from jaxalign.parallel.last_step import LastStep
 
 T = TypeVar("T")
 
@@ -31,9 +33,11 @@ _EVER_MS = 7 * 24 * 3_600_000
 _SWEEP = 64  # Results of `once` that are kept until all processes have read them.
 _POLLS = 100  # Polls of the service for a failure notice per second, summed over all processes.
 _GRACE_SECONDS = 10.0  # Time for the others to read a failure notice before the process with the service ends.
+_FAST = 0.05  # Part of the usual interval between polls while the processes agree on their last step.
+_KILLED = "it was killed, or its host was lost"
 _numbers = itertools.count()
 _inside = False  # Whether the action of `once` is running.
-_FAILED, _CONFIRMED = "jaxalign/failed", "jaxalign/confirmed/"
+_NOTICES, _FAILED, _CONFIRMED = "jaxalign/notice/", "jaxalign/notice/failed", "jaxalign/confirmed/"
 
 
 def _state() -> Any:
@@ -132,7 +136,10 @@ class Watch:
     """
 
     def __init__(self, connections: dict[int, socket.socket]) -> None:
+        state = _state()
         self._over = threading.Event()
+        self._last_step = LastStep(state.client, state.process_id, state.num_processes, wait)
+        interrupts.agree_by(self._last_step)
         self._connections = selectors.DefaultSelector()
         for process, connection in connections.items():
             connection.setblocking(False)
@@ -162,27 +169,41 @@ class Watch:
 
     def _look(self) -> None:
         state = _state()
-        while not self._over.wait(_poll_seconds(state)):
-            lost = self._lost()  # First: a process that reports a failure does so before it ends.
-            try:
-                failure = json.loads(state.client.key_value_try_get(_FAILED))
-            except RuntimeError:  # There is no notice, or the service has ended.
-                if lost is None:
-                    continue
-                failure = {"process": lost, "code": 1, "why": "it was killed, or its host was lost"}
-                if state.process_id == 0:
-                    _set_failure(state, failure)
-                    state.client.key_value_set(f"{_CONFIRMED}{lost}", "", allow_overwrite=True)
+        while not self._over.wait(poll_seconds(state.num_processes) * (_FAST if self._last_step.settling else 1.0)):
+            failure = self._failure(state)
+            if failure is None:
+                continue
             if self._over.is_set():  # This process has failed too, and reports its own failure.
                 return
             print(f"process {state.process_id} ends because process {failure['process']} did: {failure['why']}",
                   file=sys.stderr, flush=True)
-            _confirm_failure(state)
+            if failure["process"] != 0 or failure["why"] != _KILLED:
+                _confirm_failure(state)
             os._exit(failure["code"])
 
+    def _failure(self, state: Any) -> dict[str, Any] | None:
+        """What another process has reported of its end, or that it was killed; None if all go on."""
+        lost = self._lost()  # First: a process that reports a failure does so before it ends.
+        if lost == 0:  # The service has ended with it.
+            return {"process": 0, "code": 1, "why": _KILLED}
+        try:
+            notices = dict(state.client.key_value_dir_get(_NOTICES))
+            if _FAILED in notices:
+                return json.loads(notices[_FAILED])
+            self._last_step.settle(notices)
+        except RuntimeError:  # The service has ended.
+            pass
+        if lost is None:
+            return None
+        failure = {"process": lost, "code": 1, "why": _KILLED}
+        _set_failure(state, failure)
+        state.client.key_value_set(f"{_CONFIRMED}{lost}", "", allow_overwrite=True)
+        return failure
 
-def _poll_seconds(state: Any) -> float:
-    return max(1.0, state.num_processes / _POLLS)
+
+def poll_seconds(processes: int) -> float:
+    """The interval at which each process looks for news of the others."""
+    return max(1.0, processes / _POLLS)
 
 
 def announce_failure(code: int, why: str) -> None:
@@ -201,7 +222,7 @@ def _set_failure(state: Any, failure: dict[str, Any]) -> None:
 
 def _confirm_failure(state: Any) -> None:
     """Confirms the failure notice. The first process, which has the service, waits until all others have confirmed."""
-    until = time.monotonic() + _GRACE_SECONDS + _poll_seconds(state)
+    until = time.monotonic() + _GRACE_SECONDS + poll_seconds(state.num_processes)
     with contextlib.suppress(RuntimeError):
         state.client.key_value_set(f"{_CONFIRMED}{state.process_id}", "", allow_overwrite=True)
         if state.process_id == 0:

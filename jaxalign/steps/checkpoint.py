@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
 from jaxalign.models.checkpoints.orbax import disk_errors, first_line, load_params, report_disk_errors_once, save_params
 from jaxalign.parallel import hosts
-from jaxalign.storage import require_in_place
+from jaxalign.storage import MOVED, require_in_place
 
 __all__ = ["Checkpointer", "copy_params", "load_params", "save_params"]
 
@@ -40,6 +42,7 @@ class Checkpointer:
             # Orbax reads the metadata of all checkpoints at once and fails if one is damaged.
             self._problems = {int(step): problem for step, problem in hosts.once(self._set_aside_unreadable).items()}
             self._manager = ocp.CheckpointManager(self._directory, options=options)
+        self._identity = _identity(self._directory)
 
     def latest(self) -> int | None:
         """The number of the newest checkpoint, intact or damaged; None if there is none."""
@@ -52,10 +55,28 @@ class Checkpointer:
           OSError: here or in `close`, if the disk is full or the folder cannot be written.
           UserError: here or in `close`, if the folder was moved or deleted.
         """
-        require_in_place(self._directory)
+        self._require_in_place()
         record = {"step": step, "run": self._run, "checksums": checksums(state)}
-        with disk_errors(self._directory):
+        with self._explained():
             self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=record)
+
+    def _require_in_place(self) -> None:
+        """Raises UserError if the folder was moved or deleted, also if Orbax has then created it again."""
+        require_in_place(self._directory)
+        if _identity(self._directory) != self._identity:
+            raise UserError(MOVED.format(folder=self._directory))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises the errors of the disk and of a moved folder instead of those that Orbax derives from them."""
+        try:
+            with disk_errors(self._directory):
+                yield
+        except (OSError, UserError):
+            raise
+        except Exception:
+            self._require_in_place()
+            raise
 
     def restore(self, abstract) -> tuple[int, Any]:
         """The step and the state of the newest intact checkpoint, with the shapes and shardings of `abstract`. Without
@@ -127,10 +148,20 @@ class Checkpointer:
         return state, ""
 
     def close(self) -> None:
-        """Waits until the last checkpoint is written. Raises OSError if the disk is full or the folder cannot be written."""
-        with disk_errors(self._directory):
+        """Waits until the last checkpoint is written. Raises the errors of `save`."""
+        with self._explained():
             self._manager.wait_until_finished()
             self._manager.close()
+        self._require_in_place()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """The device and the number of a folder; None if it does not exist."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _listed(problems: dict[int, str]) -> str:

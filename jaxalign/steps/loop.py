@@ -123,7 +123,7 @@ class Training:
         recording = Recording(loop.directory, loop.timing, loop.peak, loop.run_id)
         self.running = True
         try:
-            with interrupts.at_steps(recording.saves and hosts.count() == 1), _closing(recording):
+            with interrupts.at_steps(recording.saves), _closing(recording):
                 start, self.state = recording.restore(self._init, self._abstract)
                 self.completed = start
                 with contextlib.ExitStack() as stack:
@@ -161,7 +161,7 @@ class Training:
                 settled, pending = settle(*pending), None
                 clock.first_step()
                 yield from clock.paused(settled)
-            last, stopped = self._ends(), interrupts.received()
+            last, stopped = self._ends(), interrupts.ends_after(step + 1)
             if last or (recording.saves and (stopped or (step + 1) % loop.checkpoint_every == 0)):
                 settled = None if pending is None else settle(*pending)
                 pending = None

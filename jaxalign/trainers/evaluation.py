@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
-from jaxalign.config.arguments import instance_of
+from jaxalign.config.arguments import as_name, instance_of
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Prompt
@@ -59,12 +59,12 @@ def evaluate(
     if not models:
         raise UserError("evaluate(models) is empty; at least one language model is expected")
     for name, model in models.items():
-        instance_of(name, str, "a name in evaluate(models)", "a string")
+        as_name(name, "a name in evaluate(models)")
         instance_of(model, LanguageModel, f"evaluate(models)[{name!r}]", "a language model from load_model")
     measures = {} if measures is None else measures
     instance_of(measures, Mapping, "evaluate(measures)", "a mapping from names to functions")
     for name, fn in measures.items():
-        instance_of(name, str, "a name in evaluate(measures)", "a string")
+        as_name(name, "a name in evaluate(measures)")
         instance_of(fn, Callable, f"evaluate(measures)[{name!r}]", "a function (prompts, responses, **columns) -> numbers")
     instance_of(judge, Judge | None, "evaluate(judge)", "a jaxalign.Judge or None")
     asked = as_prompts(prompts, "evaluate(prompts)")

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxalign import interrupts
 from jaxalign.errors import UserError
 from jaxalign.parallel import distributed, hosts
 from jaxalign.parallel.rows import fetch, place_rows
@@ -173,7 +174,7 @@ def test_if_one_process_fails_all_end_and_report_why(how, code, said):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("killed", [1, 2])  # JAX ends the others itself if process 0 is killed.
+@pytest.mark.parametrize("killed", [0, 1, 2])
 def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
     with processes.started(3, ["-c", f"from {__name__} import failing; failing()", "kill"]) as running:
         for process in running:
@@ -187,6 +188,36 @@ def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
         if number != killed:
             assert ended.code == 1
             assert ended.err == f"process {number} ends because process {killed} did: it was killed, or its host was lost\n"
+
+
+def stepping() -> None:
+    """Both processes take steps together and print the number of the last; process 1 also needs time of its own."""
+    interrupts.install()
+    group, _ = distributed.take_flags(sys.argv[1:])
+    with distributed.running(group, lambda error: ("ended", interrupts.exit_code())), interrupts.at_steps():
+        print("up", file=sys.stderr, flush=True)
+        for step in range(1, 10_000):
+            hosts.wait()
+            time.sleep(0.02 * hosts.index())
+            if interrupts.ends_after(step):
+                print(step, file=sys.stderr, flush=True)
+                return
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("signalled", [(0,), (1,), (0, 1)])
+def test_after_sigterm_all_processes_end_after_the_same_step(signalled):
+    with processes.started(2, ["-c", f"from {__name__} import stepping; stepping()"]) as running:
+        for process in running:
+            while process.stderr.readline() not in ("up\n", ""):
+                pass
+        time.sleep(0.5)
+        for number in signalled:
+            running[number].send_signal(signal.SIGTERM)
+        found = processes.ends(running, timeout=60)
+    last = [[line for line in ended.err.splitlines() if line.isdecimal()] for ended in found]
+    assert [ended.code for ended in found] == [143, 143] and last[0] == last[1] and len(last[0]) == 1
+    assert found[0].seconds < 20
 
 
 def test_rows_are_placed_like_a_batch_on_the_mesh():

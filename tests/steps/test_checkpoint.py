@@ -71,6 +71,32 @@ def test_a_folder_that_was_moved_during_the_run_is_refused_and_not_begun_again(t
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_that_was_moved_and_created_again_is_refused(tmp_path):
+    """A save of Orbax that is under way creates the folder and its parents again."""
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").rename(tmp_path / "moved")
+    (tmp_path / "checkpoints").mkdir()
+    for call in (lambda: checkpointer.save(1, {"x": jnp.zeros(2)}), checkpointer.close):
+        with pytest.raises(UserError, match="checkpoints does not exist, or lost files"):
+            call()
+
+
+def test_the_errors_of_orbax_about_files_of_a_moved_folder_are_explained(tmp_path, monkeypatch, caplog):
+    """Orbax raises this error if the folder is replaced while its thread finishes a checkpoint."""
+    def fail(*_, **__):
+        (tmp_path / "checkpoints").rename(tmp_path / "moved")
+        (tmp_path / "checkpoints").mkdir()
+        error = ValueError("Save failed: 1/10 params are missing .zarray in checkpoint:\n1.")
+        logging.getLogger("absl").error("[process=0] Save Finalize thread (save_finalize) failed.", exc_info=error)
+        raise error
+
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="checkpoints does not exist, or lost files"):
+        patch.setattr(checkpointer._manager, "wait_until_finished", fail)
+        checkpointer.close()
+    assert not caplog.records
+
+
 LIMITED = """
 import resource, sys
 import jax.numpy as jnp

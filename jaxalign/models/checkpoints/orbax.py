@@ -22,15 +22,17 @@ from jaxalign.parallel import hosts
 from jaxalign.storage import MOVED
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG, errno.ESTALE)
-_LOST = ("NOT_FOUND", "No ArrayMetadata found", os.strerror(errno.ENOENT))
+_LOST = ("NOT_FOUND", "No ArrayMetadata found", "params are missing", os.strerror(errno.ENOENT))
+_RAISED = ("Handler Commit operations or the Commit callback in background save thread", "Save Finalize thread")
+"""What a thread of Orbax logs of an exception that the main thread then raises."""
 _FAILURES = {os.strerror(code): code for code in _CODES}
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """A logging filter that drops records about a full disk or an unwritable folder: `disk_errors` raises that error once, and
-    every thread of Orbax would log it again."""
+    """A logging filter that drops records of errors that the main thread raises, as a full disk or an unwritable folder:
+    `disk_errors` raises such an error once, and every thread of Orbax would log it again."""
     text = f"{record.getMessage()} {record.exc_info[1] if record.exc_info else ''}"
-    return not any(words in text for words in (*_FAILURES, *_LOST))
+    return not any(words in text for words in (*_FAILURES, *_LOST, *_RAISED))
 
 
 def report_disk_errors_once() -> None:
