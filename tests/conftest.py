@@ -16,7 +16,6 @@ import socket
 from tests.processes import COMPILE_FAST
 
 _DEVICES = "--xla_force_host_platform_device_count=8"
-_MOST_MAPS = 20_000
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxalign-tests"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -89,30 +88,10 @@ def _no_network():
         yield
 
 
-def _memory_maps() -> int | None:
-    """The number of memory maps of this process; None if the system does not list them."""
-    try:
-        return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
-    except OSError:
-        return None
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-    """Drop the compiled programs after a test file if they are many. Tests compile thousands of small programs, each of which
-    holds several memory maps, and XLA crashes beyond the system's limit for a process (65,530). Until then, the next files
-    reuse the programs without tracing them again."""
-    yield
-    maps = _memory_maps()
-    if maps is None or maps > _MOST_MAPS:
-        jax.clear_caches()
-
-
-@pytest.fixture(scope="module")
-def fresh_programs():
-    """No program of another test file is used in this file, and none of this file in another. For files that count compilations
-    or replace what a program is traced from."""
-    jax.clear_caches()
+    """Drop the compiled programs of a finished test file. Tests compile thousands of small programs: each holds several memory
+    maps, of which a process may have 65,530, and a worker that keeps those of all files needs 6 GB."""
     yield
     jax.clear_caches()
 

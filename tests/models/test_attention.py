@@ -21,8 +21,6 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding, make_sharding, one_device
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 BFLOAT16 = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64)
 
 

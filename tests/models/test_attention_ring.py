@@ -23,8 +23,6 @@ from jaxalign.parallel.zigzag import collect, deal
 from jaxalign.steps.lm_step import lm_loss
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 RNG = np.random.default_rng(0)
 # Like Gemma 2: alternating local and global layers, capped scores of another scale, norms on both sides.
 GEMMA = dataclasses.replace(

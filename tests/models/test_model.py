@@ -16,8 +16,6 @@ from jaxalign.parallel.sharding import RULES
 from tests import tiny
 from tests.rings import ring_of
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 VARIANTS = [("lm", True), ("lm", False), ("scalar", True)]
 
 

@@ -27,8 +27,6 @@ from jaxalign.steps.lm_step import lm_step
 from jaxalign.steps.state import abstract_state
 from tests.steps.batches import DECODER
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 OPTIMIZER = optax.adam(1e-3)
 KERNELS = ("query", "key", "value", "out", "gate", "up", "down")
 

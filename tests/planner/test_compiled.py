@@ -24,8 +24,7 @@ from tests.planner.tiny_config import config
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
 # The compilation cache cannot load programs for devices that are absent.
-pytestmark = [pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache"),
-              pytest.mark.usefixtures("fresh_programs")]
+pytestmark = [pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")]
 KB = 1024
 
 

@@ -24,8 +24,6 @@ from tests import tiny
 from tests.planner.tiny_config import TINY, config
 from tests.ppo_iterations import iterate
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 
 def programs(**changes):
     made = config(**changes)

@@ -19,8 +19,6 @@ from jaxalign.rl.step_zero import share_not_finite, step_zero_checks
 from jaxalign.steps import loss_scale
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]
 
 

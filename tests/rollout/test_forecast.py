@@ -18,8 +18,6 @@ from jaxalign.rollout.session import Session
 from tests import tiny
 from tests.compilations import SEEN, compiled
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 KEY = jax.random.key(0)
 ENDLESS = Sampling(40, ())
 SHORT = [[1, 4 + i] for i in range(5)]

@@ -16,8 +16,6 @@ from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.compilations import SEEN
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 KEY = jax.random.key(0)
 ENDLESS = Sampling(40, ())
 

@@ -18,8 +18,6 @@ from jaxalign.rollout.session import Session
 from tests import tiny
 from tests.rollout import simple
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 KEY = jax.random.key(0)
 SAMPLING = Sampling(6, tiny.STOPS)
 WINDOWED = {"window": 5, "local_layers": (True, False)}

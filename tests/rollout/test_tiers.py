@@ -20,8 +20,6 @@ from tests import tiny
 from tests.compilations import SEEN
 from tests.rollout import simple
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 NEW, QUEUE, ROWS = 38, tiny.PROMPTS * 6, range(100, 148)
 SAMPLING = Sampling(NEW, tiny.STOPS)
 

@@ -10,7 +10,7 @@ from jaxalign.parallel.ahead import Ahead
 from tests.compilations import SEEN, compiled
 from tests.small_run import CONFIG, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_programs")]
+pytestmark = pytest.mark.slow
 
 MESHES = {"one device": {}, "a mesh": {"data": 2, "fsdp": 2, "tensor": 2}}
 LORA = {"lora": {"rank": 2}}

@@ -26,8 +26,6 @@ from tests import tiny
 from tests.compilations import SEEN, compiled
 from tests.ppo_iterations import iterate, sampled_by
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 TINIEST = 1e-12  # smaller than any rounding error
 
 

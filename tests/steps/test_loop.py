@@ -25,8 +25,6 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import read_timing
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_programs")
-
 STEPS, EVERY = 10, 3
 RNG = np.random.default_rng(0)
 ROWS = pack([(RNG.integers(0, 32, 9).tolist(), [1.0] * 9) for _ in range(16)], 18)[0]
