@@ -67,10 +67,10 @@ class Compared:
 
     def difference_words(self, difference: Difference) -> str:
         """A difference with its interval and verdict: "-9.4 points (-14.0 to -4.8), more than noise, better"."""
-        if difference.value == 0:
-            return "no difference"
         unit = " points" if self.share else ""
         value, low, high = (self._signed(bound) for bound in (difference.value, difference.low, difference.high))
+        if difference.value == 0:
+            return f"no difference ({low} to {high})" if math.isfinite(difference.low) else "no difference"
         if not math.isfinite(difference.low):
             return f"{value}{unit}, interval unknown"
         side = difference.side(self.good)

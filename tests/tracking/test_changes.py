@@ -34,7 +34,7 @@ def test_the_change_of_each_rate_has_its_interval_its_answers_and_its_verdict(ru
             ) in page.text("lead")
     assert "the differences in “Helpful” and “Evasive” are within noise." in page.text("lead")
     changes = page.text("changes")
-    assert ("Harmful help 12.0% 8.2% to 17.2% 24 of 200 answers 4.5% 2.4% to 8.3% 9 of 200 answers -7.5 points (-13.1 to -2.1) "
+    assert ("Harmful help 12.0% (24/200) 8.2% to 17.2% 4.5% (9/200) 2.4% to 8.3% -7.5 points (-13.1 to -2.1) "
             "more than noise, better") in changes
     assert ("The judge preferred the model after RL over the model after supervised CAI in 63.1% of 160 comparisons (95% "
             "interval 55.4% to 70.2%); the distance from 50% is more than noise.") in changes

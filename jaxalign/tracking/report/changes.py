@@ -145,16 +145,17 @@ def _win_sentence(run: RunFiles, stage: PolicyStage) -> list[str]:
 
 def _table(run: RunFiles, stage: PolicyStage, measures: Sequence[Compared]) -> Table:
     """The measures before and after, with the difference and its verdict."""
-    rows = [[one.title, *(f"{one.cell(estimate)}{_count(estimate)}" for estimate in one.estimates),
+    rows = [[one.title, *(_cell(one, estimate) for estimate in one.estimates),
              one.difference_words(one.differences()[1]).replace("), ", ")\n")] for one in measures]
     models = [model_column(model, run.used) for model in (stage.before, stage.after)]
     caption = "The evaluation before and after, with 95% intervals and the number of answers."
     return Table(caption, ["Measure", *models, "Difference"], rows)
 
 
-def _count(estimate: Estimate) -> str:
-    """The number of answers behind an estimate, on a line of its own: "9 of 200"."""
-    if not estimate.total:
-        return ""
-    counted = "" if estimate.count is None else f"{number(estimate.count)} of "
-    return f"\n{counted}{estimate.total:,} answers"
+def _cell(one: Compared, estimate: Estimate) -> str:
+    """An estimate with the number of its answers, and its interval below: "4.5% (9/200)"."""
+    value, *interval = one.cell(estimate).split("\n")
+    if estimate.total:
+        count = "" if estimate.count is None else f"{number(estimate.count)}/"
+        value += f" ({count}{estimate.total:,}{'' if count else ' answers'})"
+    return "\n".join([value, *interval])

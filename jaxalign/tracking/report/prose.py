@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxalign.config import rounds
 from jaxalign.tracking.alerts import alerts_of
+from jaxalign.tracking.drift import drift
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.alarms import fired_alarms
@@ -85,12 +86,15 @@ def no_rates(run: RunFiles) -> str:
 
 
 def _reward_sentence(run: RunFiles) -> list[str]:
-    """The score of the first and the last iteration of RL, for a run without an evaluation."""
+    """The score of the first and the last iteration of RL, for a run without an evaluation. With enough iterations for an
+    interval, the section on changes states the score: single iterations may differ by noise only."""
     _, scores = run.stage("ppo").column("score")
     if not scores:
         return []
-    first, last = scores[0], scores[-1]
-    return [f"RL started from {model_phrase(run.start_of('ppo'), run.used)}; the mean score of its answers in training "
+    start, first, last = model_phrase(run.start_of("ppo"), run.used), scores[0], scores[-1]
+    if drift(scores) is not None:
+        return [f"RL started from {start}."]
+    return [f"RL started from {start}; the mean score of its answers in training "
             f"{moved(first, last, 2)}: {decimal(first, 2)} in the first iteration, {decimal(last, 2)} in the last."]
 
 

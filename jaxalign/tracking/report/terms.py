@@ -21,6 +21,9 @@ def terms(run: RunFiles) -> list[tuple[str, str, str]]:
         shown.append(("95% interval", "for a rate the Wilson interval, for a mean the normal approximation: the values "
                       "that agree with the prompts that were asked",
                       _FILES))
+    if len(run.models) > 1:
+        shown.append(("More than noise", "the 95% interval of a difference does not contain 0; otherwise it is within noise",
+                      "docs/watching.md, “What changed”"))
     if compared:
         shown.append(("Win rate", "the share of prompts for which the judge prefers the answer of one model over that of the "
                       "other, asked in both orders; an undecided or equal pair counts as half a win", _FILES))
