@@ -109,9 +109,10 @@ def compared_measures(models: Sequence[EvaluatedModel]) -> list[Compared]:
 
 
 def win_rate(files: RunFiles, model: str, against: str) -> Estimate | None:
-    """How often the judge preferred a model over another one; None if it did not compare them."""
+    """How often the judge preferred a model over another one, where an undecided pair counts one half; None if it did not
+    compare them."""
     rows = [row for row in files.evaluation.get("win_rates") or [] if row["model"] == model and row["against"] == against]
-    return _rate(rows[0] | {"count": rows[0]["wins"]}) if rows else None
+    return _rate(rows[0] | {"count": round(rows[0]["rate"] * rows[0]["total"], 1)}) if rows else None
 
 
 def _rate(rate: Mapping[str, Any] | None) -> Estimate | None:
