@@ -9,7 +9,9 @@ import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
+from jaxalign.data.sources.window_rows import is_held_out
 from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.tracking.metrics import read_metrics
 from tests import processes, table_files
 from tests.folders import write_model
@@ -20,10 +22,10 @@ ROWS = [{"prompt": f"the cat {i % 23} sat", "chosen": f"yes {i} it did", "reject
 ROWS[40] = {"prompt": "", "chosen": "yes", "rejected": "no"}
 
 
-def config(tmp_path, train, **fields):
+def config(tmp_path, train, stages=("sft",), **fields):
     data = {"source": "preferences_jsonl", "train": str(train), "style": "hh", "window": 32, "held_out_share": 0.2}
     return {
-        "stages": ("sft",), "compile_cache": str(tmp_path / "cache"),
+        "stages": stages, "compile_cache": str(tmp_path / "cache"),
         "model": {"source": "huggingface", "path": str(tmp_path / "model"), "max_length": 64},
         "data": data | fields.pop("data", {}),
         "sft": {"batch_rows": 2, "row_length": 64, "checkpoint_every": 8} | fields,
@@ -38,7 +40,7 @@ def runs(tmp_path_factory):
     data = {"lines": table_files.write_jsonl(folder / "rows.jsonl", ROWS),
             "tables": table_files.write_parquet_folder(folder / "rows", ROWS, 31)}
     for name, path in data.items():
-        pipeline.run(from_config_dict(config(folder, path)), folder / name)
+        pipeline.run(from_config_dict(config(folder, path, ("sft", "report"))), folder / name)
     return folder
 
 
@@ -57,12 +59,11 @@ def test_the_summary_counts_the_rows_of_the_windows_that_were_read(runs):
     assert len(windows) in (3, 4)  # The steps are an estimate: the run may begin a second epoch, which is not counted again.
     assert data["counts"]["empty_prompts"] == 1 and data["pairs"] == 89 and 0 < data["held_out"] < 40
     assert data["unit"] == "row"
+    page = (runs / "tables" / "report.html").read_text()
+    assert "90 rows, 89 pairs kept (1 with an empty question, dropped)" in page
 
 
 def test_no_dialogue_is_both_trained_on_and_held_out(runs):
-    from jaxalign.data.sources.window_rows import is_held_out
-    from jaxalign.records import Comparison, Message, Prompt
-
     pairs = [Comparison(Prompt(str(i), (Message("user", row["prompt"]),), "human"), row["chosen"], "no", 1.0)
              for i, row in enumerate(ROWS)]
     held = {pair.prompt.messages[0].content for pair in pairs if is_held_out(pair, 0.2, 0)}

@@ -100,8 +100,8 @@ class Windows:
             print(f"[{stage}] no row of the first window is held out, so the held-out loss is not measured; raise data.window "
                   "or data.held_out_share", flush=True)
         elif len(held_out) < config.data.min_held_out and config.data.held_out_share:
-            print(f"[{stage}] {len(held_out)} rows of the first window are held out: data.min_held_out is "
-                  f"{config.data.min_held_out}, but data.window holds out data.held_out_share of the rows", flush=True)
+            print(f"[{stage}] the held-out loss is measured on {len(held_out)} of the rows of the first window, fewer than "
+                  f"data.min_held_out ({config.data.min_held_out}); raise data.window or data.held_out_share", flush=True)
         return pack(held_out, section.row_length)[0] if held_out else None
 
     def _count(self, number: int, notes: WindowNotes) -> None:
