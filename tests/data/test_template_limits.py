@@ -47,7 +47,8 @@ HOSTILE = {
     "center": ("{{ 'x' | center(2000000000) }}", "512 MB of memory"),
     "indent": ("{{ 'x\nx' | indent(2000000000) }}", "512 MB of memory"),
     "tojson": ("{{ messages | tojson(indent=10**9) }}", "512 MB of memory"),
-    "replace": ("{% set n = namespace(x='x') %}" + MANY + "{% set n.x = n.x | replace('x', 'xxxx') %}{% endfor %}", "memory"),
+    "replace": ("{% set n = namespace(x='x') %}" + MANY +
+                "{% set n.x = n.x | replace('x', 'xxxx') %}{% endfor %}", "memory|time"),
     "join": ("{{ range(99999) | join('x' * 99999) }}", "512 MB of memory"),
     "batch": ("{{ [1] | batch(10**9, 0) | list | length }}", "512 MB of memory"),
     "slice": ("{{ [1] | slice(10**9, 0) | list | length }}", "512 MB of memory|processor time"),
