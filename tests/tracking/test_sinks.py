@@ -176,7 +176,8 @@ def test_a_mistake_in_a_replay_is_one_sentence(tmp_path, monkeypatch, capsys, ar
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_killed_run_has_every_step_once_in_all_trackers_and_a_replay_is_equal(tmp_path, monkeypatch):
+def test_a_killed_run_has_every_step_once_in_all_trackers_and_a_replay_is_equal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")  # A busy machine needs longer than 30 s to start the process of wandb.
     for library in LIBRARIES.values():
         pytest.importorskip(library)
     run, later = tmp_path / "run", tmp_path / "later"
@@ -191,8 +192,8 @@ def test_a_killed_run_has_every_step_once_in_all_trackers_and_a_replay_is_equal(
     pipeline.run(killed_run.config(), later)
     files = run / "trackers"
     for name in names:
-        assert track.main(["track", f"--workdir={later}", f"--to={name}", f"--directory={files}"]) == 0
-        assert track.main(["track", f"--workdir={run}", f"--to={name}"]) == 0
+        assert track.main(["track", f"--workdir={later}", f"--to={name}", f"--directory={files}"]) == 0, capsys.readouterr().err
+        assert track.main(["track", f"--workdir={run}", f"--to={name}"]) == 0, capsys.readouterr().err
     rows = read_metrics(run / "pretrain" / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(10))
     expected = [(row.pop("step"), row) for row in rows]
