@@ -32,7 +32,7 @@ def test_once_prints_a_row_for_each_run_and_a_sentence_for_each_problem(tmp_path
     assert lines[1].split()[-3:] == ["0.5", "12", "9"]
     text = " ".join(" ".join(lines[4:]).split())
     assert "done, ppo: The KL to the reference is 12 nats per response, more than one nat per token. Raise" in text
-    assert f"none: The work directory {tmp_path / 'none'} does not exist." in text
+    assert f"none: The work directory {tmp_path / 'none'} is not a folder." in text
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
