@@ -118,7 +118,7 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
         world_rows=False, windows=f"{_FILES}:window_rows",
     ),
     DataSourceRecord(
-        "prompts_jsonl", prompts=f"{_FILES}:prompts", answers=True, patterns=True,
+        "prompts_jsonl", prompts="jaxalign.data.sources.prompts:prompts", answers=True, patterns=True,
         rows='prompts, each row with "prompt" and the columns that the reward reads',
         reads=(*_FILE, *PROMPT_FILES, "prompt_field"), world=(), world_rows=False,
     ),

@@ -315,6 +315,13 @@ def split_by_prompt(
     return [row for row, out in pairs if not out], [row for row, out in pairs if out]
 
 
+def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | None = None, fitted: bool = False) -> Split:
+    """The rows of files, split by `config.data`. The other arguments are fields of `Split`."""
+    data = config.data
+    parts = split_by_prompt(rows, data.held_out_share, config.seed, data.min_held_out)
+    return Split(*parts, report, fitted, few_dialogues(*parts, data.min_held_out))
+
+
 def few_dialogues(train: Sequence[Prompted], held_out: Sequence[Prompted], minimum: int) -> str:
     """`few_held_out` for the distinct dialogues of a split."""
     held = len(np.unique(_digests(held_out)))

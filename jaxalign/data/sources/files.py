@@ -1,22 +1,18 @@
-"""The data sources that read the files of `config.data`: preference pairs, judged answers, demonstrations and prompts."""
+"""The data sources that read preference pairs, judged answers and demonstrations from the files of `config.data`."""
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
 from pathlib import Path
 
 from jaxalign.config import Config
-from jaxalign.data.sources.base import Prompted, PromptSets, SourceInputs, SourceReport, Split, few_dialogues, split_by_prompt
+from jaxalign.data.sources.base import SourceInputs, Split, split_rows
 from jaxalign.data.sources.judgements import AnswerReader, read_judgements
 from jaxalign.data.sources.preferences import PairOptions, PairReader, read_preferences
-from jaxalign.data.sources.prompts import PromptFile, read_prompts, without
 from jaxalign.data.sources.reports import MixtureReport
 from jaxalign.data.sources.rows import data_stem, open_indexed_rows
 from jaxalign.data.sources.window_rows import WindowRows
 from jaxalign.errors import UserError
-from jaxalign.records import Comparison, Demonstration, Judgement, Prompt
-from jaxalign.registry.data_sources import PROMPT_FILES
+from jaxalign.records import Comparison, Demonstration, Judgement
 
 
 def named_files(config: Config) -> dict[str, Path]:
@@ -97,75 +93,3 @@ def window_rows(inputs: SourceInputs, kind: str) -> WindowRows:
     else:
         reader = AnswerReader(data_stem(path), False, data.empty_answers == "keep", *fit)
     return WindowRows(open_indexed_rows(path, data.columns), reader)
-
-
-def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | None = None, fitted: bool = False) -> Split:
-    """The rows of files, split by `config.data`. The other arguments are fields of `Split`."""
-    data = config.data
-    parts = split_by_prompt(rows, data.held_out_share, config.seed, data.min_held_out)
-    return Split(*parts, report, fitted, few_dialogues(*parts, data.min_held_out))
-
-
-def prompts(inputs: SourceInputs) -> PromptSets:
-    """The prompts of the files in `config.data`: red_team, helpful, rl (or train) and eval.
-
-    Without rl, the prompts of red_team and helpful are also those of reinforcement learning. Without eval, a share of the
-    distinct dialogues of red_team and helpful, or of rl if neither is given, is held out for evaluation.
-
-    Raises:
-      UserError: a file cannot be read, or all of its prompts are evaluated and none is left to train on.
-    """
-    data, few = inputs.config.data, ""
-    read: dict[str, PromptFile] = {}
-    for name in PROMPT_FILES:
-        if path := data.rl or data.train if name == "rl" else getattr(data, name):
-            source, columns = "" if name == "rl" else name, name in ("rl", "eval")
-            read[name] = read_prompts(
-                Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns, data.columns
-            )
-    evaluated = read.pop("eval", None)
-    if "red_team" in read and "helpful" in read:
-        read["helpful"] = without(read["helpful"], read["red_team"].prompts, "in_red_team")
-    trained = [name for name in ("red_team", "helpful") if name in read] or ["rl"]
-    if evaluated is not None:
-        held_out = evaluated.prompts
-    else:
-        split = split_rows(inputs.config, interleaved([read[name].prompts for name in trained]))
-        held_out, few = split.held_out, split.few
-    read = {name: without(file, held_out, "evaluated") for name, file in read.items()}
-    train = {name: file.prompts for name, file in read.items()}
-    for name, file in read.items():
-        if not file.prompts and (name != "helpful" or len(read) == 1):
-            raise UserError(f"all {file.report.prompts} prompts of {file.report.path} are used for evaluation, so none is left "
-                            "to train on; give more prompts, or other ones in config.data.eval")
-    return PromptSets(
-        rl=train["rl"] if "rl" in train else interleaved([train[name] for name in trained]),
-        evaluate=held_out,
-        red_team=train.get("red_team"),
-        helpful=train.get("helpful"),
-        reports=tuple(file.report for file in (*read.values(), *((evaluated,) if evaluated else ()))),
-        few=few,
-    )
-
-
-def interleaved(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """The prompts of several lists, mixed so that every prefix has them in proportion to the lists' lengths."""
-    placed = [((i + 0.5) / len(part), number, prompt) for number, part in enumerate(parts) for i, prompt in enumerate(part)]
-    return [prompt for _, _, prompt in sorted(placed, key=lambda item: item[:2])]
-
-
-def in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:
-    """Interleaves the prompts of several files in proportion to data.weights or, by default, to their numbers of prompts.
-
-    Every prefix of the result has approximately these proportions.
-    """
-    if not config.data.extra_train:
-        return list(prompts)
-    counts = collections.Counter(prompt.source for prompt in prompts)
-    shares = dict(zip(named_files(config), config.data.weights, strict=True)) if config.data.weights else counts
-    seen: collections.Counter[str] = collections.Counter()
-    places = []
-    for prompt in prompts:
-        places.append((seen[prompt.source] + 0.5) / shares[prompt.source])
-        seen[prompt.source] += 1
-    return [prompts[i] for i in sorted(range(len(prompts)), key=places.__getitem__)]

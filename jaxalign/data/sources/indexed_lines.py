@@ -9,9 +9,8 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxalign.data.sources.columns import FIRST_ROWS, ColumnMap
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, is_zipped, numbered_lines, open_bytes, parse_line
-from jaxalign.data.sources.row_files import RowFile
+from jaxalign.data.sources.row_files import FIRST_ROWS, ColumnMap, RowFile
 from jaxalign.errors import UserError
 
 _STRIDE = 1024

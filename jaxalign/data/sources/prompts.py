@@ -1,4 +1,4 @@
-"""Reads prompts from files of several formats. Each row becomes a Prompt or is counted with the reason why it did not.
+"""The data source of prompts, read from files of several formats. A row becomes a Prompt or is counted with the reason why not.
 
 The ending of a file's name determines its format: .txt, .csv, .json, or JSON Lines for any other ending. Each file may be
 gzipped; then ".gz" follows the ending. `rows.open_rows` also reads tables (Parquet, Arrow, TFDS) and folders.
@@ -20,18 +20,23 @@ The fields that are not part of the prompt, such as "answer", are its columns.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxalign.config import Config
 from jaxalign.data.chat.dialogues import Dialogue, parse_dialogue, parse_messages, parse_pair, parse_transcript, split_answers
+from jaxalign.data.sources.base import PromptSets, SourceInputs, split_rows
+from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.json_items import COMMON, prompt_field
 from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
 from jaxalign.data.sources.reports import PromptReport
 from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
+from jaxalign.registry.data_sources import PROMPT_FILES
 
 RESERVED = ("prompt_id", "source", "prompts", "responses")
 """Names that columns must not have, because they are arguments of every reward."""
@@ -45,7 +50,7 @@ class PromptFile(NamedTuple):
 
 
 def read_prompts(
-    path: str | pathlib.Path,
+    path: str | Path,
     max_bad_share: float = 0.0,
     limit: int = 0,
     field: str = "prompt",
@@ -110,6 +115,71 @@ def without(file: PromptFile, others: Sequence[Prompt], reason: str) -> PromptFi
     kept = [prompt for prompt in file.prompts if prompt.messages not in excluded]
     lines = tuple(int(prompt.id.rpartition(":")[2]) for prompt in file.prompts if prompt.messages in excluded)
     return PromptFile(kept, dataclasses.replace(file.report, **{reason: lines}))
+
+
+def prompts(inputs: SourceInputs) -> PromptSets:
+    """The prompts of the files in `config.data`: red_team, helpful, rl (or train) and eval.
+
+    Without rl, the prompts of red_team and helpful are also those of reinforcement learning. Without eval, a share of the
+    distinct dialogues of red_team and helpful, or of rl if neither is given, is held out for evaluation.
+
+    Raises:
+      UserError: a file cannot be read, or all of its prompts are evaluated and none is left to train on.
+    """
+    data, few = inputs.config.data, ""
+    read: dict[str, PromptFile] = {}
+    for name in PROMPT_FILES:
+        if path := data.rl or data.train if name == "rl" else getattr(data, name):
+            source, columns = "" if name == "rl" else name, name in ("rl", "eval")
+            read[name] = read_prompts(
+                Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns, data.columns
+            )
+    evaluated = read.pop("eval", None)
+    if "red_team" in read and "helpful" in read:
+        read["helpful"] = without(read["helpful"], read["red_team"].prompts, "in_red_team")
+    trained = [name for name in ("red_team", "helpful") if name in read] or ["rl"]
+    if evaluated is not None:
+        held_out = evaluated.prompts
+    else:
+        split = split_rows(inputs.config, interleaved([read[name].prompts for name in trained]))
+        held_out, few = split.held_out, split.few
+    read = {name: without(file, held_out, "evaluated") for name, file in read.items()}
+    train = {name: file.prompts for name, file in read.items()}
+    for name, file in read.items():
+        if not file.prompts and (name != "helpful" or len(read) == 1):
+            raise UserError(f"all {file.report.prompts} prompts of {file.report.path} are used for evaluation, so none is left "
+                            "to train on; give more prompts, or other ones in config.data.eval")
+    return PromptSets(
+        rl=train["rl"] if "rl" in train else interleaved([train[name] for name in trained]),
+        evaluate=held_out,
+        red_team=train.get("red_team"),
+        helpful=train.get("helpful"),
+        reports=tuple(file.report for file in (*read.values(), *((evaluated,) if evaluated else ()))),
+        few=few,
+    )
+
+
+def interleaved(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+    """The prompts of several lists, mixed so that every prefix has them in proportion to the lists' lengths."""
+    placed = [((i + 0.5) / len(part), number, prompt) for number, part in enumerate(parts) for i, prompt in enumerate(part)]
+    return [prompt for _, _, prompt in sorted(placed, key=lambda item: item[:2])]
+
+
+def in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:
+    """Interleaves the prompts of several files in proportion to data.weights or, by default, to their numbers of prompts.
+
+    Every prefix of the result has approximately these proportions.
+    """
+    if not config.data.extra_train:
+        return list(prompts)
+    counts = collections.Counter(prompt.source for prompt in prompts)
+    shares = dict(zip(named_files(config), config.data.weights, strict=True)) if config.data.weights else counts
+    seen: collections.Counter[str] = collections.Counter()
+    places = []
+    for prompt in prompts:
+        places.append((seen[prompt.source] + 0.5) / shares[prompt.source])
+        seen[prompt.source] += 1
+    return [prompts[i] for i in sorted(range(len(prompts)), key=places.__getitem__)]
 
 
 def _other_fields(value: Mapping[str, Any], used: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:

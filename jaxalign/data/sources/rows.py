@@ -16,12 +16,11 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from jaxalign.data.sources.arrow_parts import ARROW_MAGIC, FEATHER_MAGIC, PARQUET_MAGIC, arrow_part, check_schemas
-from jaxalign.data.sources.columns import ColumnMap
 from jaxalign.data.sources.csv_rows import iterate_csv
 from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.json_items import read_items
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, iterate_jsonl, read_bytes, read_object
-from jaxalign.data.sources.row_files import RowFile, TextFolder, TextRows
+from jaxalign.data.sources.row_files import ColumnMap, RowFile, TextFolder, TextRows
 from jaxalign.data.sources.tables import Table
 from jaxalign.data.sources.tfds_part import PREFIX, TfdsPart, is_tfds, parse_name, prepared_files
 from jaxalign.errors import UserError
@@ -157,7 +156,7 @@ def _text(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
         read = functools.partial(iterate_csv, path)
     elif ending == ".json" and (items := read_items(path, mapped.fields.get(prompt_field, prompt_field))) is not None:
         read, unit = items.__iter__, "item"
-    return TextRows(path, lambda: mapped.rows(path, read()), unit)
+    return TextRows(path, read, mapped, unit)
 
 
 def _text_lines(path: str | pathlib.Path) -> Iterator[JsonRow | BrokenLine]:

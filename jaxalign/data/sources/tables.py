@@ -11,9 +11,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from jaxalign.data.sources.columns import ColumnMap
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
-from jaxalign.data.sources.row_files import RowFile
+from jaxalign.data.sources.row_files import ColumnMap, RowFile
 
 CHUNK = 1024
 """Rows that are decoded together."""

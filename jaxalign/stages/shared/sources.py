@@ -22,10 +22,12 @@ from jaxalign.data.sources.base import (
     fit_answered,
     fit_prompts,
     read_rows,
+    split_rows,
     unique_prompts,
 )
-from jaxalign.data.sources.files import in_turn, interleaved, named_files, split_rows
+from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.lazy import LazyRecords
+from jaxalign.data.sources.prompts import in_turn, interleaved
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
