@@ -141,6 +141,23 @@ def test_python_makes_a_tracker_with_settings(tmp_path):
         ja.tracker("wandb", project=KEY)
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_wandb_waits_until_the_id_of_a_run_is_free(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
+    init, failures = wandb.init, ["run ID x is in use", "run ID x is in use"]
+
+    def busy(**arguments):
+        if failures:
+            raise RuntimeError(failures.pop())
+        return init(**arguments)
+
+    monkeypatch.setattr(wandb, "init", busy)
+    log(tmp_path / "ppo", "wandb", 0, 2)
+    assert not failures and list(tmp_path.rglob("run-*.wandb"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_a_second_replay_sends_no_results_samples_or_report_again(tmp_path, capsys, name):
