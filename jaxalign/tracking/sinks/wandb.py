@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class WandB(Sink):
         # Without the command line, the git repository and the packages, which may contain secrets.
         settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_meta=True, x_save_requirements=False,
                                   save_code=False, init_timeout=_SECONDS)
-        self._run = self._begin(
+        self._run = wandb.init(
             project=self.settings.project, id=self.run.id, name=self.run.name, group=self.run.group, job_type=self.run.stage,
             tags=list(self.settings.tags) or None, config=dict(config), dir=str(folder), resume="allow", settings=settings,
         )
@@ -47,17 +46,6 @@ class WandB(Sink):
             self._next = self._run.step
             self._names = {name for name in dict(self._run.summary)}
             print(f"tracker wandb: {self._run.url}", flush=True)
-
-    def _begin(self, **arguments: Any) -> Any:
-        """`wandb.init`. The process of wandb closes a finished run with a delay, and until then its id is in use."""
-        end = time.monotonic() + _SECONDS
-        while True:
-            try:
-                return self._wandb.init(**arguments)
-            except Exception as error:
-                if "is in use" not in str(error) or time.monotonic() > end:
-                    raise
-                time.sleep(0.5)
 
     def _read(self, folder: Path) -> None:
         """Takes the steps and attachments from the local files."""
