@@ -180,14 +180,14 @@ def test_a_killed_run_has_every_step_once_in_all_trackers_and_a_replay_is_equal(
     monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")  # A busy machine needs longer than 30 s to start the process of wandb.
     for library in LIBRARIES.values():
         pytest.importorskip(library)
-    run, later = tmp_path / "run", tmp_path / "later"
+    from trackio import utils
+
+    run, later = tmp_path / "killed", tmp_path / "later"
     root = pathlib.Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "TRACKIO_DIR": str(tmp_path / "trackio")}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "TRACKIO_DIR": str(utils.TRACKIO_DIR)}
     environment.pop("WANDB_SERVICE", None)  # A process of wandb that earlier tests started would keep the killed run open.
     program, names = [sys.executable, killed_run.__file__, str(run), ",".join(LIBRARIES)], tuple(LIBRARIES)
     assert subprocess.run(program, env=environment, capture_output=True).returncode == -signal.SIGKILL
-    from trackio import utils
-
     database = pathlib.Path(utils.TRACKIO_DIR) / "jaxalign.db"
     pipeline.run(killed_run.config(names), run)
     pipeline.run(killed_run.config(), later)
@@ -198,7 +198,7 @@ def test_a_killed_run_has_every_step_once_in_all_trackers_and_a_replay_is_equal(
     rows = read_metrics(run / "pretrain" / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(10))
     expected = [(row.pop("step"), row) for row in rows]
-    for group in ("run", "later"):
+    for group in ("killed", "later"):
         single = [(step, pytest.approx(row, rel=1e-6)) for step, row in expected]  # Event files contain 32-bit floats.
         assert tracked.tensorboard(files / "tensorboard" / group) == single
         assert tracked.wandb(files, group) == tracked.mlflow(files, group) == tracked.trackio(database, group) == expected
