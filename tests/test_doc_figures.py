@@ -20,8 +20,8 @@ def cells(line: str) -> list[str]:
 
 
 def unnamed(text: str) -> list[str]:
-    """The headers of tables of measured figures of which neither the section nor the page's opening names a commit or results."""
-    opening, *sections = re.split(r"^(?=##+ )", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), flags=re.MULTILINE)
+    """The headers of tables of measured figures for which neither the section nor the page's opening names a commit."""
+    opening, *sections = re.split(r"^(?=##+ )", text, flags=re.MULTILINE)
     found = []
     for section in (opening, *sections):
         if SOURCE.search(section) or SOURCE.search(opening):
