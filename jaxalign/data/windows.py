@@ -210,7 +210,7 @@ class WindowedRows(RowsOnDemand):
             if not self._ends:
                 self._meet()
             window = self._window(0)
-            if window.arrays is None:
+            if not window.notes.packed_rows:
                 raise UserError(f"none of the {window.notes.rows:,} rows of the first window can be trained on; give usable "
                                 "rows, or raise the window")
             return window
