@@ -1,10 +1,10 @@
-"""Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, a window, stage sft in
-windows with a tiny model, and a pass over all rows.
+"""Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, a window, stages sft,
+preference and dpo in windows with a tiny model, and a pass over all rows.
 
     python -m benchmarks.table_memory --rows=10000000
 
 Each measurement runs in its own process, whose peak resident memory (in decimal megabytes) includes Python, NumPy and pyarrow,
-and that of stage sft also JAX: `--only=sft --rows=1000` measures the same run on little data.
+and that of a stage also JAX: `--only=sft,preference,dpo --rows=1000` measures the same runs on little data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ BATCH = 64
 COLUMNS = ("prompt", "chosen", "rejected")
 WINDOW = 8_192
 STEPS = 100
-"""Steps of stage sft, of 4 rows of 256 tokens."""
+"""Steps of a stage: of 4 rows of 256 tokens in sft, of 32 pairs in preference (one member) and dpo."""
+STAGES = ("sft", "preference", "dpo")
 GROUP = 100_000
 """Rows in a row group of the Parquet files."""
 
@@ -66,8 +67,8 @@ def measure(folder: Path, what: str) -> dict[str, float]:
         chosen = np.random.default_rng(0).integers(len(parts[0]), size=BATCH)
         count = len(parts[0]) + len(parts[1])
         assert all(parts[0][i].response_a for i in chosen)
-    elif what == "sft":
-        return measure_stage(folder)
+    elif what in STAGES:
+        return measure_stage(folder, what)
     elif what == "window":
         from jaxalign.data.sources.preferences import PairOptions, PairReader
         from jaxalign.data.sources.rows import open_indexed_rows
@@ -99,13 +100,13 @@ def run_stages(folder: Path, workdir: Path, stages: tuple[str, ...]) -> None:
     pipeline.run(from_config_dict({
         "stages": stages, "compile_cache": "", "pretrain": {"steps": 0},
         "model": {"embed": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32},
-        "data": {"source": "preferences_jsonl", "train": str(folder), "window": WINDOW if "sft" in stages else 0},
-        "sft": {"steps": STEPS if "sft" in stages else 0},
+        "data": {"source": "preferences_jsonl", "train": str(folder), "window": WINDOW if len(stages) > 1 else 0},
+        "sft": {"steps": STEPS}, "preference": {"steps": STEPS, "members": 1}, "dpo": {"steps": STEPS},
     }), workdir)
 
 
-def measure_stage(folder: Path) -> dict[str, float]:
-    """Runs stage sft in windows with a random tiny model. "seconds" is the time from the start of the stage to the end of its
+def measure_stage(folder: Path, stage: str) -> dict[str, float]:
+    """Runs a stage in windows with a random tiny model. "seconds" is the time from the start of the stage to the end of its
     first step, with reading and compiling; "rows" are the rows that were read."""
     from jaxalign.json_text import parse_json
 
@@ -115,11 +116,11 @@ def measure_stage(folder: Path) -> dict[str, float]:
         base.start()  # In a process of its own, whose memory does not count.
         base.join()
         worked = time.process_time()
-        run_stages(folder, workdir, ("pretrain", "sft"))
+        run_stages(folder, workdir, ("pretrain", stage))
         worked = time.process_time() - worked
-        timing = [parse_json(line) for line in (workdir / "sft" / "timing.jsonl").read_text().splitlines()]
+        timing = [parse_json(line) for line in (workdir / stage / "timing.jsonl").read_text().splitlines()]
         seconds = next(row["since"] for row in timing if row["phase"] == "first step")
-        rows = parse_json((workdir / "sft" / "summary.json").read_text())["data"]["rows"]
+        rows = parse_json((workdir / stage / "summary.json").read_text())["data"]["rows"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": rows}
 
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, help="an existing folder; default: write one, and delete it afterwards")
     parser.add_argument("--measure", help="the measurement of this process")
-    parser.add_argument("--only", default="first,random,limited,window,sft,all,split")
+    parser.add_argument("--only", default="first,random,limited,window,sft,preference,dpo,all,split")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.folder, options.measure)))
@@ -143,7 +144,7 @@ def main() -> None:
         for what in options.only.split(","):
             command = [sys.executable, "-m", "benchmarks.table_memory", f"--folder={folder}", f"--measure={what}"]
             found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
-            print(f"{what:8} {found['rows']:>12,.0f} rows {found['seconds']:8.2f} s ({found['processor']:.2f} s of "
+            print(f"{what:10} {found['rows']:>12,.0f} rows {found['seconds']:8.2f} s ({found['processor']:.2f} s of "
                   f"processor time) {found['megabytes']:8,.0f} MB", flush=True)
 
 

@@ -90,6 +90,11 @@ class InOrder:
 class RowsOnDemand(abc.ABC):
     """Rows of arrays that are made when a batch needs them, in an endless order."""
 
+    @property
+    @abc.abstractmethod
+    def kind(self) -> type:
+        """The record of the rows."""
+
     @abc.abstractmethod
     def take(self, index: np.ndarray) -> Any:
         """The rows at some positions, as a record of numpy arrays; the same rows in every call and every process."""

@@ -1,10 +1,10 @@
-"""Packed rows of data that does not fit in memory: rows are read, encoded and packed in windows.
+"""The arrays of data that does not fit in memory: rows are read, encoded and built into arrays in windows.
 
 An epoch reads blocks of neighbouring rows in shuffled order, since files are slow at single random rows. A window consists of
-several blocks; its documents are shuffled and packed on their own, and its packed rows are shuffled again. The packed rows of
-all windows form one endless sequence, of which batch n takes the positions [n * batch, (n + 1) * batch). All of this is a pure
-function of the data and the seed, so that a resumed run makes its window again. It needs only the number of packed rows in each
-earlier window, which `WindowNotes` record.
+several blocks; its documents are shuffled, an `ArrayBuilder` makes their arrays, and the rows of the arrays are shuffled again.
+These rows of all windows form one endless sequence, of which batch n takes the positions [n * batch, (n + 1) * batch). All of
+this is a pure function of the data and the seed, so that a resumed run makes its window again. It needs only the number of
+rows in the arrays of each earlier window, which `WindowNotes` record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -35,6 +35,41 @@ _DOCUMENTS, _ROWS = 0, 1  # The streams that shuffle a window.
 
 Document = tuple[Sequence[int], Sequence[float]]
 """Token ids and their loss weights."""
+
+
+class ArrayBuilder(Protocol):
+    """Makes the arrays of a window from its documents, which are the encoded rows of the data."""
+
+    kind: type
+    """The record of the arrays."""
+
+    def fault(self, document: Any) -> str | None:
+        """The reason for which a document is dropped; None keeps it."""
+
+    def build(self, documents: Sequence[Any]) -> tuple[Any, int]:
+        """(the record of numpy arrays in the order of the documents, the number of documents or sequences that were cut)."""
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """One batch of the rows of neighbouring windows. The shapes of all batches are equal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """Builds packed rows from `Document`s. row_length: tokens per row."""
+
+    row_length: int
+    kind = PackedBatch
+
+    def fault(self, document: Document) -> str | None:
+        """A document is dropped if it would lose its whole answer."""
+        ids, weights = document
+        return "no_answer_left" if len(ids) > self.row_length and loses_answer(weights, self.row_length) else None
+
+    def build(self, documents: Sequence[Document]) -> tuple[PackedBatch, int]:
+        return pack(documents, self.row_length)
+
+    def join(self, parts: Sequence[PackedBatch]) -> PackedBatch:
+        return concatenated(parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +133,10 @@ class WindowNotes:
 
     Attributes:
       rows: rows read.
-      answers: documents packed.
-      packed_rows: packed rows.
+      answers: documents kept.
+      packed_rows: packed rows; of pairs or judged answers, the rows of the arrays.
       held_out: rows that were held out.
-      cut: documents that lost their ends to the row length.
+      cut: documents or sequences that lost tokens.
       counts: for each reason for which rows were dropped or changed, their number.
       first: for each reason the numbers of the first `LISTED` rows; of broken rows [number, reason].
     """
@@ -122,46 +157,46 @@ class Read(NamedTuple):
 
     Attributes:
       documents: (number of the row, document) of the rows to train on.
-      held_out: the documents that are held out.
+      held_out: the rows that are held out.
       listed: for each reason, the rows that were dropped or changed.
     """
 
-    documents: list[tuple[int, Document]]
-    held_out: list[Document]
+    documents: list[tuple[int, Any]]
+    held_out: list[Any]
     listed: dict[str, list]
 
 
 class Window(NamedTuple):
-    """A window: its packed rows (None if it has no documents), its held-out documents, and its numbers."""
+    """A window: its arrays (None if it has no documents), its held-out rows, and its numbers."""
 
-    packed: PackedBatch | None
-    held_out: list[Document]
+    arrays: Any
+    held_out: list[Any]
     notes: WindowNotes
 
 
 class WindowedRows(RowsOnDemand):
-    """The packed rows of all windows, in an endless sequence of epochs.
+    """The rows of the arrays of all windows, in an endless sequence of epochs.
 
     While a window is used, a thread makes the next one. Close the object to end the thread.
 
     Args:
       order: the order of the rows.
       read: reads the rows with some numbers.
-      row_length: tokens per packed row.
+      builder: makes the arrays.
       earlier: the notes of windows that an earlier process has used.
       on_window: called once for each window in order, those of `earlier` included, before its rows are used. It may raise.
       on_new: called after `on_window` for the windows that are not in `earlier`.
     """
 
     def __init__(
-        self, order: WindowOrder, read: Callable[[Sequence[int]], Read], row_length: int, *,
+        self, order: WindowOrder, read: Callable[[Sequence[int]], Read], builder: ArrayBuilder, *,
         earlier: Iterable[WindowNotes] = (),
         on_window: Callable[[int, WindowNotes], None] | None = None, on_new: Callable[[WindowNotes], None] | None = None,
     ):
-        self.order, self.row_length = order, row_length
+        self.order, self.builder = order, builder
         self._read, self._on_window, self._on_new = read, on_window, on_new
-        self._ends: list[int] = []  # The number of packed rows up to the end of each window that was used.
-        self._recorded: list[int] = []  # The packed rows of the windows in `earlier`.
+        self._ends: list[int] = []  # The number of rows up to the end of each window that was used.
+        self._recorded: list[int] = []  # The rows of the windows in `earlier`.
         self._windows: dict[int, Future[Window]] = {}
         self._lock, self._closed = threading.RLock(), threading.Event()
         self._pool = ThreadPoolExecutor(1, "window")
@@ -175,7 +210,7 @@ class WindowedRows(RowsOnDemand):
             if not self._ends:
                 self._meet()
             window = self._window(0)
-            if window.packed is None:
+            if not window.notes.packed_rows:
                 raise UserError(f"none of the {window.notes.rows:,} rows of the first window can be trained on; give usable "
                                 "rows, or raise the window")
             return window
@@ -185,7 +220,11 @@ class WindowedRows(RowsOnDemand):
         notes = self.first().notes
         return max(1, round(notes.packed_rows * self.order.rows * epochs / (notes.rows * batch)))
 
-    def take(self, index: np.ndarray) -> PackedBatch:
+    @property
+    def kind(self) -> type:
+        return self.builder.kind
+
+    def take(self, index: np.ndarray) -> Any:
         with self._lock:
             last = int(index[-1])
             while not self._ends or self._ends[-1] <= last:
@@ -197,10 +236,9 @@ class WindowedRows(RowsOnDemand):
             for number in dict.fromkeys(numbers):
                 start = self._ends[number - 1] if number else 0
                 inside = [position - start for position, own in zip(index.tolist(), numbers, strict=True) if own == number]
-                packed = self._window(number).packed
-                parts.append(jax.tree.map(lambda x, inside=inside: x[inside], packed))
+                parts.append(jax.tree.map(lambda x, inside=inside: x[inside], self._window(number).arrays))
             self._submit(numbers[-1] + 1)
-            return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
+            return self.builder.join(parts)
 
     def close(self) -> None:
         """Ends the thread. A window that it is making is given up."""
@@ -223,7 +261,7 @@ class WindowedRows(RowsOnDemand):
         self._submit(number)
         window = self._windows[number].result()
         if number < len(self._recorded) and window.notes.packed_rows != self._recorded[number]:
-            raise UserError(f"window {number} of the data has {window.notes.packed_rows} packed rows, but had "
+            raise UserError(f"window {number} of the data has {window.notes.packed_rows} rows to train on, but had "
                             f"{self._recorded[number]} in the interrupted run; train on the same data, or begin again")
         return window
 
@@ -239,23 +277,28 @@ class WindowedRows(RowsOnDemand):
             part = self._read(block.tolist())
             rows += len(block)
             held_out += part.held_out
-            for row, (ids, weights) in part.documents:
-                if len(ids) > self.row_length and loses_answer(weights, self.row_length):
-                    part.listed.setdefault("no_answer_left", []).append(row)
-                elif len(ids):
-                    documents.append((ids, weights))
+            for row, document in part.documents:
+                if fault := self.builder.fault(document):
+                    part.listed.setdefault(fault, []).append(row)
+                else:
+                    documents.append(document)
             for reason, places in part.listed.items():
                 listed.setdefault(reason, []).extend(places)
-        packed, cut = None, 0
+        arrays, cut, size = None, 0, 0
         if documents:
             order = self.order.shuffled(number, _DOCUMENTS, len(documents))
-            packed, cut = pack((documents[i] for i in order), self.row_length)
-            order = self.order.shuffled(number, _ROWS, len(packed.tokens))
-            packed = jax.tree.map(lambda x: x[order], packed)
-        packed_rows = 0 if packed is None else len(packed.tokens)
+            arrays, cut = self.builder.build([documents[i] for i in order])
+            size = len(jax.tree.leaves(arrays)[0])
+            order = self.order.shuffled(number, _ROWS, size)
+            arrays = jax.tree.map(lambda x: x[order], arrays)
         counts = {reason: len(places) for reason, places in listed.items() if places}
         first = {reason: [_plain(place) for place in listed[reason][: WindowNotes.LISTED]] for reason in counts}
-        return Window(packed, held_out, WindowNotes(rows, len(documents), packed_rows, len(held_out), cut, counts, first))
+        return Window(arrays, held_out, WindowNotes(rows, len(documents), size, len(held_out), cut, counts, first))
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """The rows of several records of arrays, one after another."""
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
 def _plain(place: int | BrokenLine) -> int | list:

@@ -144,6 +144,7 @@ def preference(run: Run) -> list[Task]:
     section, pairs, role = run.config.preference, _pairs(run), "preference model"
     model = run.policy.with_head("scalar")
     learnt = None if pairs is None else pairs * (1 - section.held_out_share) * section.epochs * section.members
+    steps = section.steps * section.members or calls_for(learnt, section.batch)
     packed = run.pair_part(section.batch, section.max_length, section.micro_batch_tokens)
 
     def update():
@@ -164,7 +165,7 @@ def preference(run: Run) -> list[Task]:
 
     pairs_to_score = functools.partial(pair_batch, run, section.batch, section.max_length)
     return [
-        update_task("preference", (role,), packed, calls_for(learnt, section.batch), update, unit=2),
+        update_task("preference", (role,), packed, steps, update, unit=2),
         Task("preference", programs=lambda: [_pair_scoring(run, "preference", pairs_to_score())]),
     ]
 
@@ -277,7 +278,7 @@ def dpo(run: Run) -> list[Task]:
     )
 
     calls = None if pairs is None else parts * calls_for(pairs, section.batch)
-    steps = calls_for(None if pairs is None else pairs * section.epochs, section.batch)
+    steps = section.steps or calls_for(None if pairs is None else pairs * section.epochs, section.batch)
     scored = Task("dpo", "score", ("reference",), rows, calls, stays, section.max_length, programs=lambda: [
         _logprobs(run, update(), "reference", start(), run.base | {"reference": run.own(start())})
     ])

@@ -110,7 +110,7 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
     DataSourceRecord(
         "judgements_jsonl", text=f"{_GENERATED}:world_text", judgements=f"{_FILES}:judgements",
         rows='judged answers, each row with "prompt", "completion" and "label"', reads=(*_FILE, "empty_answers"),
-        world_rows=False,
+        world_rows=False, windows=f"{_FILES}:window_rows",
     ),
     DataSourceRecord(
         "messages_jsonl", text=f"{_GENERATED}:world_text", demonstrations=f"{_FILES}:demonstrations",

@@ -6,12 +6,15 @@ params, metrics, the reference's log-probabilities and a summary.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from jaxalign import streams
 from jaxalign.config import Config, DPOConfig
-from jaxalign.records import Judgement
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.records import Comparison, Judgement
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
@@ -19,10 +22,19 @@ from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import labelled_split, print_report
 from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.trainers.answers import judged_arrays, pair_arrays
-from jaxalign.trainers.direct import DPO, accuracy, separation
+from jaxalign.trainers.answers import (
+    AnswerPairBuilder,
+    EncodedAnswers,
+    encode_judged,
+    encode_pair,
+    judged_arrays,
+    pair_arrays,
+)
+from jaxalign.trainers.direct import DPO
+from jaxalign.trainers.direct_quality import accuracy, separation
 
 KTO_BALANCE = (1.0, 1.5)
 """The range that the KTO paper recommends for desirable_weight * good answers / (undesirable_weight * bad answers)."""
@@ -31,7 +43,8 @@ BALANCE_SLACK = 2.0
 
 
 @STAGES.declare(
-    "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"), batches=(Batch("dpo.batch"),),
+    "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"), windows=True,
+    batches=(Batch("dpo.batch"),),
     programs="jaxalign.planner.stage_programs:dpo",
     report="jaxalign.tracking.report.training:direct", preview="jaxalign.stages.shared.preview:dpo_rows",
 )
@@ -47,30 +60,72 @@ class DPOStage(BuiltinStage):
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.dpo
-        tokenizer = run_models.load_tokenizer(context)
-        model = run_models.make_model(config, tokenizer.vocab_size)
-        judged = sources.is_judged(config)
-        if judged:
-            rows, held_out_rows, report = sources.source_rows(context, tokenizer, "judgements")
-        else:
-            rows, held_out_rows, report = labelled_split(context, tokenizer, section)
-        extra = print_report(context.title, report)
-        extra |= {"balance": balance(section, rows)} if judged else {}
-        make, measure = (judged_arrays, separation) if judged else (pair_arrays, accuracy)
-        single = not objectives_of(section.objective)[0].pairs
-        train = make(tokenizer, rows, config.data.style, section, single)
-        held_out = make(tokenizer, held_out_rows, config.data.style, section)
-        per_row = len(train.label) // len(rows)
-        loader = sources.pair_loader(context, rows, section.batch, streams.LOADERS[self.name], per_row)
-        trainer = DPO.from_inputs(policy_inputs(context, model, shared=True), section)
-        for _ in trainer.fit_arrays(train, loader, held_out):
-            pass
+        tokenizer, judged = run_models.load_tokenizer(context), sources.is_judged(config)
+        train = _train_in_windows if config.data.window else _train_in_memory
+        trainer, summary, extra = train(context, tokenizer, judged)
         save_params(context.directory / "params", trainer.params)
         metrics = read_metrics(context.directory / "metrics.jsonl")
-        summary = {"steps": loader.steps(section.epochs), "train_rows": len(train.label), "cut": train.cut}
         summary |= {"loss_first": metrics[0]["loss"], "loss_last": metrics[-1]["loss"]}
-        summary["held_out"] = measure(section, model, trainer.weights, trainer.held_out)
+        measure = separation if judged else accuracy
+        summary["held_out"] = measure(section, trainer.inputs.model, trainer.weights, trainer.held_out)
         write_json(context.directory / "summary.json", summary | extra)
+
+
+Trained = tuple[DPO, dict[str, Any], dict[str, Any]]
+"""The trainer after training, and the parts of the summary about training and about the data."""
+
+
+def _trainer(context: StageContext, tokenizer: Tokenizer) -> DPO:
+    model = run_models.make_model(context.config, tokenizer.vocab_size)
+    return DPO.from_inputs(policy_inputs(context, model, shared=True), context.config.dpo)
+
+
+def _train_in_memory(context: StageContext, tokenizer: Tokenizer, judged: bool) -> Trained:
+    """Trains on rows that are all in memory."""
+    config, section = context.config, context.config.dpo
+    if judged:
+        rows, held_out_rows, report = sources.source_rows(context, tokenizer, "judgements")
+    else:
+        rows, held_out_rows, report = labelled_split(context, tokenizer, section)
+    extra = print_report(context.title, report)
+    extra |= {"balance": balance(section, rows)} if judged else {}
+    make = judged_arrays if judged else pair_arrays
+    train = make(tokenizer, rows, config.data.style, section, _learns_from_single(section))
+    held_out = make(tokenizer, held_out_rows, config.data.style, section)
+    per_row = len(train.label) // len(rows)
+    loader = sources.pair_loader(context, rows, section.batch, streams.LOADERS["dpo"], per_row)
+    trainer = _trainer(context, tokenizer)
+    for _ in trainer.fit_arrays(train, loader, held_out):
+        pass
+    steps = section.steps or loader.steps(section.epochs)
+    return trainer, {"steps": steps, "train_rows": len(train.label), "cut": train.cut}, extra
+
+
+def _train_in_windows(context: StageContext, tokenizer: Tokenizer, judged: bool) -> Trained:
+    """Trains on rows of the data files in windows."""
+    config, section = context.config, context.config.dpo
+    kind, encode_row, make, unit = "comparisons", encode_pair, pair_arrays, "pairs"
+    if judged:
+        kind, encode_row, make, unit = "judgements", encode_judged, judged_arrays, "answers"
+
+    def encode(row: Comparison | Judgement) -> EncodedAnswers:
+        return encode_row(tokenizer, row, config.data.style)
+
+    builder = AnswerPairBuilder(section.max_length, _learns_from_single(section))
+    windows = Windows(context, tokenizer, WindowUse(kind, encode, builder, unit, "dpo.max_length"))
+    with contextlib.closing(windows.rows):
+        labels = windows.rows.first().arrays.label
+        extra = {"balance": _balance(section, int((labels > 0.5).sum()), int((labels <= 0.5).sum()))} if judged else {}
+        held_out = make(tokenizer, windows.held_out, config.data.style, section)
+        steps, trainer = windows.steps(section, section.batch), _trainer(context, tokenizer)
+        for _ in trainer.fit_windows(windows.rows, steps, held_out):
+            pass
+    extra |= windows.finish()
+    return trainer, {"steps": steps, "train_rows": windows.report.answers, "cut": windows.report.cut_rows}, extra
+
+
+def _learns_from_single(section: DPOConfig) -> bool:
+    return not objectives_of(section.objective)[0].pairs
 
 
 def balance(section: DPOConfig, judgements: Sequence[Judgement]) -> dict[str, float | int | None]:
@@ -79,7 +134,11 @@ def balance(section: DPOConfig, judgements: Sequence[Judgement]) -> dict[str, fl
     Warns if the ratio is far from the range that the KTO paper (arXiv 2402.01306) recommends.
     """
     good = sum(judgement.desirable for judgement in judgements)
-    bad = len(judgements) - good
+    return _balance(section, good, len(judgements) - good)
+
+
+def _balance(section: DPOConfig, good: int, bad: int) -> dict[str, float | int | None]:
+    """`balance` for numbers of good and bad answers."""
     weighted = section.desirable_weight * good, section.undesirable_weight * bad
     ratio = weighted[0] / weighted[1] if weighted[1] else None
     low, high = KTO_BALANCE

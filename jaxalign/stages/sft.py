@@ -8,17 +8,29 @@ from __future__ import annotations
 import contextlib
 
 from jaxalign.config import Config
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
+from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.data.windows import Document, PackedRows
 from jaxalign.models.model import Model
+from jaxalign.records import Comparison, Demonstration
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.labelled import RevisionReport, answered, print_report, revision_rows, warn_about_few
+from jaxalign.stages.shared.labelled import (
+    RevisionReport,
+    answer_kind,
+    answer_of,
+    answered,
+    print_report,
+    revision_rows,
+    warn_about_few,
+)
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import stage_inputs, train_supervised
-from jaxalign.stages.shared.windows import Windows
+from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.trainers.inputs import TrainerInputs
 from jaxalign.trainers.sft import packed
 
@@ -60,16 +72,23 @@ class SftStage(BuiltinStage):
         train_supervised(context, section, self._inputs(context, model), rows, held_rows, steps, lambda: extra)
 
     def _run_in_windows(self, context: StageContext, tokenizer: Tokenizer, model: Model) -> None:
-        section = context.config.sft
-        windows = Windows(context, tokenizer)
+        config, section = context.config, context.config.sft
+
+        def encode(row: Comparison | Demonstration) -> Document:
+            return styles.encode_completion(tokenizer, *answer_of(row), config.data.style)
+
+        use = WindowUse(answer_kind(config), encode, PackedRows(section.row_length), "answers", "sft.row_length")
+        windows = Windows(context, tokenizer, use)
         with contextlib.closing(windows.rows):
-            steps = section.steps
-            if not steps:
-                steps = windows.rows.steps(section.epochs, section.batch_rows)
-                print(f"[{self.name}] {steps:,} steps, as many as sft.epochs={section.epochs} needs if all windows are like "
-                      "the first; sft.steps sets their number", flush=True)
-            inputs = self._inputs(context, model)
-            train_supervised(context, section, inputs, windows.rows, windows.held_out, steps, windows.finish)
+            warn_about_few(self.name, section, windows.usable, windows.usable)
+            held_out = list(map(encode, windows.held_out))
+            held_rows = pack(held_out, section.row_length)[0] if held_out else None
+            steps = windows.steps(section, section.batch_rows)
+
+            def summary() -> dict:
+                return windows.finish() | {"answers": windows.report.answers, "cut": windows.report.cut_rows}
+
+            train_supervised(context, section, self._inputs(context, model), windows.rows, held_rows, steps, summary)
 
     def _inputs(self, context: StageContext, model: Model) -> TrainerInputs:
         return stage_inputs(

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from jaxalign.config import DPOConfig
 from jaxalign.data.chat import styles
+from jaxalign.data.loader import RowsOnDemand, take
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.data.windows import concatenated
 from jaxalign.errors import UserError
 from jaxalign.models.attention.dispatch import reads_branches
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import place_rows
-from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Prompt, Rollout
+from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, PairBatch, Prompt, Rollout
 from jaxalign.steps.direct_step import sorts_the_batch
 from jaxalign.steps.packed import pack_pairs
 from jaxalign.trainers.lengths import refuse_equal, warn_of_cut
 
 BUCKET = 32
 """Sequences are padded to a multiple of this many tokens."""
+
+Pairs = TypeVar("Pairs", AnswerPairs, PairBatch)
 
 AnsweredIds = tuple[list[int], list[int]]
 """The token ids of a prompt and of an answer to it."""
@@ -34,6 +38,34 @@ def oriented(pair: Comparison) -> Comparison:
     return dataclasses.replace(pair, response_a=pair.response_b, response_b=pair.response_a, label=1 - pair.label)
 
 
+class EncodedAnswers(NamedTuple):
+    """The encoded row of the data: a pair, or a judged answer.
+
+    Attributes:
+      sides: the answers with their prompts: two, the preferred one first, or a judged one.
+      label: the probability that the first answer is better; of a judged answer, 1 for a good one.
+      weight: the weight of the row's loss.
+    """
+
+    sides: tuple[AnsweredIds, ...]
+    label: float
+    weight: float
+
+
+def encode_pair(tokenizer: Tokenizer, pair: Comparison, style: str) -> EncodedAnswers:
+    """A pair with the answer first that the label prefers."""
+    pair = oriented(pair)
+    prompt = _prompt_ids(tokenizer, pair.prompt, style)
+    sides = (styles.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b))
+    return EncodedAnswers(tuple((prompt, side) for side in sides), pair.label, pair.weight)
+
+
+def encode_judged(tokenizer: Tokenizer, judgement: Judgement, style: str) -> EncodedAnswers:
+    """A judged answer."""
+    answer = styles.encode_answer(tokenizer, judgement.response, style)
+    return EncodedAnswers(((_prompt_ids(tokenizer, judgement.prompt, style), answer),), float(judgement.desirable), 1.0)
+
+
 def pair_arrays(
     tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, section: DPOConfig, single: bool = False
 ) -> AnswerPairs:
@@ -43,19 +75,7 @@ def pair_arrays(
       single: for an objective on single answers. Each pair then makes two rows, one for each answer. A row has the answer,
         whose label is the probability that it is the better one, and then an answer to another prompt.
     """
-    rows, labels, weights = [], [], []
-    for pair in map(oriented, pairs):
-        prompt = _prompt_ids(tokenizer, pair.prompt, style)
-        answers = [styles.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
-        rows.append([(prompt, answer) for answer in answers])
-        labels.append(pair.label)
-        weights.append(pair.weight)
-    if single:
-        singles = [side for row in rows for side in row]
-        rows = [[(prompt, answer), (prompt, _mismatched(singles, i))] for i, (prompt, answer) in enumerate(singles)]
-        labels = [side for label in labels for side in (label, 1 - label)]
-        weights = [weight for weight in weights for _ in range(2)]
-    return _padded(rows, labels, weights, section.max_length)
+    return _checked_arrays([encode_pair(tokenizer, pair, style) for pair in pairs], section.max_length, single)
 
 
 def judged_arrays(
@@ -67,19 +87,52 @@ def judged_arrays(
       single: for an objective on single answers. The second answer of a row is then an answer to another prompt; otherwise it
         is the judged answer again.
     """
-    singles = [
-        (_prompt_ids(tokenizer, one.prompt, style), styles.encode_answer(tokenizer, one.response, style))
-        for one in judgements
-    ]
-    second = [_mismatched(singles, i) if single else answer for i, (_, answer) in enumerate(singles)]
-    rows = [[(prompt, answer), (prompt, other)] for (prompt, answer), other in zip(singles, second, strict=True)]
-    labels = [float(one.desirable) for one in judgements]
-    return _padded(rows, labels, [1.0] * len(rows), section.max_length)
+    return _checked_arrays([encode_judged(tokenizer, one, style) for one in judgements], section.max_length, single)
 
 
-def packed(section: DPOConfig, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
+@dataclasses.dataclass(frozen=True)
+class AnswerPairBuilder:
+    """Builds `AnswerPairs` from the `EncodedAnswers` of a window (`data.windows.ArrayBuilder`).
+
+    Attributes:
+      max_length: the maximum length of a prompt with its answer, in tokens, and the length of the arrays of a batch.
+      single: as in `pair_arrays`.
+    """
+
+    max_length: int
+    single: bool
+    kind = AnswerPairs
+
+    def fault(self, document: EncodedAnswers) -> str | None:
+        """A pair is dropped if its answers differ only in tokens that are cut."""
+        if self.single or len(document.sides) == 1:
+            return None
+        (_, first), (_, second) = document.sides
+        most = self.max_length - 1
+        return "equal_when_cut" if max(len(first), len(second)) > most and first[:most] == second[:most] else None
+
+    def build(self, documents: Sequence[EncodedAnswers]) -> tuple[AnswerPairs, int]:
+        """No rows for an objective on single answers, if all answers are to one prompt."""
+        if self.single and len({tuple(prompt) for one in documents for prompt, _ in one.sides}) == 1:
+            documents = []
+        pairs = _padded(*_rows_of(documents, self.single), self.max_length)
+        return dataclasses.replace(pairs, cut=0), pairs.cut
+
+    def join(self, parts: Sequence[AnswerPairs]) -> AnswerPairs:
+        return concatenated([widened(part, self.max_length) for part in parts])
+
+
+def widened(pairs: Pairs, length: int) -> Pairs:
+    """The pairs with tokens that are padded to a length."""
+    padding = ((0, 0), (0, 0), (0, length - pairs.tokens.shape[2]))
+    return dataclasses.replace(pairs, tokens=np.pad(pairs.tokens, padding))
+
+
+def packed(
+    section: DPOConfig, model: Model, pairs: AnswerPairs | RowsOnDemand, index: np.ndarray
+) -> tuple[AnswerPairs, PackedParts]:
     """(the pairs `index` on the devices, without their tokens; the tokens packed into micro-batches)."""
-    own = jax.tree.map(lambda x: x[index], pairs)
+    own = take(pairs, index)
     branches = reads_branches(model.config, model.sharding)
     parts = pack_pairs(own, section.micro_batch_tokens, model.sharding, sorts_the_batch(section), branches)
     return place_rows(model.sharding, dataclasses.replace(own, tokens=None, cut=0)), parts
@@ -121,6 +174,28 @@ def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:
                     "choose another dpo.objective")
 
 
+def _rows_of(encoded: Sequence[EncodedAnswers], single: bool) -> tuple[list[Sequence[AnsweredIds]], list[float], list[float]]:
+    """(the two answers of each row, the labels, the weights)."""
+    if not single:
+        rows = [one.sides if len(one.sides) == 2 else one.sides * 2 for one in encoded]
+        return rows, [one.label for one in encoded], [one.weight for one in encoded]
+    singles = [side for one in encoded for side in one.sides]
+    rows = [((prompt, answer), (prompt, _mismatched(singles, i))) for i, (prompt, answer) in enumerate(singles)]
+    labels = [label for one in encoded for label in (one.label, 1 - one.label)[: len(one.sides)]]
+    return rows, labels, [one.weight for one in encoded for _ in one.sides]
+
+
+def _checked_arrays(encoded: Sequence[EncodedAnswers], max_length: int, single: bool) -> AnswerPairs:
+    """The arrays of all rows. Warns of rows that are cut. Raises UserError if answers differ only in tokens that are cut."""
+    rows, labels, weights = _rows_of(encoded, single)
+    pairs = _padded(rows, labels, weights, max_length)
+    whole = [tuple(answer for _, answer in row) for row in rows]
+    most = pairs.tokens.shape[2] - 1
+    refuse_equal(whole, [tuple(answer[:most] for answer in sides) for sides in whole], max_length)
+    warn_of_cut("pairs", pairs.cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)
+    return pairs
+
+
 def _padded(
     rows: Sequence[Sequence[AnsweredIds]], labels: Sequence[float], weights: Sequence[float], max_length: int
 ) -> AnswerPairs:
@@ -130,10 +205,7 @@ def _padded(
     shape = (len(rows), 2)
     tokens = np.zeros((*shape, width), np.int32)
     prompt_length, length = np.ones(shape, np.int32), np.ones(shape, np.int32)
-    whole = [tuple(answer for _, answer in row) for row in rows]
-    refuse_equal(whole, [tuple(answer[: width - 1] for answer in sides) for sides in whole], max_length)
     cut = sum(len(prompt) + len(answer) > width for row in rows for prompt, answer in row)
-    warn_of_cut("pairs", cut, 2 * len(rows), "prompts with an answer", "max_length", max_length)
     for i, row in enumerate(rows):
         for side, (prompt, answer) in enumerate(row):
             answer = answer[: width - 1]

@@ -153,7 +153,7 @@ class Trainer:
           step: the jitted step `(state, arguments) -> (state, metrics)`, whose metrics are one of the records in
             `steps.metrics`. It compiles while weights are read.
           arguments: `arguments(frozen, index) -> record`: the batch of rows `index` and every other argument but the state.
-          rows: all rows, numpy arrays; or packed rows on demand.
+          rows: all rows, numpy arrays; or rows on demand.
           loader: selects the rows of each batch.
           total_steps: the number of steps; None for the section's number of epochs.
           shown: the metrics that the progress bar shows.
@@ -165,7 +165,7 @@ class Trainer:
         total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
         self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps)
         abstract = abstract_state(model, optimizer)
-        is_packed = isinstance(rows, (PackedBatch, RowsOnDemand))
+        is_packed = (rows.kind if isinstance(rows, RowsOnDemand) else type(rows)) is PackedBatch
         learning = learning_packed if is_packed else learning_pairs
         loop = dataclasses.replace(
             inputs.loop, total_steps=total_steps, checkpoint_every=section.checkpoint_every, shown=shown,
@@ -180,11 +180,14 @@ class Trainer:
                 start = inputs.weights() if weights is None else weights
                 return init_state(model, optimizer, inputs.trained(start), inputs.key)
 
+            def lengths(index: np.ndarray) -> np.ndarray:
+                return take(rows, index).length if isinstance(rows, RowsOnDemand) else rows.length[index]
+
             def train_step(state: TrainState, number: int):
                 index = loader.indices(number)
                 state, metrics = step(state, arguments(self.frozen, index))
                 if not is_packed:  # The step counts the tokens of packed rows.
-                    metrics = dataclasses.replace(metrics, tokens=int(rows.length[index].sum()))
+                    metrics = dataclasses.replace(metrics, tokens=int(lengths(index).sum()))
                 return state, metrics
 
             begin = loop.begin if stopping is None else functools.partial(stopping.begin, loop)

@@ -6,40 +6,51 @@ import dataclasses
 import hashlib
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import DPOConfig
-from jaxalign.data.loader import EpochLoader
+from jaxalign.config.constraints import at_least
+from jaxalign.config.schema import checked
+from jaxalign.data.loader import EpochLoader, InOrder
+from jaxalign.data.windows import WindowedRows
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.models.model import Model, Params
+from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
-from jaxalign.parallel.rows import fetch
-from jaxalign.records import AnswerPairs
+from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.records import AnswerPairs, PackedParts
 from jaxalign.registry.core import names_in
 from jaxalign.registry.objectives import OBJECTIVES, objectives_of
 from jaxalign.steps import work
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step
-from jaxalign.steps.early_stopping import LOSS, EarlyStopping
+from jaxalign.steps.early_stopping import EarlyStopping
 from jaxalign.steps.loop import Step
-from jaxalign.steps.objectives import DirectInputs, anchors, objective_loss
 from jaxalign.storage import write_bytes_atomically
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker
-from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
+from jaxalign.trainers.answers import (
+    AnswerPairBuilder,
+    EncodedAnswers,
+    encode_judged,
+    encode_pair,
+    judged_arrays,
+    packed,
+    pair_arrays,
+)
 from jaxalign.trainers.base import PolicyTrainer
+from jaxalign.trainers.direct_quality import all_logprobs, held_out_metrics
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length
-from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
+from jaxalign.trainers.rows import as_judgement, as_judgements, as_pair, as_pairs, is_judged
+from jaxalign.trainers.windows import GivenRows, closing, every_epoch
 
 
 class DPO(PolicyTrainer):
@@ -89,7 +100,7 @@ class DPO(PolicyTrainer):
 
     @named_arguments
     def fit(
-        self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
+        self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None, window: int = 0
     ) -> Iterator[Step]:
         """Trains on pairs of answers or, for an objective on single answers, on judged answers, and yields each step.
 
@@ -102,31 +113,67 @@ class DPO(PolicyTrainer):
           eval_every: steps between these measurements, besides the one after the last step; 0: an epoch.
           patience: stop after this many consecutive measurements without a lower loss, and keep the weights with the lowest;
             None: train all steps and keep the newest weights.
+          window: 0 encodes all rows before the first step. N reads and encodes them in windows of at most N rows, so that rows
+            such as those of `read_rows` need not fit in memory; a malformed row raises when its window is read.
 
         Raises:
           UserError: there are no rows, a row is malformed, or the objective needs the other kind of rows.
         """
-        section, arrays = self.section, self._arrays(pairs, "pairs")
-        self.cut = arrays.cut
+        section, steps_per_epoch = self.section, 1
+        if checked(window, int, "DPO.fit(window)", at_least(0)):
+            given = self._given(pairs, window)
+            claimed = given.identity
+        else:
+            claimed = self._arrays(pairs, "pairs")
+            self.cut = claimed.cut
+            loader = EpochLoader(len(claimed.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
+            steps_per_epoch = loader.steps(1)
         measured = None if held_out is None else self._arrays(held_out, "held_out")
-        loader = EpochLoader(len(arrays.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
 
         def measure(params: Params, completed: int) -> dict[str, float]:
             del completed
             return held_out_metrics(section, self.inputs.model, join(self.frozen, params), self.held_out)
 
-        stopping = self._held_out(held_out, eval_every, patience, measure, loader.steps(1))
-        self._claim(arrays if measured is None else (arrays, measured), eval_every=eval_every, patience=patience)
-        return self.fit_arrays(arrays, loader, measured, stopping)
+        stopping = self._held_out(held_out, eval_every, patience, measure, steps_per_epoch)
+        data = claimed if measured is None else (claimed, measured)
+        self._claim(data, eval_every=eval_every, patience=patience, window=window)
+        if not window:
+            return self.fit_arrays(claimed, loader, measured, stopping)
+        train = given.open(streams.LOADERS["dpo"], self.inputs.loop.directory)
+        stopping = every_epoch(stopping, eval_every, train.steps(1, section.batch))
+        return self.fit_windows(train, section.steps or train.steps(section.epochs, section.batch), measured, stopping)
+
+    def _given(self, pairs: Any, window: int) -> GivenRows:
+        """The rows of `fit` in windows. All rows are of the kind of the first one."""
+        section, model, style = self.section, self.inputs.language_model, self.inputs.language_model.style
+        judged = is_judged(pairs)
+        single = self._learns_from_single("DPO.fit(pairs)", judged)
+
+        def encode(row: Any, where: str) -> EncodedAnswers:
+            if judged:
+                one = encode_judged(model.tokenizer, as_judgement(row, where), style)
+            else:
+                one = encode_pair(model.tokenizer, as_pair(row, where), style)
+            longest = max(len(prompt) + len(answer) for prompt, answer in one.sides)
+            check_length(where, min(longest, section.max_length), "max_length", model)
+            return one
+
+        return GivenRows(self, "pairs", pairs, window, encode, AnswerPairBuilder(section.max_length, single), "max_length")
+
+    def _learns_from_single(self, where: str, judged: bool) -> bool:
+        """Whether the objective learns from single answers. Raises UserError if it cannot learn from judged ones, but must."""
+        single = not objectives_of(self.section.objective)[0].pairs
+        if judged and not single:
+            raise UserError(f"{where} has judged single answers, but objective {self.section.objective!r} learns from "
+                            "pairs; set objective to 'kto', or give rows with chosen and rejected")
+        return single
 
     def _arrays(self, pairs: Any, argument: str) -> AnswerPairs:
         """The rows of an argument of `fit` as arrays."""
         section, model, where = self.section, self.inputs.language_model, f"DPO.fit({argument})"
-        single = not objectives_of(section.objective)[0].pairs
-        if is_judged(pairs):
-            if not single:
-                raise UserError(f"{where} has judged single answers, but objective {section.objective!r} learns from "
-                                "pairs; set objective to 'kto', or give rows with chosen and rejected")
+        judged = is_judged(pairs)
+        single = self._learns_from_single(where, judged)
+        if judged:
             arrays = judged_arrays(model.tokenizer, as_judgements(pairs, where), model.style, section, single)
         else:
             arrays = pair_arrays(model.tokenizer, as_pairs(pairs, where), model.style, section, single)
@@ -147,26 +194,75 @@ class DPO(PolicyTrainer):
           held_out: more rows for which to compute the reference's log-probabilities, or None.
           stopping: measures held-out rows, and may end training early; None trains all steps.
         """
-        model, section, self.train, self.held_out = self.inputs.model, self.section, train, held_out
+        self.train = train
 
         def prepare() -> Params:
             weights = self.inputs.weights()
             self.train = self._with_reference(weights, train, "train")
+            return weights
+
+        def batch(index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
+            return packed(self.section, self.inputs.model, self.train, index)
+
+        steps = self.section.steps or loader.steps(self.section.epochs)
+        return self._fit(train, loader, batch, prepare, held_out, stopping, steps)
+
+    def fit_windows(
+        self, train: WindowedRows, steps: int, held_out: AnswerPairs | None = None, stopping: EarlyStopping | None = None
+    ) -> Iterator[Step]:
+        """Trains on rows in windows, and yields each step. Closes the rows at the end.
+
+        The reference's log-probabilities of a batch are computed before its step, so the weights of the reference stay in the
+        memory of the devices.
+
+        Args:
+          train: the rows of windows, which have an order of their own.
+          steps: the number of steps.
+          held_out, stopping: as in `fit_arrays`.
+        """
+        model, section, reference = self.inputs.model, self.section, []
+
+        def prepare() -> Params:
+            weights = self.inputs.weights()
+            reference[:] = [weights] if section.reference != "none" else []
+            return weights
+
+        def batch(index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
+            own, parts = packed(section, model, train, index)
+            for weights in reference:  # None while the step compiles.
+                arguments = LogprobArguments(model=model, params=weights, pairs=own, packed=parts)
+                logprobs = place_rows(model.sharding, fetch(answer_logprobs(arguments).logprobs))
+                own = dataclasses.replace(own, reference=logprobs)
+            return own, parts
+
+        return closing(train, self._fit(train, InOrder(section.batch), batch, prepare, held_out, stopping, steps))
+
+    def _fit(
+        self, train: AnswerPairs | WindowedRows, loader: EpochLoader | InOrder, batch: Callable, prepare: Callable[[], Params],
+        held_out: AnswerPairs | None, stopping: EarlyStopping | None, steps: int,
+    ) -> Iterator[Step]:
+        """Trains and yields each step. batch: `batch(index) -> (the rows on the devices, their packed tokens)`."""
+        self.held_out = held_out
+
+        def prepare_all() -> Params:
+            weights = prepare()
             if held_out is not None:
                 self.held_out = self._with_reference(weights, held_out, "held_out")
             return weights
 
         def arguments(frozen: Params | None, index: np.ndarray) -> DirectArguments:
-            batch, parts = packed(section, model, self.train, index)
+            own, parts = batch(index)
             return DirectArguments(
-                model=model, optimizer=self.optimizer, section=section, batch=batch, frozen=frozen, packed=parts
+                model=self.inputs.model, optimizer=self.optimizer, section=self.section, batch=own, frozen=frozen, packed=parts
             )
 
-        steps = self._train(
-            direct_step, arguments, train, loader, shown=("loss", "accuracy"), prepare=prepare, stopping=stopping
+        trained = self._train(
+            direct_step, arguments, train, loader, total_steps=steps, shown=("loss", "accuracy"), prepare=prepare_all,
+            stopping=stopping,
         )
-        is_builtin = all(name in OBJECTIVES.builtin for name in names_in(section.objective))
-        return steps if is_builtin else _finite_first(steps, section.objective)
+        objective = self.section.objective
+        is_builtin = all(name in OBJECTIVES.builtin for name in names_in(objective))
+        return trained if is_builtin else _finite_first(trained, objective)
 
     def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
         """The pairs with the log-probabilities of their answers under the reference.
@@ -193,62 +289,6 @@ class DPO(PolicyTrainer):
             np.save(content, logprobs)
             hosts.once(lambda: write_bytes_atomically(path, content.getvalue()))
         return dataclasses.replace(pairs, reference=np.load(path))
-
-
-def all_logprobs(section: DPOConfig, model: Model, params: Params, pairs: AnswerPairs) -> np.ndarray:
-    """float32 [B, 2]: the log-probability of every answer."""
-    out, batch = [], section.batch
-    for start in range(0, len(pairs.label), batch):
-        index = np.minimum(np.arange(start, start + batch), len(pairs.label) - 1)
-        own, parts = packed(section, model, pairs, index)
-        arguments = LogprobArguments(model=model, params=params, pairs=own, packed=parts)
-        out.append(fetch(answer_logprobs(arguments).logprobs))
-    return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
-
-
-def held_out_metrics(section: DPOConfig, model: Model, params: Params, pairs: AnswerPairs) -> dict[str, float]:
-    """held_out_loss and held_out_accuracy: the means of the objective's loss and accuracy over the rows, by their weights.
-
-    An objective with an anchor computes it over all rows.
-    """
-    columns = *all_logprobs(section, model, params, pairs).T, *pairs.reference.T, *(pairs.length - pairs.prompt_length).T
-    inputs = DirectInputs(*(np.asarray(x, np.float32) for x in columns), pairs.label, pairs.weight, np.float32(0), section)
-    loss, reported = objective_loss(inputs, anchors(inputs))
-    means = (float(np.average(np.asarray(x, np.float64), weights=pairs.weight)) for x in (loss, reported["accuracy"]))
-    return dict(zip((LOSS, "held_out_accuracy"), means, strict=True))
-
-
-def accuracy(section: DPOConfig, model: Model, params: Params, pairs: AnswerPairs) -> dict | None:
-    """How often the implicit reward prefers the answer that the label prefers; None if no label prefers one.
-
-    The implicit reward is the log-probability minus the reference's, per token for objectives with mean rewards.
-    """
-    leaning = pairs.label > 0.5
-    if not leaning.any():
-        return None
-    reward = all_logprobs(section, model, params, pairs) - pairs.reference
-    objectives = objectives_of(section.objective)
-    if len(objectives) == 1 and objectives[0].mean_rewards:
-        reward = reward / (pairs.length - pairs.prompt_length)
-    reward = reward[leaning]
-    right, total = int(np.sum(reward[:, 0] > reward[:, 1])), len(reward)
-    low, high = wilson_interval(right, total)
-    margin = float(np.mean(reward[:, 0] - reward[:, 1]) * section.beta)
-    return {"pairs": total, "accuracy": right / total, "low": low, "high": high, "margin": margin}
-
-
-def separation(section: DPOConfig, model: Model, params: Params, judged: AnswerPairs) -> dict | None:
-    """Over all pairs of a good and a bad answer: how often the good one has the higher implicit reward (ties count one half),
-    and the mean difference. None unless there are answers of both kinds."""
-    good = judged.label > 0.5
-    if not good.any() or good.all():
-        return None
-    reward = (all_logprobs(section, model, params, judged) - judged.reference)[:, 0]
-    bad = np.sort(reward[~good])
-    below = (np.searchsorted(bad, reward[good], "left") + np.searchsorted(bad, reward[good], "right")) / 2
-    margin = float((np.mean(reward[good]) - np.mean(bad)) * section.beta)
-    counts = {"desirable": int(good.sum()), "undesirable": len(bad)}
-    return counts | {"accuracy": float(np.mean(below) / len(bad)), "margin": margin}
 
 
 def _finite_first(steps: Iterator[Step], objective: str) -> Iterator[Step]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.data.loader import EpochLoader
+from jaxalign.data.loader import EpochLoader, InOrder
+from jaxalign.data.windows import WindowedRows
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params, scalar_from_lm
@@ -27,6 +28,22 @@ from jaxalign.trainers.preference_quality import held_out_metrics
 from jaxalign.trainers.scoring import all_scores, packed
 
 
+class MemberRows(NamedTuple):
+    """The pairs of a member.
+
+    Attributes:
+      rows: all pairs, numpy arrays; or the pairs of windows.
+      loader: selects the pairs of each batch.
+      steps: the number of steps.
+      epoch: the number of steps of an epoch.
+    """
+
+    rows: PairBatch | WindowedRows
+    loader: EpochLoader | InOrder
+    steps: int
+    epoch: int
+
+
 class PreferenceMember(Trainer):
     """Trains one preference model on arrays of pairs: a `RewardModel`, or a member of its ensemble."""
 
@@ -34,17 +51,12 @@ class PreferenceMember(Trainer):
 
     _evaluation: EarlyStopping | None = None
 
-    def fit(self, train: PairBatch, loader: EpochLoader) -> Iterator[Step]:
-        """Trains and yields each step.
-
-        Args:
-          train: the pairs, numpy arrays.
-          loader: selects the pairs of each batch.
-        """
+    def fit(self, pairs: MemberRows) -> Iterator[Step]:
+        """Trains and yields each step."""
         model, section = self.inputs.model, self.section
 
         def arguments(frozen: Params | None, index: np.ndarray) -> PreferenceArguments:
-            batch, parts = packed(model, train, index, section.micro_batch_tokens)
+            batch, parts = packed(model, pairs.rows, index, section.micro_batch_tokens)
             return PreferenceArguments(
                 model=model,
                 optimizer=self.optimizer,
@@ -55,7 +67,8 @@ class PreferenceMember(Trainer):
             )
 
         return self._train(
-            preference_step, arguments, train, loader, shown=("loss", "accuracy"), stopping=self._evaluation
+            preference_step, arguments, pairs.rows, pairs.loader, total_steps=pairs.steps, shown=("loss", "accuracy"),
+            stopping=self._evaluation,
         )
 
     def stopped(self) -> dict[str, Any]:

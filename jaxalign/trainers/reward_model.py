@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,26 +14,31 @@ from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.config import PreferenceConfig
 from jaxalign.config.arguments import as_path, make_folder
-from jaxalign.data.loader import EpochLoader
+from jaxalign.config.constraints import at_least
+from jaxalign.config.schema import checked
+from jaxalign.data.loader import EpochLoader, InOrder
 from jaxalign.data.sources.base import split_by_prompt
+from jaxalign.data.windows import WindowedRows
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.models.model import Model, Params
+from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.learnt import LearntReward
-from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
+from jaxalign.rewards.scorer import Scorer, normalised, stack_members
 from jaxalign.steps.loop import Step
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer
+from jaxalign.trainers.ensembles import make_ensemble
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
-from jaxalign.trainers.preference_member import PreferenceMember, with_random_head
-from jaxalign.trainers.preference_quality import accuracy, held_out_metrics
-from jaxalign.trainers.rows import as_answered, as_pairs
-from jaxalign.trainers.scoring import all_scores, pair_arrays
+from jaxalign.trainers.preference_member import MemberRows, PreferenceMember, with_random_head
+from jaxalign.trainers.preference_quality import held_out_metrics
+from jaxalign.trainers.rows import as_answered, as_pair, as_pairs
+from jaxalign.trainers.scoring import EncodedPair, PairBuilder, all_scores, encode_pair, pair_arrays
+from jaxalign.trainers.windows import GivenRows, closing
 
 _STAGE_FIELDS = ("human", "human_weight", "on_failure")
 """Fields of the section that `RewardModel` does not read."""
@@ -106,7 +111,7 @@ class RewardModel(Trainer):
 
     @named_arguments
     def fit(
-        self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None
+        self, pairs: Any, held_out: Any = None, *, eval_every: int = 0, patience: int | None = None, window: int = 0
     ) -> Iterator[Step]:
         """Trains on pairs of answers and yields each step. The members of an ensemble train one after another.
 
@@ -121,10 +126,15 @@ class RewardModel(Trainer):
             of `RewardModel`.
           patience: stop after this many consecutive measurements without a lower loss, and keep the weights with the lowest;
             None: as in the arguments early_stopping and patience of `RewardModel`.
+          window: 0 encodes all pairs before the first step. N reads and encodes them in windows of at most N pairs, so that
+            pairs such as those of `read_rows` need not fit in memory; a malformed row raises when its window is read. The
+            scores are then normalised on the first window, and early_stopping needs `held_out`.
 
         Raises:
           UserError: there are no rows, or a row is malformed.
         """
+        if checked(window, int, "RewardModel.fit(window)", at_least(0)):
+            return self._fit_windows(pairs, held_out, eval_every, patience, window)
         section, seed, measured = self.section, self.inputs.seed, None
         train = as_pairs(pairs, "RewardModel.fit(pairs)")
         if held_out is not None:
@@ -141,6 +151,34 @@ class RewardModel(Trainer):
         self._held_out_pairs = measured
         self._claim(arrays if measured is None else (arrays, measured), eval_every=eval_every, patience=patience)
         return self.fit_arrays(arrays, loaders)
+
+    def _fit_windows(
+        self, pairs: Any, held_out: Any, eval_every: int, patience: int | None, window: int
+    ) -> Iterator[Step]:
+        """`fit` with windows of rows."""
+        section, style, measured = self.section, self.inputs.language_model.style, None
+        if held_out is not None:
+            measured = self._arrays(as_pairs(held_out, "RewardModel.fit(held_out)"))
+        elif section.early_stopping:
+            raise UserError(f"RewardModel.fit(window) is {window} and early_stopping is True, but no pairs measure the loss; "
+                            "give the argument held_out, or set early_stopping to False")
+
+        def encode(row: Any, where: str) -> EncodedPair:
+            return encode_pair(self.tokenizer, as_pair(row, where), style)
+
+        builder = PairBuilder(section.max_length, section.margin_weight)
+        given = GivenRows(self, "pairs", pairs, window, encode, builder, "max_length")
+        data = given.identity if measured is None else (given.identity, measured)
+        self._claim(data, eval_every=eval_every, patience=patience, window=window)
+        directories, stream = [member.inputs.loop.directory for member in self.members], streams.LOADERS["preference"]
+        first = given.open(stream, directories[0])
+        for member in self.members:
+            member.evaluates(measured, eval_every, patience, first.steps(1, section.batch))
+        self._held_out_pairs = measured
+        return self.fit_windows(
+            lambda number: given.open(stream + number, directories[number], counts=False) if number else first,
+            first.first().arrays,
+        )
 
     def measure_held_out(self) -> dict[str, float]:
         """held_out_loss and held_out_accuracy of the trained model, or of the whole ensemble, by its raw scores.
@@ -166,15 +204,50 @@ class RewardModel(Trainer):
           samples: the pairs on whose answers the normalisation is measured; None for `train`.
           held_out: the pairs on which `ensemble_summary` measures an ensemble; None for no summary.
         """
+
+        def member_rows(number: int) -> MemberRows:
+            loader = loaders[number]
+            steps = self.section.steps or loader.steps(self.section.epochs)
+            return MemberRows(train, loader, steps, loader.steps(1))
+
+        return self._fit(member_rows, choosing, train if samples is None else samples, held_out)
+
+    def fit_windows(
+        self, rows: Callable[[int], WindowedRows], samples: PairBatch, choosing: PairBatch | None = None,
+        held_out: PairBatch | None = None,
+    ) -> Iterator[Step]:
+        """Trains the members on pairs in windows, measures the normalisation, and yields each step.
+
+        All members take the steps that the first window of the first one estimates.
+
+        Args:
+          rows: opens the pairs of a member, by its number. They are closed after its last step.
+          samples, choosing, held_out: as in `fit_arrays`.
+        """
+        section, batch, estimate = self.section, self.section.batch, []
+
+        def member_rows(number: int) -> MemberRows:
+            own = rows(number)
+            if not estimate:
+                estimate.extend((section.steps or own.steps(section.epochs, batch), own.steps(1, batch)))
+            return MemberRows(own, InOrder(batch), *estimate)
+
+        return self._fit(member_rows, choosing, samples, held_out)
+
+    def _fit(
+        self, member_rows: Callable[[int], MemberRows], choosing: PairBatch | None, samples: PairBatch,
+        held_out: PairBatch | None,
+    ) -> Iterator[Step]:
         section, done = self.section, 0
-        samples = train if samples is None else samples
-        for member, loader in zip(self.members, loaders, strict=True):
+        for number, member in enumerate(self.members):
             self._current, directory = member, member.inputs.loop.directory
             if directory is not None:
                 hosts.once(functools.partial(make_folder, directory, "RewardModel(directory)"))
+            pairs = member_rows(number)
             if choosing is not None and section.early_stopping:
-                member.evaluates(choosing, 0, None, loader.steps(1))
-            for step in member.fit(train, loader):
+                member.evaluates(choosing, 0, None, pairs.epoch)
+            steps = member.fit(pairs)
+            for step in closing(pairs.rows, steps) if isinstance(pairs.rows, WindowedRows) else steps:
                 yield Step(done + step.number, step.metrics)
             done += member.training.completed
         weights = [member.weights for member in self.members]
@@ -251,35 +324,3 @@ class RewardModel(Trainer):
 def member_directory(directory: Path, number: int) -> Path:
     """The directory of a member of an ensemble. The first member uses the directory of a single model."""
     return directory if number == 0 else directory / f"member-{number}"
-
-
-def make_ensemble(
-    section: PreferenceConfig, model: Model, members: Sequence[Params], train: PairBatch, held_out: PairBatch | None = None
-) -> tuple[Scorer, dict]:
-    """(the scorer of an ensemble, its part of the summary).
-
-    With `normalise`, each member's scores are shifted and scaled on the answers of the training pairs to mean 0 and to the
-    standard deviation that the members have on average, so that score differences stay in nats. `disagreement` is the standard
-    deviation across members of a held-out answer's score, averaged over answers and divided by that same average standard
-    deviation; None without held-out pairs.
-    """
-    single = Scorer(model)
-    statistics = [score_statistics(all_scores(single, params, train, section.batch).reshape(-1)) for params in members]
-    shift, scale = (np.asarray(column, np.float64) for column in zip(*statistics, strict=True))
-    unit = float(scale.mean())
-    if not section.normalise:
-        shift, scale = np.zeros_like(shift), np.full_like(scale, unit)
-    ensemble = Ensemble(
-        tuple(float(x) for x in shift), tuple(float(x) for x in scale / unit), section.combine, section.std_weight
-    )
-    if held_out is None:
-        return Scorer(model, ensemble=ensemble), {}
-    scores = np.stack([all_scores(single, params, held_out, section.batch) for params in members])
-    apart = np.asarray(ensemble.normalised(scores.reshape(len(members), -1))).std(axis=0)
-    rows = [
-        {"shift": a, "scale": b, "held_out": accuracy(row, held_out.label)}
-        for a, b, row in zip(ensemble.shift, ensemble.scale, scores, strict=True)
-    ]
-    summary = {"members": rows, "combine": section.combine, "std_weight": section.std_weight}
-    summary["disagreement"] = float(apart.mean() / unit) if apart.size else None
-    return Scorer(model, ensemble=ensemble), summary

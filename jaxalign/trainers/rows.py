@@ -74,7 +74,7 @@ def as_examples(data: Any, where: str) -> list[Example]:
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
     """Pairs of answers for preference learning. Raises UserError like `as_prompts`."""
-    pairs = [_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+    pairs = [as_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
     if not any(pair.weight for pair in pairs):
         raise UserError(f"{where}: every pair has the weight 0, so there is nothing to learn; give some pairs a weight above 0")
     return pairs
@@ -82,7 +82,7 @@ def as_pairs(data: Any, where: str) -> list[Comparison]:
 
 def as_judgements(data: Any, where: str) -> list[Judgement]:
     """Single answers with a verdict. Raises UserError like `as_prompts`."""
-    return [_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _JUDGED_FORM))]
+    return [as_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _JUDGED_FORM))]
 
 
 def is_judged(data: Any) -> bool:
@@ -216,7 +216,8 @@ def _are_messages(value: Any) -> bool:
     return isinstance(value, Sequence) and bool(value) and all(isinstance(item, Message) for item in value)
 
 
-def _pair(row: Any, where: str, number: int) -> Comparison:
+def as_pair(row: Any, where: str, number: int = 0) -> Comparison:
+    """One pair of answers. Raises UserError, which names `where`, if the row is not a pair."""
     if isinstance(row, Comparison):
         return row
     if not isinstance(row, Mapping) or not {"chosen", "rejected"} <= set(row):
@@ -243,7 +244,8 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
     return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin, weight=weight)
 
 
-def _judgement(row: Any, where: str, number: int) -> Judgement:
+def as_judgement(row: Any, where: str, number: int = 0) -> Judgement:
+    """One judged answer. Raises UserError, which names `where`, if the row is not a judged answer."""
     if isinstance(row, Judgement):
         return row
     key = next((name for name in ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, InOrder, take
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.data.windows import Document, WindowedRows, WindowNotes, WindowOrder
+from jaxalign.data.windows import Document, PackedRows, WindowedRows
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
@@ -38,11 +36,9 @@ from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length, warn_of_cut
 from jaxalign.trainers.rows import Example, as_example, as_examples
-from jaxalign.trainers.windows import indexed, reading, windowed_rows
+from jaxalign.trainers.windows import GivenRows, closing, every_epoch
 
 Answered = tuple[Sequence[Message], str]
-_IDENTIFYING_ROWS = 100
-"""The first rows whose tokens identify the data of a run in windows."""
 
 
 class SFT(PolicyTrainer):
@@ -103,7 +99,8 @@ class SFT(PolicyTrainer):
         """
         section, steps_per_epoch = self.section, 1
         if checked(window, int, "SFT.fit(window)", at_least(0)):
-            claimed = self._beginning(indexed(rows, "SFT.fit", window))
+            given = GivenRows(self, "rows", rows, window, self._encoded, PackedRows(section.row_length), "row_length")
+            claimed = given.identity
         else:
             claimed, self.cut = self._packed(rows, "rows")
             batches = EpochLoader(len(claimed.tokens), section.batch_rows, self.inputs.seed)
@@ -118,38 +115,17 @@ class SFT(PolicyTrainer):
         data = claimed if measured is None else (claimed, measured)
         self._claim(data, eval_every=eval_every, patience=patience, window=window)
         if window:
-            return self._fit_windows(rows, window, stopping, eval_every)
+            return self._fit_windows(given, stopping, eval_every)
         steps = section.steps or batches.steps(section.epochs)
         return self.fit_packed(claimed, steps, streams.LOADERS["sft"], stopping=stopping)
 
-    def _fit_windows(self, rows: Sequence[Any], window: int, stopping: EarlyStopping | None, eval_every: int) -> Iterator[Step]:
+    def _fit_windows(self, given: GivenRows, stopping: EarlyStopping | None, eval_every: int) -> Iterator[Step]:
         """`fit` with windows of rows."""
         section, stream = self.section, streams.LOADERS["sft"]
-        order = WindowOrder(len(rows), window, self.inputs.seed, stream)
-        self.cut = 0
-
-        def count(number: int, notes: WindowNotes) -> None:
-            if number < order.windows:  # Later epochs read the same rows again.
-                self.cut += notes.cut
-            if number == 0:
-                what, length = "rows of the first window", section.row_length
-                warn_of_cut("SFT.fit(rows)", notes.cut, notes.answers, what, "row_length", length)
-
-        read = reading(rows, lambda row, number: self._encoded(row, f"SFT.fit(rows)[{number}]"))
-        train = windowed_rows(order, read, section.row_length, self.inputs.loop.directory, count)
-        try:
-            steps = section.steps or train.steps(section.epochs, section.batch_rows)
-            if stopping is not None and not eval_every:
-                stopping = dataclasses.replace(stopping, every=train.steps(1, section.batch_rows))
-        except BaseException:
-            train.close()
-            raise
+        train = given.open(stream, self.inputs.loop.directory)
+        steps = section.steps or train.steps(section.epochs, section.batch_rows)
+        stopping = every_epoch(stopping, eval_every, train.steps(1, section.batch_rows))
         return self.fit_packed(train, steps, stream, stopping=stopping)
-
-    def _beginning(self, rows: Sequence[Any]) -> list[np.ndarray]:
-        """Arrays that identify rows which are read in windows: their number, and the tokens of the first of them."""
-        first = [self._encoded(rows[i], f"SFT.fit(rows)[{i}]")[0] for i in range(min(_IDENTIFYING_ROWS, len(rows)))]
-        return [np.asarray(len(rows)), *(np.asarray(ids, np.int32) for ids in first)]
 
     def _encoded(self, row: Any, where: str) -> Document:
         """The document of a row. Raises UserError, which names `where`, if it cannot be trained on."""
@@ -196,7 +172,7 @@ class SFT(PolicyTrainer):
         loader: EpochLoader | InOrder = InOrder(section.batch_rows)
         if not in_windows:
             loader = EpochLoader(len(rows.tokens), section.batch_rows, self.inputs.seed, stream)
-        row_length = rows.row_length if in_windows else rows.tokens.shape[1]
+        row_length = section.row_length if in_windows else rows.tokens.shape[1]
         micro_batches = chosen(section.micro_batches, section.batch_rows, row_length, model.sharding)
 
         def arguments(frozen: Params | None, index: np.ndarray) -> LmArguments:
@@ -210,12 +186,7 @@ class SFT(PolicyTrainer):
             )
 
         steps = self._train(lm_step, arguments, rows, loader, total_steps=total_steps, stopping=stopping)
-        return _closing(rows, steps) if in_windows else steps
-
-
-def _closing(rows: WindowedRows, steps: Iterator[Step]) -> Iterator[Step]:
-    with contextlib.closing(rows):
-        yield from steps
+        return closing(rows, steps) if in_windows else steps
 
 
 def packed(tokenizer: Tokenizer, pairs: Iterable[Answered], style: str, row_length: int) -> tuple[PackedBatch, int]:

@@ -14,7 +14,7 @@ from jaxalign.records import Judgement, Message, Prompt
 from jaxalign.stages.dpo import balance
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import judged_arrays
-from jaxalign.trainers.direct import separation
+from jaxalign.trainers.direct_quality import separation
 from tests.feedback.fakes import WordTokenizer
 from tests.small_run import CONFIG, read, run
 from tests.tracking.pages import check_links
@@ -74,7 +74,7 @@ def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog
 
 
 def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
-    from jaxalign.trainers import direct
+    from jaxalign.trainers import direct_quality as direct
 
     rewards = np.array([2.0, -1.0, 0.5, 0.5, 3.0], np.float32)
     label = np.array([1, 0, 1, 0, 0], np.float32)

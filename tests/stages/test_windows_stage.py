@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import time
 
+import chex
+import numpy as np
 import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.data.sources.window_rows import is_held_out
 from jaxalign.errors import UserError
+from jaxalign.models.language_model import load_model
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.tracking.metrics import read_metrics
-from tests import processes, table_files
+from tests import processes, table_files, tiny
 from tests.folders import write_model
 
 pytest.importorskip("pyarrow")
@@ -115,3 +118,29 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(runs):
     processes.run_well(1, [*command, str(runs / "cut")])
     for name in ("metrics.jsonl", "summary.json", "windows.jsonl"):
         assert (runs / "cut" / "sft" / name).read_bytes() == (runs / "whole" / "sft" / name).read_bytes()
+
+
+CONFIG = """
+from jaxalign.config import default_config
+def get_config():
+    config = default_config()
+    config.update({values!r})
+    return config
+"""
+
+
+@pytest.mark.process
+def test_two_processes_train_the_parameters_of_one(runs, tmp_path):
+    """Both prepare the same windows, and each computes on its rows of a batch. Sums over processes round differently."""
+    values = config(runs, runs / "rows", batch_rows=8, steps=6) | {"mesh": {"data": 2, "fsdp": 4}, "compile_cache": None}
+    file = tmp_path / "small.py"
+    file.write_text(CONFIG.format(values=values))
+    for count in (1, 2):
+        processes.run_well(count, ["-m", "jaxalign.train", f"--config={file}", f"--workdir={tmp_path / str(count)}"])
+    one, two = (tmp_path / name / "sft" for name in "12")
+    assert (two / "windows.jsonl").read_text() == (one / "windows.jsonl").read_text()
+    expected, found = (read_metrics(folder / "metrics.jsonl") for folder in (one, two))
+    assert len(found) == 6 and [row["tokens"] for row in found] == [row["tokens"] for row in expected]
+    np.testing.assert_allclose([row["loss"] for row in found], [row["loss"] for row in expected], rtol=1e-5)
+    first, second = (tiny.to_host(load_model(folder).params) for folder in (one, two))
+    chex.assert_trees_all_close(second, first, rtol=1e-4, atol=1e-6)

@@ -53,9 +53,10 @@ class DataConfig(Section):
     differing_contexts: str = field("drop", "If the dialogues of a row differ before the last turn: drop the row, or keep "
                                     "it with their common turns as the prompt.", one_of("drop", "keep"), _SOURCE)
     limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
-    window: int = field(0, "Read, encode and pack the rows in windows of at most this number of rows, for data that does not "
-                        "fit in memory: stage sft begins after the first window, and reads the next one while it trains; 0: "
-                        "read all rows before the first step.", at_least(0), chosen("source", DATA_SOURCES, "windows"))
+    window: int = field(0, "Read and encode the rows in windows of at most this number of rows, for data that does not fit in "
+                        "memory: stages sft, preference and dpo begin after the first window, and read the next one while "
+                        "they train; 0: read all rows before the first step.", at_least(0),
+                        chosen("source", DATA_SOURCES, "windows"))
     style: str = field("auto", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
                        "HH-RLHF), chat (the model's own chat template), plain (a single text that the answer continues, for "
                        "base models) or auto: compact for model.source=scratch; for a "
@@ -120,13 +121,12 @@ class DataConfig(Section):
             raise UserError(f"{where}, but config.data.extra_train is set; put all files into one folder for "
                             "config.data.train, or set window to 0")
         if self.limit:
-            raise UserError(f"{where}, but config.data.limit is {self.limit}; set one of them to 0: config.sft.steps limits a "
-                            "run in windows")
+            raise UserError(f"{where}, but config.data.limit is {self.limit}; set one of them to 0")
         for record in stages_in_order(config.stages):
             if not record.windows and not set(record.learns_from) <= {"text"}:
                 supported = ", ".join(stage.name for stage in STAGES if stage.windows)
                 raise UserError(f"{where}, but stage {record.name} reads all rows before it begins; leave it out of "
-                                f"config.stages (only {supported} reads rows in windows), or set window to 0 and "
+                                f"config.stages (only {supported} can read rows in windows), or set window to 0 and "
                                 "config.data.limit to a number of rows")
 
 

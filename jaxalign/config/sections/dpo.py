@@ -37,6 +37,7 @@ class DPOConfig(PackedPairs):
     reference: str = field("start", "The reference: the weights that this stage starts from (start), or none (log-probs of 0).",
                            one_of("start", "none"))
     epochs: int = field(4, "Passes over the pairs.", at_least(1))
+    steps: int = field(0, "Number of steps; 0: as many as the epochs need, which is an estimate with data.window.", at_least(0))
     batch: int = like(PackedPairs, "batch", doc="Pairs per step; for kto, answers.")
     max_length: int = like(PackedPairs, "max_length", doc="Maximum length of a dialogue with its answer, in tokens; longer "
                            "dialogues lose their oldest tokens.")

@@ -19,6 +19,8 @@ class PreferenceConfig(PackedPairs):
     """The preference model, trained on soft labels."""
 
     epochs: int = field(3, "Passes over the comparisons.", at_least(1))
+    steps: int = field(0, "Number of steps of each member; 0: as many as the epochs need, which is an estimate with "
+                            "data.window.", at_least(0))
     max_length: int = like(PackedPairs, "max_length", doc="Maximum length of a dialogue with its answer, in tokens; longer "
                            "dialogues are cut at a turn.")
     held_out_share: float = like(PackedPairs, "held_out_share", default=0.22, doc="Fraction of the comparisons held out to "

@@ -83,7 +83,7 @@ def _single_answers(inputs: SourceInputs, judged: bool) -> Split:
 
 
 def window_rows(inputs: SourceInputs, kind: str) -> WindowRows:
-    """The rows of the file of `config.data.train` by index. kind: "comparisons" or "demonstrations"."""
+    """The rows of the file of `config.data.train` by index. kind: "comparisons", "judgements" or "demonstrations"."""
     data = inputs.config.data
     path, fit = Path(data.train).expanduser(), (inputs.count_tokens, inputs.max_tokens)
     reader: PairReader | AnswerReader
@@ -91,5 +91,5 @@ def window_rows(inputs: SourceInputs, kind: str) -> WindowRows:
         options = PairOptions(data.differing_contexts, data.empty_answers, *fit, inputs.margins)
         reader = PairReader(data_stem(path), "human", options)
     else:
-        reader = AnswerReader(data_stem(path), False, data.empty_answers == "keep", *fit)
+        reader = AnswerReader(data_stem(path), kind == "judgements", data.empty_answers == "keep", *fit)
     return WindowRows(open_indexed_rows(path, data.columns), reader)

@@ -157,7 +157,10 @@ class PromptReport(FileReport):
     }
 
 
-WINDOW_REASONS = {"no_answer_left": "whose whole answer is beyond sft.row_length; dropped"}
+WINDOW_REASONS = {
+    "no_answer_left": "whose whole answer is beyond sft.row_length; dropped",
+    "equal_when_cut": "whose answers differ only in tokens beyond the stage's max_length; dropped",
+}
 """Further reasons in reports on windows (`window_rows.WindowReport`), which have the rows of each reason as "counts"."""
 
 

@@ -13,9 +13,9 @@ from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
 from jaxalign.data.sources.reports import WINDOW_REASONS
 from jaxalign.data.sources.tables import Table
 from jaxalign.data.windows import WindowNotes
-from jaxalign.records import Comparison, Demonstration
+from jaxalign.records import Comparison, Demonstration, Judgement
 
-Record = Comparison | Demonstration
+Record = Comparison | Demonstration | Judgement
 
 
 class RowReader(Protocol):
@@ -54,10 +54,12 @@ class WindowReport:
     Args:
       source: the rows.
       max_bad_share: the largest accepted share of broken rows among those read so far.
+      unit: the name of the rows that are trained on.
     """
 
     source: WindowRows
     max_bad_share: float
+    unit: str = "answers"
     rows: int = 0
     answers: int = 0
     held_out: int = 0
@@ -87,8 +89,8 @@ class WindowReport:
         """The numbers of rows read and kept, and a sentence for each reason that applies to a row."""
         table = self.source.rows
         windows = "1 window" if self.windows == 1 else f"{self.windows} windows"
-        lines = [f"{table.path}: {self.rows:,} of {len(table):,} rows read in {windows}, {self.answers:,} answers to train on, "
-                 f"{self.held_out:,} held out"]
+        lines = [f"{table.path}: {self.rows:,} of {len(table):,} rows read in {windows}, {self.answers:,} {self.unit} to train "
+                 f"on, {self.held_out:,} held out"]
         for reason, meaning in self.reasons.items():
             if count := self.counts[reason]:
                 numbers = [str(place[0] if reason == "broken" else place) for place in self.first[reason]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -107,15 +106,19 @@ def answered(
     """(answers to imitate, held-out answers, report on the rows of stage revise or on the files)."""
     if sources.made_in(context.config, "revise"):
         return revisions(context)
-    kind = "demonstrations" if "demonstrations" in data_source(context.config).provides else "comparisons"
-    train, held_out, report = sources.source_rows(context, tokenizer, kind)
-    answer = operator.attrgetter("response" if kind == "demonstrations" else "response_a")
-
-    def answered_row(row: Comparison | Demonstration) -> Answered:
-        return row.prompt.messages, answer(row)
-
-    return *(rows.mapped(answered_row) if isinstance(rows, LazyRecords) else list(map(answered_row, rows))
+    train, held_out, report = sources.source_rows(context, tokenizer, answer_kind(context.config))
+    return *(rows.mapped(answer_of) if isinstance(rows, LazyRecords) else list(map(answer_of, rows))
              for rows in (train, held_out)), report
+
+
+def answer_kind(config: Config) -> str:
+    """The kind of the source's rows whose answers stage sft imitates."""
+    return "demonstrations" if "demonstrations" in data_source(config).provides else "comparisons"
+
+
+def answer_of(row: Comparison | Demonstration) -> Answered:
+    """The dialogue and the answer to imitate."""
+    return row.prompt.messages, row.response if isinstance(row, Demonstration) else row.response_a
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.config import Config
+from jaxalign.config import Config, DPOConfig, PreferenceConfig
 from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.records import Message, Prompt
+from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.rl.iteration import PromptStream
@@ -84,7 +84,11 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     """The first `count` rows of stage sft."""
     _require(context, "sft", *sources.made_in(context.config, "revise"))
     config, out = context.config, []
-    pairs = windows.first_answers(context, tokenizer, count) if config.data.window else labelled.answered(context, tokenizer)[0]
+    if config.data.window:
+        found = windows.first_rows(context, tokenizer, labelled.answer_kind(config), count)
+        pairs: Sequence[labelled.Answered] = list(map(labelled.answer_of, found))
+    else:
+        pairs = labelled.answered(context, tokenizer)[0]
     for number, pair in enumerate(pairs[:count], start=1):
         batch, _ = packed(tokenizer, [pair], config.data.style, config.sft.row_length)
         length = int(np.sum(batch.segment_ids[0] > 0))
@@ -98,7 +102,7 @@ def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> 
     """The rows of the first `count` pairs of stage preference."""
     _require(context, "preference", *sources.made_in(context.config, "compare"))
     config, section, out = context.config, context.config.preference, []
-    pairs = labelled.labelled_split(context, tokenizer, section, section.margin_weight > 0)[0][:count]
+    pairs = _labelled(context, tokenizer, section, count, section.margin_weight > 0)
     batch = scoring.pair_arrays(tokenizer, pairs, config.data.style, section.max_length)
     for number, pair in enumerate(pairs):
         for side, answer in enumerate((pair.response_a, pair.response_b)):
@@ -114,7 +118,7 @@ def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     """The rows of the first `count` pairs of stage dpo."""
     _require(context, "dpo", *sources.made_in(context.config, "compare"))
     config, out = context.config, []
-    pairs = labelled.labelled_split(context, tokenizer, context.config.dpo)[0][:count]
+    pairs = _labelled(context, tokenizer, config.dpo, count)
     batch = answers.pair_arrays(tokenizer, pairs, config.data.style, config.dpo)
     for number, pair in enumerate(map(answers.oriented, pairs)):
         for side, answer in enumerate((pair.response_a, pair.response_b)):
@@ -124,6 +128,15 @@ def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
             ids, marks = batch.tokens[number, side, :length].tolist(), GIVEN * prompt + LEARNT * (length - prompt)
             out.append(TokenRow(f"dpo {number + 1}{'ab'[side]}", ids, marks, notes))
     return out
+
+
+def _labelled(
+    context: StageContext, tokenizer: Tokenizer, section: PreferenceConfig | DPOConfig, count: int, margins: bool = False
+) -> Sequence[Comparison]:
+    """The first `count` pairs to train on."""
+    if context.config.data.window:
+        return windows.first_rows(context, tokenizer, "comparisons", count)
+    return labelled.labelled_split(context, tokenizer, section, margins)[0][:count]
 
 
 def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
