@@ -6,6 +6,7 @@ The environment is set before the first import of JAX, because JAX reads it only
 from __future__ import annotations
 
 import errno
+import gc
 import importlib.metadata
 import ipaddress
 import os
@@ -40,6 +41,8 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tracing makes millions of objects that live long; with Python's thresholds, 8% of the time is garbage collection.
+gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

@@ -98,7 +98,7 @@ def test_scores_per_token_are_summed():
 @pytest.mark.parametrize(("options", "message"), [
     ({"kl_coeff": 0.1}, "kl_coeff"), ({"batch": 7}, r"multiple of PPO\.group_size"), ({"prompts": 6}, "PPO.fit"),
     ({"lam": 0.5}, "lam is 0.5, which has no effect"),
-    ({"score_clip": 1.0}, "score_clip"), ({"advantages": "nothing"}, "nothing"), ({"seed": -1}, "seed"),
+    ({"score_clip": 1.0}, "score_clip"), ({"advantages": "no_such_one"}, "no_such_one"), ({"seed": -1}, "seed"),
     ({"reference": "x"}, "reference"), ({"start_critic": 3}, "start_critic"),
 ])
 def test_invalid_arguments_are_refused(options, message):

@@ -52,14 +52,6 @@ def _is_small(x: Any) -> bool:
     return isinstance(x, jax.Array) and x.is_fully_addressable and x.size * x.dtype.itemsize <= _HOST_BYTES
 
 
-def _on_device(x: Any) -> Any:
-    """An array in the memory of its devices: offloaded arrays are in that of the host."""
-    if not isinstance(x, jax.Array) or x.sharding.memory_kind is None:
-        return x
-    kind = next(iter(x.sharding.device_set)).default_memory().kind
-    return x if x.sharding.memory_kind == kind else jax.device_put(x, x.sharding.with_memory_kind(kind))
-
-
 def _numbers(x: jax.Array) -> jax.Array:
     """The array itself, or the words of a PRNG key."""
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
