@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxalign.errors import UserError, print_error
+from jaxalign.commands import run_command
+from jaxalign.errors import UserError
 
 _USAGE = """usage: python -m jaxalign.compare [--out=FILE] WORKDIR WORKDIR...
 
@@ -23,23 +24,17 @@ Differences are those from the first run.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the page, and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    arguments = list(sys.argv if argv is None else argv)[1:]
-    if any(argument in ("-h", "--help", "-help") for argument in arguments):
-        print(_USAGE, end="")
-        return 0
-    try:
-        out, workdirs = _read(arguments)
-        # Imported here so that a mistake in the arguments is reported at once.
-        from jaxalign.tracking.comparing.page import render_comparison
+    return run_command(argv, _USAGE, _compare)
 
-        for problem in render_comparison(workdirs, out):
-            print(f"warning: {problem}", file=sys.stderr)
-        print(f"Comparison: {out}")
-        return 0
-    except UserError as error:
-        return print_error(str(error), 2)
-    except KeyboardInterrupt:
-        return print_error("interrupted", 130)
+
+def _compare(argv: list[str]) -> None:
+    out, workdirs = _read(argv[1:])
+    # Imported here so that a mistake in the arguments is reported at once.
+    from jaxalign.tracking.comparing.page import render_comparison
+
+    for problem in render_comparison(workdirs, out):
+        print(f"warning: {problem}", file=sys.stderr)
+    print(f"Comparison: {out}")
 
 
 def _read(arguments: Sequence[str]) -> tuple[Path, list[str]]:

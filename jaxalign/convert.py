@@ -5,14 +5,14 @@ Exit codes: 0 done, 2 a mistake that the user can correct (one sentence on stder
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
-from jaxalign.errors import UserError, print_error, shown
+from jaxalign.commands import explain_writing, run_command
+from jaxalign.errors import UserError, shown
 from jaxalign.parallel import distributed
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -32,37 +32,19 @@ _USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapt
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Converts and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
-        print(_USAGE, end="")
-        return 0
-    try:
-        group, rest = distributed.take_flags(argv[1:])
-        values = _read_arguments([argv[0], *rest])
-        with distributed.running(group, _explain):
-            from jaxalign.stages.shared.conversion import convert
-
-            source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
-            shard_bytes, mesh = int(values.shard_gb * 1e9), mesh_sizes(values.mesh)
-            for sentence in convert(source, target, values.dtype, shard_bytes, mesh, values.adapters):
-                print(sentence)
-        return 0
-    except BaseException as error:
-        explained = _explain(error)
-        if explained is None:
-            raise
-        return print_error(*explained)
+    return run_command(argv, _USAGE, _convert, explain_writing)
 
 
-def _explain(error: BaseException) -> tuple[str, int] | None:
-    """The message and the exit code of an error that the user can correct; None for any other error."""
-    if isinstance(error, UserError):
-        return str(error), 2
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted; nothing was written", 130
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({error}); nothing was written: free some space and run the same command again", 2
-    return None
+def _convert(argv: list[str]) -> None:
+    group, rest = distributed.take_flags(argv[1:])
+    values = _read_arguments([argv[0], *rest])
+    with distributed.running(group, explain_writing):
+        from jaxalign.stages.shared.conversion import convert
+
+        source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
+        shard_bytes, mesh = int(values.shard_gb * 1e9), mesh_sizes(values.mesh)
+        for sentence in convert(source, target, values.dtype, shard_bytes, mesh, values.adapters):
+            print(sentence)
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:

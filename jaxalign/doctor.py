@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from jaxalign.errors import UserError, print_error, shown
+from jaxalign.commands import run_command
+from jaxalign.errors import UserError, shown
 
 if TYPE_CHECKING:  # At run time this module imports JAX, which a mistyped flag should not wait for.
     from jaxalign.diagnosis.findings import Finding
@@ -38,20 +39,15 @@ _MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the findings and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
-        print(_USAGE, end="")
-        return 0
-    try:
-        values = read_arguments(argv)
-        workdir = Path(values.workdir).expanduser()
-        if not workdir.is_dir():
-            raise UserError(f"--workdir={values.workdir} is not a folder; give an existing one, on the disk of your runs")
-        findings = _print_all(_findings(values, workdir), values.json)
-    except UserError as error:
-        return print_error(str(error), 2)
-    except KeyboardInterrupt:
-        return print_error("interrupted", 130)
+    return run_command(argv, _USAGE, _examine)
+
+
+def _examine(argv: list[str]) -> int:
+    values = read_arguments(argv)
+    workdir = Path(values.workdir).expanduser()
+    if not workdir.is_dir():
+        raise UserError(f"--workdir={values.workdir} is not a folder; give an existing one, on the disk of your runs")
+    findings = _print_all(_findings(values, workdir), values.json)
     return 1 if any(finding.status == "problem" for finding in findings) else 0
 
 

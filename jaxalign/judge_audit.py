@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign import train
-from jaxalign.errors import UserError, print_error
+from jaxalign.commands import run_command
+from jaxalign.errors import UserError
 
 _USAGE = """usage: python -m jaxalign.judge_audit --config=FILE [--workdir=DIR] [--stage=compare|evaluate] [--limit=N]
                                       [--out=FILE] [--config.FIELD=VALUE ...]
@@ -31,18 +32,12 @@ its members. The pairs are those of config.judge.audit, or a built-in set.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints and writes the audit, and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
-        print(_USAGE, end="")
-        return 0
-    try:
-        own, rest = _take_own(argv[1:])
-        _audit(own, [argv[0], *rest])
-        return 0
-    except UserError as error:
-        return print_error(str(error), 2)
-    except KeyboardInterrupt:
-        return print_error("interrupted", 130)
+    return run_command(argv, _USAGE, _run)
+
+
+def _run(argv: list[str]) -> None:
+    own, rest = _take_own(argv[1:])
+    _audit(own, [argv[0], *rest])
 
 
 def _audit(own: dict[str, Any], argv: list[str]) -> None:

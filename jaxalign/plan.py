@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxalign import train
+from jaxalign.commands import run_command
 from jaxalign.config import Config, from_config_dict, reset_unread
-from jaxalign.errors import UserError, print_error
+from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES
 
 _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
@@ -42,18 +43,12 @@ _SWITCHES = ("search", "compile", "json")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the plan and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
-        print(_USAGE, end="")
-        return 0
-    try:
-        own, rest = _take_own(argv[1:])
-        config = read_config([argv[0], *rest], own["shape"])
-        return _plan(config, own)
-    except UserError as error:
-        return print_error(str(error), 2)
-    except KeyboardInterrupt:
-        return print_error("interrupted", 130)
+    return run_command(argv, _USAGE, _run)
+
+
+def _run(argv: list[str]) -> int:
+    own, rest = _take_own(argv[1:])
+    return _plan(read_config([argv[0], *rest], own["shape"]), own)
 
 
 def read_config(argv: Sequence[str], shape: str) -> Config:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign import train
+from jaxalign.commands import run_command
 from jaxalign.data.chat.encoding import encode_dialogue
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.sources.rows import is_table
 from jaxalign.data.sources.sequence import read_rows
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
-from jaxalign.errors import UserError, print_error
+from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.records import Message
 from jaxalign.stages.shared import preview
@@ -52,18 +53,15 @@ _OWN = ("stage", "rows", "model", "messages", "answers", "color")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the preview and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
-        print(_USAGE, end="")
-        return 0
-    try:
-        own, rest = _take_own(argv[1:])
-        if own["model"] or own["messages"]:
-            (tokenizer, rows), data = _dialogues(own, rest), []
-        else:
-            tokenizer, rows, data = _of_stage(own, [argv[0], *rest])
-    except UserError as error:
-        return print_error(str(error), 2)
+    return run_command(argv, _USAGE, _preview)
+
+
+def _preview(argv: list[str]) -> None:
+    own, rest = _take_own(argv[1:])
+    if own["model"] or own["messages"]:
+        (tokenizer, rows), data = _dialogues(own, rest), []
+    else:
+        tokenizer, rows, data = _of_stage(own, [argv[0], *rest])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # For terminals that cannot show every character.
     color = own["color"] == "always" or (own["color"] == "auto" and sys.stdout.isatty() and "NO_COLOR" not in os.environ)
@@ -76,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         print()
         print(show(row, tokenizer, color, own["ids"]))
-    return 0
 
 
 def _named(tokenizer: Tokenizer, token: int | None) -> str:

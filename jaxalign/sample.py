@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import flags
 
+from jaxalign.commands import explain, run_command
 from jaxalign.convert import mesh_sizes
-from jaxalign.errors import UserError, print_error, shown
+from jaxalign.errors import UserError, shown
 from jaxalign.parallel import distributed, hosts
 
 if TYPE_CHECKING:  # At run time these modules import JAX, which a mistyped flag should not wait for.
@@ -52,32 +52,18 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints answers and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
-        print(_USAGE, end="")
-        return 0
+    return run_command(argv, _USAGE, _sample)
+
+
+def _sample(argv: list[str]) -> None:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # For input that is not UTF-8, and terminals that cannot show every character.
-    try:
-        group, rest = distributed.take_flags(argv[1:])
-        values = _read_arguments([argv[0], *rest])
-        with distributed.running(group, _explain):
-            _run(values)
-            sys.stdout.flush()
-        return 0
-    except (UserError, KeyboardInterrupt) as error:
-        return print_error(*_explain(error))
-    except BrokenPipeError:  # The reader closed the pipe: redirect stdout, so that the flush at exit does not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-def _explain(error: BaseException) -> tuple[str, int] | None:
-    """The message and the exit code of an error that the user can correct; None for any other error."""
-    if isinstance(error, UserError):
-        return str(error), 2
-    return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
+    group, rest = distributed.take_flags(argv[1:])
+    values = _read_arguments([argv[0], *rest])
+    with distributed.running(group, explain):
+        _run(values)
+        sys.stdout.flush()
 
 
 def _run(values: flags.FlagValues) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from jaxalign.commands import explain, run_command
 from jaxalign.config import TrackingConfig
 from jaxalign.config.arguments import section_from
-from jaxalign.errors import UserError, print_error
+from jaxalign.errors import UserError
 from jaxalign.registry.trackers import TRACKERS
 from jaxalign.storage import LocalStorage
 from jaxalign.tracking.console import output_may_fail
@@ -33,23 +34,23 @@ _OPTIONS = ("workdir", "to", "project", "group", "directory", "tags", "samples")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Sends a run and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    arguments = list(sys.argv if argv is None else argv)[1:]
-    if any(argument in ("-h", "--help") for argument in arguments):
-        print(_USAGE, end="")
-        return 0
-    try:
-        options = _parse(arguments)
-        workdir = Path(options["workdir"])
-        if not (workdir / "config.json").is_file():
-            raise UserError(f"--workdir is {options['workdir']!r}, which has no config.json; give the work directory of a run")
-        with output_may_fail(), LocalStorage(workdir).lock():
-            for sent in send_all(options["to"], _settings(options, workdir), workdir.resolve()):
-                print(f"{sent.run}: {sent.steps} steps and {sent.attachments} attachments sent", flush=True)
-    except UserError as error:
-        return print_error(str(error), 2)
-    except KeyboardInterrupt:
-        return print_error("interrupted; run the same command again to send the rest", 130)
-    return 0
+    return run_command(argv, _USAGE, _send, _explain)
+
+
+def _send(argv: list[str]) -> None:
+    options = _parse(argv[1:])
+    workdir = Path(options["workdir"])
+    if not (workdir / "config.json").is_file():
+        raise UserError(f"--workdir is {options['workdir']!r}, which has no config.json; give the work directory of a run")
+    with output_may_fail(), LocalStorage(workdir).lock():
+        for sent in send_all(options["to"], _settings(options, workdir), workdir.resolve()):
+            print(f"{sent.run}: {sent.steps} steps and {sent.attachments} attachments sent", flush=True)
+
+
+def _explain(error: BaseException) -> tuple[str, int] | None:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; run the same command again to send the rest", 130
+    return explain(error)
 
 
 def _parse(arguments: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from jaxalign.errors import UserError, print_error
+from jaxalign.commands import run_command
+from jaxalign.errors import UserError
 from jaxalign.tracking.watching.run import RunView
 
 _USAGE = """usage: python -m jaxalign.watch [--once] [--every=SECONDS] WORKDIR...
@@ -30,27 +31,22 @@ Shows the stage, progress, rates, losses, score, KL, memory and time left of run
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Shows the runs, and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    arguments = list(sys.argv if argv is None else argv)[1:]
-    if any(argument in ("-h", "--help", "-help") for argument in arguments):
-        print(_USAGE, end="")
-        return 0
+    return run_command(argv, _USAGE, _watch)
+
+
+def _watch(argv: list[str]) -> int:
+    options, workdirs = _read(argv[1:])
+    views = [RunView(workdir) for workdir in workdirs]
     try:
-        options, workdirs = _read(arguments)
-        views = [RunView(workdir) for workdir in workdirs]
         if options["prometheus"]:
             from jaxalign.tracking.watching.exporter import serve
 
             serve(views, options["prometheus"], options["every"], options["address"])
         else:
             _show(views, options["every"], options["once"])
-        return 0
-    except UserError as error:
-        return print_error(str(error), 2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # The usual end of this command.
         return 130
-    except BrokenPipeError:  # The reader of the output has ended, as `| head` does.
-        sys.stderr.close()
-        return 0
+    return 0
 
 
 def _show(views: Sequence[RunView], every: float, once: bool) -> None:

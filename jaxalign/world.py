@@ -6,14 +6,14 @@ correct (one sentence on stderr, no traceback), 130 interrupted.
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
-from jaxalign.errors import UserError, print_error, shown
+from jaxalign.commands import explain_writing, run_command
+from jaxalign.errors import UserError, shown
 
 _USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--tokens=N] [--steps=N] [--prompts=N]
        python -m jaxalign.world --score=ROWS [--seed=SEED]
@@ -33,29 +33,18 @@ _EXPORTS = tuple(_DEFAULTS)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exports or scores, and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    argv = list(sys.argv if argv is None else argv)
-    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
-        print(_USAGE.format(**_DEFAULTS), end="")
-        return 0
-    try:
-        values = _read_arguments(argv)
-        if values.score:
-            from jaxalign.data.world import scores
-            from jaxalign.data.world.chat_text import chat_world
+    return run_command(argv, _USAGE.format(**_DEFAULTS), _export_or_score, explain_writing)
 
-            print(scores.table(scores.score(chat_world(values.seed), scores.read_rows(values.score))))
-        else:
-            print(_export(values))
-        return 0
-    except UserError as error:
-        return print_error(str(error), 2)
-    except KeyboardInterrupt:
-        return print_error("interrupted; nothing was written", 130)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        return print_error(f"the disk is full ({error}); nothing was written: free some space and run the same command again",
-                           2)
+
+def _export_or_score(argv: list[str]) -> None:
+    values = _read_arguments(argv)
+    if values.score:
+        from jaxalign.data.world import scores
+        from jaxalign.data.world.chat_text import chat_world
+
+        print(scores.table(scores.score(chat_world(values.seed), scores.read_rows(values.score))))
+    else:
+        print(_export(values))
 
 
 def _export(values: flags.FlagValues) -> str:

@@ -1,0 +1,65 @@
+"""What the entry points of the commands share: --help, and the end after a mistake of the user, Ctrl-C or a closed pipe."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from jaxalign.errors import UserError, print_error
+
+_HELP = ("-h", "--help", "-help", "--helpfull", "--helpshort")
+
+Explain = Callable[[BaseException], tuple[str, int] | None]
+"""Returns the message and the exit code of an error that the user can correct; None for any other error."""
+
+
+def explain(error: BaseException) -> tuple[str, int] | None:
+    """Explains a UserError and Ctrl-C."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
+
+
+def explain_writing(error: BaseException) -> tuple[str, int] | None:
+    """As `explain`, for a command that leaves nothing behind if it does not end well; also explains a full disk."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; nothing was written", 130
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({error}); nothing was written: free some space and run the same command again", 2
+    return explain(error)
+
+
+def run_command(
+    argv: Sequence[str] | None, usage: str, body: Callable[[list[str]], int | None], explain: Explain = explain
+) -> int:
+    """Prints the help, or runs the body of a command.
+
+    If the reader of the output has ended, as `| head` does, the command ends too, without a message.
+
+    Args:
+      argv: the program's name and the arguments; None for those of the process.
+      usage: the help.
+      body: gets `argv` and returns the exit code; None is 0.
+      explain: explains the errors of the body. Other errors are raised.
+
+    Returns:
+      The exit code.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    if any(argument in _HELP for argument in argv[1:]):
+        print(usage, end="")
+        return 0
+    try:
+        code = body(argv) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # So that the flush at exit does not fail.
+        return 0
+    except BaseException as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        return print_error(*explained)
