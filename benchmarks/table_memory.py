@@ -50,7 +50,7 @@ def write_folder(folder: Path, rows: int) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def measure(folder: Path, what: str) -> dict[str, float]:
+def measure(folder: Path, what: str, window: int) -> dict[str, float]:
     """Runs one measurement in this process: {"seconds", "processor" (seconds), "megabytes", "rows"}."""
     import numpy as np
 
@@ -68,7 +68,7 @@ def measure(folder: Path, what: str) -> dict[str, float]:
         count = len(parts[0]) + len(parts[1])
         assert all(parts[0][i].response_a for i in chosen)
     elif what in STAGES:
-        return measure_stage(folder, what)
+        return measure_stage(folder, what, window)
     elif what == "window":
         from jaxalign.data.sources.preferences import PairOptions, PairReader
         from jaxalign.data.sources.rows import open_indexed_rows
@@ -76,7 +76,7 @@ def measure(folder: Path, what: str) -> dict[str, float]:
         from jaxalign.data.windows import WindowOrder
 
         source = WindowRows(open_indexed_rows(folder), PairReader("rows", "human", PairOptions()))
-        blocks = WindowOrder(len(source.rows), WINDOW, 0, 3).blocks_of(0)
+        blocks = WindowOrder(len(source.rows), window, 0, 3).blocks_of(0)
         count = sum(len(source.records(block.tolist(), {})) for block in blocks)
     else:
         rows = open_rows(folder)
@@ -92,7 +92,7 @@ def measure(folder: Path, what: str) -> dict[str, float]:
     return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": count}
 
 
-def run_stages(folder: Path, workdir: Path, stages: tuple[str, ...]) -> None:
+def run_stages(folder: Path, workdir: Path, window: int, stages: tuple[str, ...]) -> None:
     """Runs stages with the rows of the folder and a tiny model; pretrain makes its tokenizer and random weights."""
     from jaxalign import pipeline
     from jaxalign.config import from_config_dict
@@ -100,23 +100,23 @@ def run_stages(folder: Path, workdir: Path, stages: tuple[str, ...]) -> None:
     pipeline.run(from_config_dict({
         "stages": stages, "compile_cache": "", "pretrain": {"steps": 0},
         "model": {"embed": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32},
-        "data": {"source": "preferences_jsonl", "train": str(folder), "window": WINDOW if len(stages) > 1 else 0},
+        "data": {"source": "preferences_jsonl", "train": str(folder), "window": window},
         "sft": {"steps": STEPS}, "preference": {"steps": STEPS, "members": 1}, "dpo": {"steps": STEPS},
     }), workdir)
 
 
-def measure_stage(folder: Path, stage: str) -> dict[str, float]:
+def measure_stage(folder: Path, stage: str, window: int) -> dict[str, float]:
     """Runs a stage in windows with a random tiny model. "seconds" is the time from the start of the stage to the end of its
     first step, with reading and compiling; "rows" are the rows that were read."""
     from jaxalign.json_text import parse_json
 
     with tempfile.TemporaryDirectory() as made:
         workdir = Path(made)
-        base = multiprocessing.get_context("spawn").Process(target=run_stages, args=(folder, workdir, ("pretrain",)))
+        base = multiprocessing.get_context("spawn").Process(target=run_stages, args=(folder, workdir, 0, ("pretrain",)))
         base.start()  # In a process of its own, whose memory does not count.
         base.join()
         worked = time.process_time()
-        run_stages(folder, workdir, ("pretrain", stage))
+        run_stages(folder, workdir, window, ("pretrain", stage))
         worked = time.process_time() - worked
         timing = [parse_json(line) for line in (workdir / stage / "timing.jsonl").read_text().splitlines()]
         seconds = next(row["since"] for row in timing if row["phase"] == "first step")
@@ -131,9 +131,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="an existing folder; default: write one, and delete it afterwards")
     parser.add_argument("--measure", help="the measurement of this process")
     parser.add_argument("--only", default="first,random,limited,window,sft,preference,dpo,all,split")
+    parser.add_argument("--window", type=int, default=WINDOW, help="rows in a window (data.window)")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.folder, options.measure)))
+        print(json.dumps(measure(options.folder, options.measure, options.window)))
         return
     with tempfile.TemporaryDirectory() as made:
         folder = options.folder or Path(made)
@@ -142,7 +143,8 @@ def main() -> None:
             size = write_folder(folder, options.rows)
             print(f"{options.rows:,} rows in {FILES} Parquet files of {size / 1e6:,.0f} MB together")
         for what in options.only.split(","):
-            command = [sys.executable, "-m", "benchmarks.table_memory", f"--folder={folder}", f"--measure={what}"]
+            command = [sys.executable, "-m", "benchmarks.table_memory", f"--folder={folder}", f"--measure={what}",
+                       f"--window={options.window}"]
             found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
             print(f"{what:10} {found['rows']:>12,.0f} rows {found['seconds']:8.2f} s ({found['processor']:.2f} s of "
                   f"processor time) {found['megabytes']:8,.0f} MB", flush=True)

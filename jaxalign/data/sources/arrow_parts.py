@@ -105,6 +105,9 @@ class _ParquetPart:
         raise UserError(f"{self._path} is damaged or cut short (row group {group} ends before its last row); download or copy "
                         "it again")
 
+    def release(self) -> None:
+        self._group, self._batches = -1, iter(())
+
     def _open(self) -> Any:
         from pyarrow import parquet
 
@@ -144,6 +147,9 @@ class _ArrowPart:
         offset = (index - first) // CHUNK * CHUNK
         with _reading(self._path):
             return Chunk(first + offset, _decoded(self._batch(number).slice(offset, CHUNK), self._plain))
+
+    def release(self) -> None:
+        """The file stays mapped, which needs no memory of the process."""
 
 
 def _is_plain(kind: Any) -> bool:

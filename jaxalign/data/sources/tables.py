@@ -16,6 +16,8 @@ from jaxalign.data.sources.row_files import ColumnMap, RowFile
 
 CHUNK = 1024
 """Rows that are decoded together."""
+_READERS = 4
+"""The maximum number of parts that keep a reader, with an open file and buffers of about a megabyte for each column."""
 
 
 class Undecodable(NamedTuple):
@@ -43,6 +45,9 @@ class Part(Protocol):
     def chunk(self, index: int) -> Chunk:
         """Rows that contain row `index`. Raises UserError if the data is damaged."""
 
+    def release(self) -> None:
+        """Closes what reading has opened. The next `chunk` opens it again."""
+
 
 class Table(RowFile):
     """The rows of all parts in order.
@@ -63,6 +68,7 @@ class Table(RowFile):
         self._parts, self._map = parts, columns
         self._ends = list(itertools.accumulate(len(part) for part in parts))
         self._chunk, self._of = Chunk(0, []), -1
+        self._reading: dict[int, None] = {}  # The parts with readers, the last used one last.
         names = parts[0].columns if parts else ()
         columns.check(path, names)
         self.columns = tuple(columns.apply(dict.fromkeys(names)))
@@ -78,19 +84,29 @@ class Table(RowFile):
         number, within = self._locate(index)
         start, rows = self._chunk
         if number != self._of or not start <= within < start + len(rows):
-            self._chunk, self._of = self._parts[number].chunk(within), number
+            self._chunk, self._of = self._read(number, within), number
         return self._row(index + 1, self._chunk.rows[within - self._chunk.start])
 
     def __iter__(self) -> Iterator[JsonRow | BrokenLine]:
         number = 0
-        for part in self._parts:
+        for at, part in enumerate(self._parts):
             index = 0
             while index < len(part):
-                start, rows = part.chunk(index)
+                start, rows = self._read(at, index)
                 for value in rows[index - start :]:
                     number += 1
                     yield self._row(number, value)
                 index = start + len(rows)
+
+    def _read(self, number: int, index: int) -> Chunk:
+        """The rows of part `number` that contain its row `index`."""
+        self._reading.pop(number, None)
+        self._reading[number] = None
+        if len(self._reading) > _READERS:
+            oldest = next(iter(self._reading))
+            del self._reading[oldest]
+            self._parts[oldest].release()
+        return self._parts[number].chunk(index)
 
     def place(self, number: int) -> str:
         part, within = self._locate(number - 1)

@@ -95,6 +95,9 @@ class TfdsPart:
             raise _damaged(self.name, error) from None
         return Chunk(start, [_row(record, self._features) for record in records])
 
+    def release(self) -> None:
+        """The source of TFDS has its own limits."""
+
 
 def _row(record: dict[str, Any], features: Any) -> dict[str, Any] | Undecodable:
     """A record as a dictionary of JSON values. Columns without an equivalent, such as images, are left out."""
