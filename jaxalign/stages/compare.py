@@ -24,6 +24,7 @@ from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import engines, judges, loops, overlap, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.label_summary import summarise
 from jaxalign.stages.shared.labelled import comparison_row, row_comparison
@@ -53,7 +54,7 @@ class CompareStage(BuiltinStage):
         tokenizer = run_models.load_tokenizer(context)
         sets = sources.prompt_sets(context, tokenizer)
         prompts = sources.stage_prompts(context, tokenizer, self.name, "compare", sets)
-        shares = sources.prompt_shares(context, [prompt.source for prompt in prompts])
+        shares = prompt_shares(context, [prompt.source for prompt in prompts])
         shards = Shards(context.directory)
         every = queues(len(prompts), config.compare.batch)
         left = shards.unfinished(every)

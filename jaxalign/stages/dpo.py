@@ -20,7 +20,7 @@ from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.labelled import labelled_split, print_report
+from jaxalign.stages.shared.labelled import labelled_split, pair_loader, print_report
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.steps.checkpoint import save_params
@@ -93,7 +93,7 @@ def _train_in_memory(context: StageContext, tokenizer: Tokenizer, judged: bool) 
     train = make(tokenizer, rows, config.data.style, section, _learns_from_single(section))
     held_out = make(tokenizer, held_out_rows, config.data.style, section)
     per_row = len(train.label) // len(rows)
-    loader = sources.pair_loader(context, rows, section.batch, streams.LOADERS["dpo"], per_row)
+    loader = pair_loader(context, rows, section.batch, streams.LOADERS["dpo"], per_row)
     trainer = _trainer(context, tokenizer)
     for _ in trainer.fit_arrays(train, loader, held_out):
         pass

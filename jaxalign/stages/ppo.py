@@ -14,6 +14,7 @@ from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import alarms, engines, judges, reads, rewards, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import load_params, save_params
@@ -55,7 +56,7 @@ class PPOStage(BuiltinStage):
         sets = sources.prompt_sets(context, tokenizer)
         measured = sources.held_out_helpful(context, tokenizer, sets) if section.alarms.every else []
         prompts = sources.stage_prompts(context, tokenizer, self.name, "rl", sets, without=measured)
-        shares = sources.prompt_shares(context, [prompt.source for prompt in prompts])
+        shares = prompt_shares(context, [prompt.source for prompt in prompts])
         ids = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
 
         learnt = any(record.learnt for record in reward_records(config.reward.source))

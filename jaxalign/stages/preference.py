@@ -29,7 +29,7 @@ from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.labelled import print_report
+from jaxalign.stages.shared.labelled import pair_loader, print_report
 from jaxalign.stages.shared.preference_pairs import PreferencePairs, held_out_parts, is_human, preference_pairs
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.stages.shared.windows import Windows, WindowUse
@@ -114,7 +114,7 @@ class _InMemory:
         self.measured = self.arrays(self.pairs.train)
         first = streams.LOADERS["preference"]
         self._loaders = [
-            sources.pair_loader(context, self.pairs.train, section.batch, first + number) for number in range(section.members)
+            pair_loader(context, self.pairs.train, section.batch, first + number) for number in range(section.members)
         ]
 
     def arrays(self, pairs: Sequence[Comparison]) -> PairBatch:

@@ -18,6 +18,7 @@ from jaxalign.records import Revision
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import print_report, revision_report, warn_about_few
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
@@ -47,7 +48,7 @@ class ReviseStage(BuiltinStage):
             sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens, sets)
             for purpose, count in (("red_team", section.red_team_prompts), ("helpful", section.helpful_prompts))
         )
-        shares = sources.prompt_shares(context, [prompt.source for prompt in (*red_team, *helpful)])
+        shares = prompt_shares(context, [prompt.source for prompt in (*red_team, *helpful)])
         first = len(chunks(len(red_team), section.batch))  # The first chunk of helpful prompts.
         left = shards.unfinished([*queues(len(red_team), section.batch), *queues(len(helpful), section.batch, first)])
         style, total = config.data.style, len(red_team) + len(helpful)

@@ -18,6 +18,7 @@ from jaxalign.records import Comparison, Demonstration
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import (
     RevisionReport,
@@ -59,7 +60,7 @@ class SftStage(BuiltinStage):
         extra = print_report(self.name, report)
         if isinstance(report, RevisionReport):
             revised, _ = revision_rows(config, Shards(context.input_directory("revise")).read())
-            extra |= sources.prompt_shares(context, [row["source"] for row in revised], "answers")
+            extra |= prompt_shares(context, [row["source"] for row in revised], "answers")
         total, usable = (report.total, report.usable) if isinstance(report, RevisionReport) else (len(train), len(train))
         warn_about_few(self.name, section, total, usable)
         rows, cut = packed(tokenizer, train, config.data.style, section.row_length)

@@ -8,10 +8,12 @@ import json
 import pytest
 
 from jaxalign.config import from_config_dict
+from jaxalign.data.sources.prompts import mixed
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.sources import held_out_helpful, mixed, prompt_sets, prompt_shares, stage_prompts
+from jaxalign.stages.shared.breakdown import prompt_shares
+from jaxalign.stages.shared.sources import held_out_helpful, prompt_sets, stage_prompts
 from tests.feedback.fakes import WordTokenizer
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxalign.config import from_config_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
-from jaxalign.stages.shared import sources
+from jaxalign.stages.shared import labelled, sources
 from jaxalign.stages.shared.base import StageContext
 from tests.feedback.fakes import WordTokenizer
 
@@ -54,13 +54,13 @@ def test_weights_are_shares_of_the_training_pairs_of_an_epoch(tmp_path, files):
     here = context(tmp_path, *files, weights=(1.0, 2.0))
     train, _, _ = sources.source_rows(here, WordTokenizer(), "comparisons")
     assert len(train) == 9
-    loader = sources.pair_loader(here, train, 9, 100)
+    loader = labelled.pair_loader(here, train, 9, 100)
     drawn = collections.Counter(train[i].prompt.source for i in loader.indices(0))
     assert drawn == {"helpful/train": 3, "harmless/train": 6}
-    twice = sources.pair_loader(here, train, 18, 300, rows_per_pair=2)
+    twice = labelled.pair_loader(here, train, 18, 300, rows_per_pair=2)
     drawn = collections.Counter(train[i // 2].prompt.source for i in twice.indices(0))
     assert drawn == {"helpful/train": 6, "harmless/train": 12}
-    plain = sources.pair_loader(context(tmp_path, *files), train, 9, 100)
+    plain = labelled.pair_loader(context(tmp_path, *files), train, 9, 100)
     assert sorted(plain.indices(0)) == list(range(9))
 
 

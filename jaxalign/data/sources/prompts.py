@@ -165,6 +165,24 @@ def interleaved(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
     return [prompt for _, _, prompt in sorted(placed, key=lambda item: item[:2])]
 
 
+def mixed(others: Sequence[Prompt], helpful: Sequence[Prompt], share: float, count: int, field: str) -> list[Prompt]:
+    """At most `count` prompts, of which the fraction `share` is helpful, mixed in proportion.
+
+    Raises:
+      UserError: there is no prompt of a kind that the share needs, or the columns of the two kinds differ.
+    """
+    for kind, usable, needed in (("helpful", helpful, share), ("other", others, 1 - share)):
+        if needed and not usable:
+            raise UserError(f"{field} is {share:g}, but no {kind} prompts are left; give more prompts, or change the share")
+    if share and share < 1 and set(others[0].columns) != set(helpful[0].columns):
+        missing = ", ".join(sorted(set(others[0].columns) ^ set(helpful[0].columns)))
+        raise UserError(f"{field} is {share:g}, but the prompts of config.data.rl have columns that those of data.helpful lack "
+                        f"({missing}); remove the columns, or leave the share at None")
+    total = min([count, *([len(helpful) / share] if share else []), *([len(others) / (1 - share)] if share < 1 else [])])
+    number = round(total * share)
+    return interleaved([others[: max(round(total) - number, 0)], helpful[:number]])
+
+
 def in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:
     """Interleaves the prompts of several files in proportion to data.weights or, by default, to their numbers of prompts.
 

@@ -1,14 +1,19 @@
-"""Breaks an evaluation down by the columns of its prompts, such as the label "safe" or "unsafe" of a benchmark."""
+"""Breaks prompts down by their sources, and an evaluation by the columns of its prompts, such as a label "safe" or "unsafe"."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import collections
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxalign.records import Comparison
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.tracking.formatting import percent
 from jaxalign.trainers.evaluation import won
+
+RED_TEAM = "red_team"
 
 MOST_VALUES = 12
 """The maximum number of values of a column by which results are broken down."""
@@ -79,3 +84,22 @@ def _results(rows: Sequence[Mapping[str, Any]], names: Sequence[str], contests: 
 def means_by_model(by_model: Mapping[str, Sequence[Mapping[str, Any]]], field: str) -> dict[str, float]:
     """The mean of a field of each model's rows."""
     return {name: float(np.mean([row[field] for row in rows])) for name, rows in by_model.items()}
+
+
+def prompt_shares(context: StageContext, row_sources: Iterable[str], unit: str = "prompts") -> dict[str, Any]:
+    """The part of a stage's summary with the share of each source; prints it, with a warning if all are red-team prompts.
+
+    Args:
+      context: the stage's context.
+      row_sources: the source of each prompt or row, such as "red_team" or "helpful".
+      unit: the name of the rows in the sentence.
+    """
+    counts = collections.Counter(row_sources)
+    total, stage = sum(counts.values()), context.directory.name
+    shares = {source: count / total for source, count in sorted(counts.items())}
+    listed = ", ".join(f"{percent(share)} {source}" for source, share in shares.items())
+    print(f"[{stage}] {total:,} {unit}: {listed}", flush=True)
+    if set(counts) == {RED_TEAM}:
+        print(f"[{stage}] warning: all {total:,} {unit} are red-team prompts; a model that learns from no helpful prompts "
+              "becomes evasive: set config.data.helpful to a file of prompts", flush=True)
+    return {"prompt_shares": shares}

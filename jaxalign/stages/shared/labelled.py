@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxalign.config import Config, DPOConfig, PreferenceConfig, SFTConfig
+from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.sources.base import SourceReport, few_dialogues, few_held_out, held_out_count, split_by_prompt
+from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
 from jaxalign.reasons import COMPARISON, advice, few_usable, too_few, usable_sentence
-from jaxalign.records import Comparison, Demonstration, Message, PrincipleLabel
+from jaxalign.records import Comparison, Demonstration, Judgement, Message, PrincipleLabel
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
@@ -98,6 +101,31 @@ def labelled_split(
     train, held_out = split_by_prompt(pairs, section.held_out_share, context.config.seed, minimum)
     sources.print_few(context, few_dialogues(train, held_out, minimum))
     return train, held_out, None
+
+
+def pair_loader(
+    context: StageContext, pairs: Sequence[Comparison | Judgement], batch: int, stream: int, rows_per_pair: int = 1
+) -> EpochLoader:
+    """The loader for rows built from `pairs` in their order: every row in each epoch, or in proportion to config.data.weights.
+
+    Raises:
+      UserError: a file with a weight has no training pair, or the smallest weight gives less than one row per epoch.
+    """
+    config, seed, rows = context.config, context.stream_seed, rows_per_pair * len(pairs)
+    if not config.data.weights:
+        return EpochLoader(rows, batch, seed, stream)
+    counts = collections.Counter(pair.prompt.source for pair in pairs)
+    named = named_files(config)
+    for name, path in named.items():
+        if not counts[name]:
+            raise UserError(f"{path} has a weight in config.data.weights but no training pair is left in it; leave the file "
+                            "out, or lower config.data.held_out_share")
+    least = min(config.data.weights) / sum(config.data.weights) * rows
+    if least < 1:
+        raise UserError(f"the smallest of config.data.weights {config.data.weights} gives its file less than one of the {rows} "
+                        "rows of an epoch; raise it, or leave the file out")
+    sizes = tuple(rows_per_pair * counts[name] for name in named)
+    return MixtureLoader(rows, batch, seed, stream, sizes, config.data.weights)
 
 
 def answered(

@@ -1,16 +1,14 @@
-"""Reads the rows that stages train on from the config's data source, and mixes helpful and other prompts."""
+"""Reads the rows and the prompts of stages from the config's data source."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
-from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.sources.base import (
     CountTokens,
     DataSource,
@@ -25,20 +23,16 @@ from jaxalign.data.sources.base import (
     split_rows,
     unique_prompts,
 )
-from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.lazy import LazyRecords
-from jaxalign.data.sources.prompts import in_turn, interleaved
+from jaxalign.data.sources.prompts import in_turn, mixed
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
-from jaxalign.records import Comparison, Judgement, Prompt
+from jaxalign.records import Prompt
 from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import PROMPT_FILES, data_source
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.tracking.formatting import percent
-
-RED_TEAM = "red_team"
 
 
 def data_files(config: Config) -> dict[Path, str]:
@@ -178,31 +172,6 @@ def print_few(context: StageContext, few: str) -> None:
 def data_summary(sets: PromptSets) -> dict[str, Any]:
     """The part of a stage's summary about the files of prompts; empty if no file was read."""
     return {"data": {"files": [report.to_dict() for report in sets.reports]}} if sets.reports else {}
-
-
-def pair_loader(
-    context: StageContext, pairs: Sequence[Comparison | Judgement], batch: int, stream: int, rows_per_pair: int = 1
-) -> EpochLoader:
-    """The loader for rows built from `pairs` in their order: every row in each epoch, or in proportion to config.data.weights.
-
-    Raises:
-      UserError: a file with a weight has no training pair, or the smallest weight gives less than one row per epoch.
-    """
-    config, seed, rows = context.config, context.stream_seed, rows_per_pair * len(pairs)
-    if not config.data.weights:
-        return EpochLoader(rows, batch, seed, stream)
-    counts = collections.Counter(pair.prompt.source for pair in pairs)
-    named = named_files(config)
-    for name, path in named.items():
-        if not counts[name]:
-            raise UserError(f"{path} has a weight in config.data.weights but no training pair is left in it; leave the file "
-                            "out, or lower config.data.held_out_share")
-    least = min(config.data.weights) / sum(config.data.weights) * rows
-    if least < 1:
-        raise UserError(f"the smallest of config.data.weights {config.data.weights} gives its file less than one of the {rows} "
-                        "rows of an epoch; raise it, or leave the file out")
-    sizes = tuple(rows_per_pair * counts[name] for name in named)
-    return MixtureLoader(rows, batch, seed, stream, sizes, config.data.weights)
 
 
 def _where(config: Config) -> str:
@@ -345,24 +314,6 @@ def stage_prompts(
                  f"config.{stage}.helpful_share")
 
 
-def mixed(others: Sequence[Prompt], helpful: Sequence[Prompt], share: float, count: int, field: str) -> list[Prompt]:
-    """At most `count` prompts, of which the fraction `share` is helpful, mixed in proportion.
-
-    Raises:
-      UserError: there is no prompt of a kind that the share needs, or the columns of the two kinds differ.
-    """
-    for kind, usable, needed in (("helpful", helpful, share), ("other", others, 1 - share)):
-        if needed and not usable:
-            raise UserError(f"{field} is {share:g}, but no {kind} prompts are left; give more prompts, or change the share")
-    if share and share < 1 and set(others[0].columns) != set(helpful[0].columns):
-        missing = ", ".join(sorted(set(others[0].columns) ^ set(helpful[0].columns)))
-        raise UserError(f"{field} is {share:g}, but the prompts of config.data.rl have columns that those of data.helpful lack "
-                        f"({missing}); remove the columns, or leave the share at None")
-    total = min([count, *([len(helpful) / share] if share else []), *([len(others) / (1 - share)] if share < 1 else [])])
-    number = round(total * share)
-    return interleaved([others[: max(round(total) - number, 0)], helpful[:number]])
-
-
 def all_helpful(context: StageContext, tokenizer: Tokenizer, sets: PromptSets, max_new_tokens: int) -> list[Prompt]:
     """All helpful prompts of the source that fit; empty if it has none."""
     source = sets.of("helpful")
@@ -384,22 +335,3 @@ def held_out_helpful(context: StageContext, tokenizer: Tokenizer, sets: PromptSe
     count = min(config.ppo.alarms.prompts, len(helpful) // 2)
     # Columns belong to the prompts of RL; the reward scores these prompts without.
     return [dataclasses.replace(prompt, columns={}) for prompt in helpful[-count:]]
-
-
-def prompt_shares(context: StageContext, row_sources: Iterable[str], unit: str = "prompts") -> dict[str, Any]:
-    """The part of a stage's summary with the share of each source; prints it, with a warning if all are red-team prompts.
-
-    Args:
-      context: the stage's context.
-      row_sources: the source of each prompt or row, such as "red_team" or "helpful".
-      unit: the name of the rows in the sentence.
-    """
-    counts = collections.Counter(row_sources)
-    total, stage = sum(counts.values()), context.directory.name
-    shares = {source: count / total for source, count in sorted(counts.items())}
-    listed = ", ".join(f"{percent(share)} {source}" for source, share in shares.items())
-    print(f"[{stage}] {total:,} {unit}: {listed}", flush=True)
-    if set(counts) == {RED_TEAM}:
-        print(f"[{stage}] warning: all {total:,} {unit} are red-team prompts; a model that learns from no helpful prompts "
-              "becomes evasive: set config.data.helpful to a file of prompts", flush=True)
-    return {"prompt_shares": shares}
