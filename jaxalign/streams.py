@@ -64,6 +64,7 @@ LOADERS = {
     "online_dpo": 400,
     "online_dpo minibatches": 401,
     "reward_distill": 500,
+    "window of prompts": 700,
 }
 """Numpy streams that shuffle a stage's rows: the `stream` of `data.loader.EpochLoader`."""
 PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2, "audit": 600}

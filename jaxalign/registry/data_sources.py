@@ -42,8 +42,9 @@ class DataSourceRecord(Record):
       reads: the fields of `config.data` that it reads, among those that not every source reads; None: any. A field that other
         sources read but this one does not must keep its default.
       world: the fields of `config.world` that it reads, with the same meaning of None.
-      windows: `function(inputs: SourceInputs, kind) -> WindowRows`, or "module:attribute" of it: opens the rows of a kind by
-        index for `config.data.window`; empty: it has no such rows.
+      windows: `function(inputs: SourceInputs, kind) -> WindowRows`, or "module:attribute" of it: opens the comparisons,
+        judgements or demonstrations by index for `config.data.window`; empty: it has no such rows. A source whose `prompts`
+        function reads only a window has "window" in `reads`.
       world_rows: it reads `config.world` for rows of other kinds than text; if False, only `model.source=scratch` reads them.
     """
 
@@ -92,7 +93,7 @@ class DataSourceRecord(Record):
 
 
 _FILES, _GENERATED = "jaxalign.data.sources.files", "jaxalign.data.sources.generated"
-_FILE = ("train", "columns", "held_out_share", "max_bad_share", "limit")
+_FILE = ("train", "columns", "held_out_share", "max_bad_share", "limit", "window")
 PROMPT_FILES = ("red_team", "helpful", "rl", "eval")
 """The fields of `config.data` that name files of prompts; `train` is another name of `rl`."""
 

@@ -45,7 +45,7 @@ class StageRecord(Record):
       trains: it trains in steps, so single steps can be profiled.
       learns_from: kinds of rows (`jaxalign.registry.data_sources.KINDS`), of which the data source must have at least one,
         unless another stage of the run makes them; empty: it reads no rows.
-      windows: it reads rows in windows if `config.data.window` is above 0.
+      windows: it reads rows in windows, or the prompts of one window, if `config.data.window` is above 0.
       makes: the kinds of rows that it makes for later stages: "revisions" or "comparisons".
       asks_judge: the methods of the judge of `config.feedback` that it calls.
       batches: its batches.

@@ -33,7 +33,7 @@ from jaxalign.trainers.sft import packed
 
 
 @STAGES.declare(
-    "best_of_n", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
+    "best_of_n", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",), windows=True,
     batches=(Batch("best_of_n.batch", ("best_of_n.n",)), Batch("best_of_n.batch_rows", ("best_of_n.micro_batches",))),
     programs="jaxalign.planner.stage_programs:best_of_n",
     report="jaxalign.tracking.report.training:losses",

@@ -33,7 +33,7 @@ from jaxalign.tracking.progress import Progress
 
 
 @STAGES.declare(
-    "compare", samples=True, learns_from=("prompts",), makes=("comparisons",), asks_judge=("compare",),
+    "compare", samples=True, learns_from=("prompts",), windows=True, makes=("comparisons",), asks_judge=("compare",),
     batches=(Batch("compare.batch"),),
     programs="jaxalign.planner.stage_programs:compare",
     report="jaxalign.tracking.report.feedback:labels", preview="jaxalign.stages.shared.preview:compare_rows",

@@ -61,7 +61,7 @@ class DPOStage(BuiltinStage):
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.dpo
         tokenizer, judged = run_models.load_tokenizer(context), sources.is_judged(config)
-        train = _train_in_windows if config.data.window else _train_in_memory
+        train = _train_in_windows if sources.in_windows(config, "compare") else _train_in_memory
         trainer, summary, extra = train(context, tokenizer, judged)
         save_params(context.directory / "params", trainer.params)
         metrics = read_metrics(context.directory / "metrics.jsonl")

@@ -59,7 +59,8 @@ def evaluated(config: Config) -> tuple[str, ...]:
 
 
 @STAGES.declare(
-    "evaluate", samples=True, uses_sampler=True, learns_from=("prompts", "judgements"), batches=(Batch("evaluate.batch"),),
+    "evaluate", samples=True, uses_sampler=True, learns_from=("prompts", "judgements"), windows=True,
+    batches=(Batch("evaluate.batch"),),
     programs="jaxalign.planner.stage_programs:evaluate",
     report="jaxalign.tracking.report.evaluation:evaluation",
 )

@@ -33,7 +33,7 @@ from jaxalign.trainers.online_direct import OnlineDPO, OnlineDPOParts
 
 
 @STAGES.declare(
-    "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
+    "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",), windows=True,
     asks_judge=("compare",), batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
     programs="jaxalign.planner.stage_programs:online_dpo",
     report="jaxalign.tracking.report.training:direct",

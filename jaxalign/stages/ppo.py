@@ -26,7 +26,7 @@ from jaxalign.trainers.ppo import PPO, PPOParts
 
 
 @STAGES.declare(
-    "ppo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
+    "ppo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",), windows=True,
     batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
     programs="jaxalign.planner.ppo_programs:ppo",
     report="jaxalign.tracking.report.training:reinforcement", preview="jaxalign.stages.shared.preview:ppo_rows",

@@ -60,7 +60,7 @@ class PreferenceStage(BuiltinStage):
         config, section = context.config, context.config.preference
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
-        data = (_InWindows if config.data.window else _InMemory)(context, tokenizer)
+        data = (_InWindows if sources.in_windows(config, "compare") else _InMemory)(context, tokenizer)
         pairs, choosing, held_out = data.pairs, data.arrays(data.pairs.choosing), data.arrays(data.pairs.held_out)
         inputs = [self._inputs(context, policy, number) for number in range(section.members)]
         trainer = RewardModel.from_inputs(inputs, section)

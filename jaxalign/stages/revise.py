@@ -26,7 +26,7 @@ from jaxalign.tracking.progress import Progress
 
 
 @STAGES.declare(
-    "revise", samples=True, learns_from=("prompts",), makes=("revisions",), asks_judge=("critique", "revise"),
+    "revise", samples=True, learns_from=("prompts",), windows=True, makes=("revisions",), asks_judge=("critique", "revise"),
     batches=(Batch("revise.batch"),),
     programs="jaxalign.planner.stage_programs:revise",
     report="jaxalign.tracking.report.feedback:revisions", preview="jaxalign.stages.shared.preview:revise_rows",

@@ -53,7 +53,7 @@ class SftStage(BuiltinStage):
         config, section = context.config, context.config.sft
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
-        if config.data.window:
+        if sources.in_windows(config, "revise"):
             self._run_in_windows(context, tokenizer, model)
             return
         train, held_out, report = answered(context, tokenizer)

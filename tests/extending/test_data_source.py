@@ -11,7 +11,7 @@ from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord
-from jaxalign.stages.shared import sources
+from jaxalign.stages.shared import reads, sources
 from jaxalign.stages.shared.base import StageContext
 from tests.feedback.fakes import WordTokenizer
 
@@ -30,7 +30,7 @@ def test_ppo_and_evaluation_use_its_prompts(tmp_path):
     held_out = sources.prompts(here, WordTokenizer(), "evaluate", 99, 8)
     assert [prompt.id for prompt in train[:3]] == ["sum-0-0", "sum-0-1", "sum-0-2"] and len(train) == 12
     assert [prompt.columns["answer"] for prompt in held_out] == list(range(9, 19))
-    assert sources.data_files(here.config) == {PLUGIN: "data.source"}
+    assert reads.data_files(here.config) == {PLUGIN: "data.source"}
 
 
 def test_sft_trains_on_its_better_answers(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from jaxalign.config import from_config_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
-from jaxalign.stages.shared import labelled, sources
+from jaxalign.stages.shared import labelled, reads, sources
 from jaxalign.stages.shared.base import StageContext
 from tests.feedback.fakes import WordTokenizer
 
@@ -40,7 +40,7 @@ def test_the_source_of_a_pair_names_its_file(tmp_path, files):
     assert collections.Counter(prompt.source for prompt in pairs) == {"helpful/train": 8, "harmless/train": 4}
     assert len({prompt.id for prompt in pairs}) == 12 and pairs[0].id.startswith("helpful/train:")
     assert [file["pairs"] for file in report.to_dict()["files"]] == [8, 4] and len(report.sentences()) == 2
-    assert {str(path) for path in sources.data_files(context(tmp_path, *files).config)} == set(files)
+    assert {str(path) for path in reads.data_files(context(tmp_path, *files).config)} == set(files)
 
 
 def test_pairs_of_a_single_file_have_the_source_human(tmp_path, files):

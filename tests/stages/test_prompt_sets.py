@@ -9,7 +9,7 @@ import pytest
 from jaxalign.config import from_config_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
-from jaxalign.stages.shared import judges, sources
+from jaxalign.stages.shared import judges, reads, sources
 from jaxalign.stages.shared.base import StageContext
 from tests.feedback.fakes import WordTokenizer
 
@@ -89,7 +89,7 @@ def test_helpful_prompts_are_optional(tmp_path, files):
 
 def test_every_file_belongs_to_the_stage(tmp_path, files):
     made = context(tmp_path, eval=files["helpful"], red_team=files["red_team"])
-    assert set(sources.data_files(made.config).values()) == {"data.red_team", "data.eval"}
+    assert set(reads.data_files(made.config).values()) == {"data.red_team", "data.eval"}
 
 
 @pytest.mark.parametrize(("stages", "data", "sentence"), [

@@ -36,7 +36,7 @@ def test_a_file_of_prompts_is_split_and_keeps_its_columns(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "sums.jsonl: 21 rows read, 20 prompts kept" in shown
     assert "1 broken or not a prompt; dropped (lines 21)" in shown
-    assert sources.data_files(made.config) == {tmp_path / "sums.jsonl": "data.train"}
+    assert reads.data_files(made.config) == {tmp_path / "sums.jsonl": "data.train"}
 
 
 def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys):

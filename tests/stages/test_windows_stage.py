@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import time
 
 import chex
@@ -22,6 +23,7 @@ from tests.folders import write_model
 pytest.importorskip("pyarrow")
 
 ROWS = [{"prompt": f"the cat {i % 23} sat", "chosen": f"yes {i} it did", "rejected": "no"} for i in range(90)]
+SOURCE = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "data_source.py"
 ROWS[40] = {"prompt": "", "chosen": "yes", "rejected": "no"}
 
 
@@ -81,10 +83,11 @@ def test_too_many_broken_rows_stop_the_stage(runs, tmp_path):
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ({"stages": ("sft", "evaluate")}, "stage evaluate reads all rows before it begins; leave it out of config.stages"),
+    ({"stages": ("preference", "reward_distill")}, "stage reward_distill reads all rows before it begins; leave it out"),
     ({"data": {"limit": 5}}, "config.data.limit is 5; set one of them to 0"),
     ({"data": {"extra_train": ("more.jsonl",)}}, "extra_train is set; put all files into one folder"),
-    ({"data": {"source": "prompts_jsonl"}}, "config.data.window is 32"),
+    ({"stages": ("evaluate",), "data": {"source": f"{SOURCE}:SUMS", "train": ""}},
+     "does not read rows in windows; set window to 0"),
 ])
 def test_what_cannot_be_read_in_windows_is_refused(tmp_path, fields, message):
     values = config(tmp_path, "rows.jsonl")

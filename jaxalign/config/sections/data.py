@@ -55,8 +55,8 @@ class DataConfig(Section):
     limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
     window: int = field(0, "Read and encode the rows in windows of at most this number of rows, for data that does not fit in "
                         "memory: stages sft, preference and dpo begin after the first window, and read the next one while "
-                        "they train; 0: read all rows before the first step.", at_least(0),
-                        chosen("source", DATA_SOURCES, "windows"))
+                        "they train; stages that read prompts use those of one window of each file; 0: read all rows before "
+                        "the first step.", at_least(0), _SOURCE)
     style: str = field("auto", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
                        "HH-RLHF), chat (the model's own chat template), plain (a single text that the answer continues, for "
                        "base models) or auto: compact for model.source=scratch; for a "
@@ -116,7 +116,9 @@ class DataConfig(Section):
         """Checks that all that a run reads can be read in windows."""
         if not self.window:
             return
-        where = f"config.data.window is {self.window}"
+        where, source = f"config.data.window is {self.window}", data_source(config)
+        if not source.windows and "window" not in (source.reads or ()):
+            raise UserError(f"{where}, but config.data.source {self.source!r} does not read rows in windows; set window to 0")
         if self.extra_train:
             raise UserError(f"{where}, but config.data.extra_train is set; put all files into one folder for "
                             "config.data.train, or set window to 0")

@@ -24,14 +24,15 @@ class IndexedLines(RowFile):
       path: the file or the folder, as messages name it.
       files: the files.
       columns: the columns with other names.
+      strings: whether rows may be strings, as prompts.
 
     Raises:
       UserError: a file is missing, unreadable or zipped, or a mapped column is in none of the first rows.
     """
 
-    def __init__(self, path: Any, files: Sequence[pathlib.Path], columns: ColumnMap):
+    def __init__(self, path: Any, files: Sequence[pathlib.Path], columns: ColumnMap, strings: bool = False):
         super().__init__(path)
-        self._files, self._map = list(files), columns
+        self._files, self._map, self._strings = list(files), columns, strings
         self._ends: list[int] = []  # The number of rows up to the end of each file.
         self._lines = [0]  # The number of lines before each file, as the numbers of rows count them.
         self._places: list[tuple[array.array, array.array]] = []  # For each file, the offset and the line of every 1,024th row.
@@ -89,7 +90,7 @@ class IndexedLines(RowFile):
         if self._of != (file, chunk):
             self._chunk, self._of = self._read(file, chunk), (file, chunk)
         line, raw = self._chunk[within]
-        return parse_line(line, raw)
+        return parse_line(line, raw, self._strings)
 
     def _read(self, file: int, chunk: int) -> list[tuple[int, bytes]]:
         """(number, bytes) of the rows of a chunk."""

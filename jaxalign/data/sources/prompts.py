@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +31,11 @@ from jaxalign.data.chat.dialogues import Dialogue, parse_dialogue, parse_message
 from jaxalign.data.sources.base import PromptSets, SourceInputs, split_rows
 from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.json_items import COMMON, prompt_field
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
 from jaxalign.data.sources.reports import PromptReport
-from jaxalign.data.sources.rows import data_stem, open_rows
+from jaxalign.data.sources.row_files import RowFile
+from jaxalign.data.sources.rows import data_stem, open_indexed_rows, open_rows
+from jaxalign.data.sources.window_rows import window_of_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 from jaxalign.registry.data_sources import PROMPT_FILES
@@ -57,6 +59,8 @@ def read_prompts(
     name: str = "",
     columns: bool = True,
     renamed: Sequence[str] = (),
+    window: int = 0,
+    seed: int = 0,
 ) -> PromptFile:
     """Reads the prompts of a .jsonl, .json, .csv or .txt file, optionally .gz, or of a table, each distinct dialogue once.
 
@@ -68,6 +72,8 @@ def read_prompts(
       name: the `source` of the prompts and the beginning of their ids; empty: the source "file", and ids with the file's name.
       columns: whether prompts keep the other fields of their rows, which must then be the same in all rows.
       renamed: the entries of `config.data.columns`.
+      window: if above 0, read only the rows of `window_of_prompts`, at most this number.
+      seed: selects these rows.
 
     Returns:
       Prompts with ids "NAME:LINE", "NAME:ITEM" for a JSON array or "NAME:ROW" for a table, and the report on the rows.
@@ -81,8 +87,8 @@ def read_prompts(
     duplicates: list[int] = []
     names: set[str] | None = None
     count = 0
-    rows = open_rows(path, renamed, field)
-    for row in rows:
+    rows, read, total = _open(path, renamed, field, window, seed)
+    for row in read:
         count += 1
         if isinstance(row, BrokenLine):
             broken.append(row)
@@ -105,8 +111,19 @@ def read_prompts(
     if not prompts:
         raise UserError(f'{path} has no prompts; give at least one, such as a row with "{field}" or another field that '
                         "docs/data_formats.md lists")
-    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), unit=rows.unit)
+    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), unit=rows.unit, total_rows=total)
     return PromptFile(list(prompts.values()), report)
+
+
+def _open(
+    path: str | Path, renamed: Sequence[str], field: str, window: int, seed: int
+) -> tuple[RowFile, Iterable[JsonRow | BrokenLine], int]:
+    """(the file, the rows to read, the number of all rows if a window is read, else 0). Takes arguments of `read_prompts`."""
+    if not window:
+        rows = open_rows(path, renamed, field)
+        return rows, rows, 0
+    indexed = open_indexed_rows(path, renamed, field)
+    return indexed, (indexed[i] for i in window_of_prompts(indexed, window, seed)), len(indexed)
 
 
 def without(file: PromptFile, others: Sequence[Prompt], reason: str) -> PromptFile:
@@ -121,7 +138,8 @@ def prompts(inputs: SourceInputs) -> PromptSets:
     """The prompts of the files in `config.data`: red_team, helpful, rl (or train) and eval.
 
     Without rl, the prompts of red_team and helpful are also those of reinforcement learning. Without eval, a share of the
-    distinct dialogues of red_team and helpful, or of rl if neither is given, is held out for evaluation.
+    distinct dialogues of red_team and helpful, or of rl if neither is given, is held out for evaluation. With window, only the
+    rows of `window_of_prompts` of each file are read.
 
     Raises:
       UserError: a file cannot be read, or all of its prompts are evaluated and none is left to train on.
@@ -132,7 +150,8 @@ def prompts(inputs: SourceInputs) -> PromptSets:
         if path := data.rl or data.train if name == "rl" else getattr(data, name):
             source, columns = "" if name == "rl" else name, name in ("rl", "eval")
             read[name] = read_prompts(
-                Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns, data.columns
+                Path(path).expanduser(), data.max_bad_share, data.limit, data.prompt_field, source, columns, data.columns,
+                data.window, inputs.config.seed,
             )
     evaluated = read.pop("eval", None)
     if "red_team" in read and "helpful" in read:

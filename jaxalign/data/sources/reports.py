@@ -28,11 +28,14 @@ class FileReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, for the summary of a stage. Only prompts have the unit if it is a line."""
         values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if self.names_unit or name != "unit" or value != "line"}
+        left_out = {"unit": None if self.names_unit else "line", "total_rows": 0}
+        return {name: value for name, value in values.items() if name not in left_out or value != left_out[name]}
 
     def sentences(self) -> list[str]:
         """The numbers of rows read and kept, and a sentence for each reason that applies to a row."""
-        sentences = [f"{self.path}: {self.rows} rows read, {self.kept.format_map(vars(self))} kept"]
+        total = vars(self).get("total_rows")
+        rows = f"{self.rows:,} of {total:,} rows read" if total else f"{self.rows} rows read"
+        sentences = [f"{self.path}: {rows}, {self.kept.format_map(vars(self))} kept"]
         for field, meaning in self.reasons.items():
             places = getattr(self, field)
             numbers = [str(place.line if isinstance(place, BrokenLine) else place) for place in places]
@@ -134,8 +137,9 @@ class DemonstrationReport(AnswerReport):
 class PromptReport(FileReport):
     """A report on the rows of a file of prompts. Tuples contain line numbers, which start at 1.
 
-    rows = prompts + broken + duplicates, unless reading stopped at a limit. The prompts include those of `evaluated` and
-    `in_red_team`.
+    rows = prompts + broken + duplicates, unless reading stopped at a limit or rows that answer the prompts were dropped for
+    other reasons. The prompts include those of `evaluated` and `in_red_team`. total_rows: the rows of the data if only those of
+    a window were read (`config.data.window`), else 0.
     """
 
     path: str
@@ -146,6 +150,7 @@ class PromptReport(FileReport):
     evaluated: tuple[int, ...] = ()
     in_red_team: tuple[int, ...] = ()
     unit: str = "line"
+    total_rows: int = 0
 
     kept = "{prompts} prompts"
     names_unit = True

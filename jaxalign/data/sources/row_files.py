@@ -111,6 +111,30 @@ class TextRows(RowFile):
         return self._mapped.rows(self.path, self._read())
 
 
+class ListedRows(RowFile):
+    """Rows of a text file that are all in memory, for formats that cannot be read by index.
+
+    Args:
+      rows: the rows.
+    """
+
+    def __init__(self, rows: RowFile):
+        super().__init__(rows.path)
+        self.unit, self._file, self._rows = rows.unit, rows, list(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> JsonRow | BrokenLine:
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[JsonRow | BrokenLine]:
+        return iter(self._rows)
+
+    def place(self, number: int) -> str:
+        return self._file.place(number)
+
+
 class TextFolder(RowFile):
     """The rows of several text files, one file after another. Numbers count the lines of all files.
 

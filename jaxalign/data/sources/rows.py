@@ -20,13 +20,14 @@ from jaxalign.data.sources.csv_rows import iterate_csv
 from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.json_items import read_items
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, iterate_jsonl, read_bytes, read_object
-from jaxalign.data.sources.row_files import ColumnMap, RowFile, TextFolder, TextRows
+from jaxalign.data.sources.row_files import ColumnMap, ListedRows, RowFile, TextFolder, TextRows
 from jaxalign.data.sources.tables import Table
 from jaxalign.data.sources.tfds_part import PREFIX, TfdsPart, is_tfds, parse_name, prepared_files
 from jaxalign.errors import UserError
 
 _TABLES = (".parquet", ".arrow", ".feather")
 _LINES = (".jsonl",)
+_LISTED = (".txt", ".csv", ".json")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
@@ -56,17 +57,23 @@ def open_rows(path: str | pathlib.Path, columns: Sequence[str] = (), prompt_fiel
     return _text(path, mapped, prompt_field)
 
 
-def open_indexed_rows(path: str | pathlib.Path, columns: Sequence[str] = ()) -> Table | IndexedLines:
-    """The rows of data by index: a table, or JSON Lines, which one pass indexes. Takes the arguments of `open_rows`.
+def open_indexed_rows(
+    path: str | pathlib.Path, columns: Sequence[str] = (), prompt_field: str = ""
+) -> Table | IndexedLines | ListedRows:
+    """The rows of data by index. Takes the arguments of `open_rows`.
+
+    One pass indexes JSON Lines. Prompts in .txt, .csv and .json files are held in memory.
 
     Raises:
       UserError: as `open_rows`, or a text file is missing, unreadable or zipped.
     """
-    rows = open_rows(path, columns)
+    rows = open_rows(path, columns, prompt_field)
     if isinstance(rows, Table):
         return rows
     path = pathlib.Path(path).expanduser()
-    return IndexedLines(path, _folder_files(path) if path.is_dir() else [path], ColumnMap.of(columns))
+    if prompt_field and not path.is_dir() and _ending(path) in _LISTED:
+        return ListedRows(rows)
+    return IndexedLines(path, _folder_files(path) if path.is_dir() else [path], ColumnMap.of(columns), bool(prompt_field))
 
 
 def data_stem(path: str | pathlib.Path) -> str:
@@ -126,7 +133,7 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
                         f"them, such as {path / splits[0] if splits else path / 'train'}")
     found: dict[str, list[pathlib.Path]] = {}
     for file in sorted(path.iterdir()):
-        ending = pathlib.Path(file.name.lower().removesuffix(".gz")).suffix
+        ending = _ending(file)
         if file.is_file() and file.name[0] not in "._" and ending in (*_TABLES, *_LINES):
             found.setdefault("JSON Lines" if ending in _LINES else ending, []).append(file)
     if not found:
@@ -146,9 +153,14 @@ def _saved_files(path: pathlib.Path) -> list[pathlib.Path]:
     return [path / name for name in names]
 
 
+def _ending(path: pathlib.Path) -> str:
+    """The ending of a file's name, in lower case and without .gz."""
+    return pathlib.Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def _text(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
     """The rows of a text file."""
-    ending = pathlib.Path(path.name.lower().removesuffix(".gz")).suffix if prompt_field else ""
+    ending = _ending(path) if prompt_field else ""
     read, unit = functools.partial(iterate_jsonl, path, strings=bool(prompt_field)), "line"
     if ending == ".txt":
         read = functools.partial(_text_lines, path)

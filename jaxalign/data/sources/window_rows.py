@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from jaxalign.data.sources.base import dialogue_digest
+from jaxalign import streams
+from jaxalign.config import DataConfig
+from jaxalign.data.sources.base import PromptSets, dialogue_digest, unique_prompts
 from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
-from jaxalign.data.sources.reports import WINDOW_REASONS
+from jaxalign.data.sources.reports import WINDOW_REASONS, PromptReport
+from jaxalign.data.sources.row_files import ListedRows
 from jaxalign.data.sources.tables import Table
-from jaxalign.data.windows import WindowNotes
+from jaxalign.data.windows import WindowNotes, WindowOrder
 from jaxalign.records import Comparison, Demonstration, Judgement
 
 Record = Comparison | Demonstration | Judgement
@@ -45,6 +48,45 @@ class WindowRows(NamedTuple):
 def is_held_out(row: Record, share: float, seed: int) -> bool:
     """Whether a row is held out: a hash of its dialogue is below the share. Rows with equal dialogues are not separated."""
     return dialogue_digest(row, seed) < share * 2.0**64
+
+
+def window_of_prompts(rows: Table | IndexedLines | ListedRows, window: int, seed: int) -> Iterator[int]:
+    """The indices of the rows that give the prompts of a run: one window of them, or all if they fit, in the order of the data.
+
+    Args:
+      rows: the rows.
+      window: the maximum number of indices.
+      seed: the run's seed. Every stage and every round of a run reads the same window.
+    """
+    if len(rows) <= window:
+        yield from range(len(rows))
+    else:
+        for block in WindowOrder(len(rows), window, seed, streams.LOADERS["window of prompts"]).blocks_of(0):
+            yield from block.tolist()
+
+
+def prompts_of_answered(source: WindowRows, data: DataConfig, seed: int) -> PromptSets:
+    """The prompts of answered rows: the distinct dialogues of a window, of which those of `is_held_out` are for evaluation.
+
+    Args:
+      source: the rows.
+      data: the section of the config.
+      seed: the run's seed.
+
+    Raises:
+      UserError: too many of the rows are broken.
+    """
+    table, listed = source.rows, collections.defaultdict(list)
+    index = list(window_of_prompts(table, data.window, seed))
+    records = [record for _, record in source.records(index, listed)]
+    broken = listed["broken"]
+    check_bad_share(table.path, broken, len(index), data.max_bad_share, table.unit, table.place)
+    parts = ([row for row in records if is_held_out(row, data.held_out_share, seed) == held] for held in (False, True))
+    train, held_out = map(unique_prompts, parts)
+    report = PromptReport(
+        str(table.path), len(index), len(train) + len(held_out), tuple(broken), (), unit=table.unit, total_rows=len(table)
+    )
+    return PromptSets(train, held_out, reports=(report,))
 
 
 @dataclasses.dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxalign.config import Config
 from jaxalign.registry.stages import STAGES
-from jaxalign.stages.shared import judges, reads, sources
+from jaxalign.stages.shared import judges, reads
 from jaxalign.stages.shared.base import Stage
 
 
@@ -18,7 +18,7 @@ class BuiltinStage(Stage):
         record = STAGES.get(self.name)
         paths = reads.base_files(config)
         if record.learns_from:
-            paths |= sources.data_files(config)
+            paths |= reads.data_files(config)
         if record.asks_judge or self.name == "evaluate":  # Evaluation checks its judge even if it compares no answers.
             paths |= judges.feedback_files(config, self.name)
         if record.uses_sampler:

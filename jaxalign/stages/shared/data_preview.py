@@ -10,7 +10,7 @@ from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.data.sources.rows import open_rows
 from jaxalign.data.sources.tables import Table
 from jaxalign.registry.data_sources import data_source
-from jaxalign.stages.shared.sources import data_files
+from jaxalign.stages.shared.reads import data_files
 
 _MOST_CHARACTERS = 400
 

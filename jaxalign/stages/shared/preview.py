@@ -84,7 +84,7 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     """The first `count` rows of stage sft."""
     _require(context, "sft", *sources.made_in(context.config, "revise"))
     config, out = context.config, []
-    if config.data.window:
+    if sources.in_windows(config, "revise"):
         found = windows.first_rows(context, tokenizer, labelled.answer_kind(config), count)
         pairs: Sequence[labelled.Answered] = list(map(labelled.answer_of, found))
     else:
@@ -134,7 +134,7 @@ def _labelled(
     context: StageContext, tokenizer: Tokenizer, section: PreferenceConfig | DPOConfig, count: int, margins: bool = False
 ) -> Sequence[Comparison]:
     """The first `count` pairs to train on."""
-    if context.config.data.window:
+    if sources.in_windows(context.config, "compare"):
         return windows.first_rows(context, tokenizer, "comparisons", count)
     return labelled.labelled_split(context, tokenizer, section, margins)[0][:count]
 

@@ -10,6 +10,7 @@ from jaxalign.config.finished import base_stage, tokenizer_path
 from jaxalign.data.tokenizers import files as tokenizer_files
 from jaxalign.models.adapters import peft_config, peft_folder
 from jaxalign.models.checkpoints.safetensors import weight_files
+from jaxalign.registry.data_sources import PROMPT_FILES, data_source
 from jaxalign.registry.stages import policies_before
 from jaxalign.stages.shared.manifest import FILE
 
@@ -44,6 +45,18 @@ def plugin_file(name: str, field: str) -> dict[Path, str]:
     """The file in a name of the form "FILE.py:name", with the config field that has the name; empty for another name."""
     place = name.rpartition(":")[0]
     return {Path(place).expanduser(): field} if place.endswith(".py") else {}
+
+
+def data_files(config: Config) -> dict[Path, str]:
+    """The files that the data source reads, with the config field that names each. A user's source file is one of them."""
+    record, paths = data_source(config), plugin_file(config.data.source, "data.source")
+    if record.rows or record.reads is None:
+        named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
+        for name in ("train", *PROMPT_FILES):
+            path = getattr(config.data, name)
+            named |= {Path(path).expanduser(): f"data.{name}"} if path else {}
+        paths |= named
+    return paths
 
 
 def base_files(config: Config) -> dict[Path, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config
@@ -25,31 +24,25 @@ from jaxalign.data.sources.base import (
 )
 from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.sources.prompts import in_turn, mixed
+from jaxalign.data.sources.window_rows import WindowRows, prompts_of_answered
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
 from jaxalign.records import Prompt
 from jaxalign.registry.custom import custom_code
-from jaxalign.registry.data_sources import PROMPT_FILES, data_source
+from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
-
-
-def data_files(config: Config) -> dict[Path, str]:
-    """The files that the data source reads, with the config field that names each. A user's source file is one of them."""
-    record, paths = data_source(config), reads.plugin_file(config.data.source, "data.source")
-    if record.rows or record.reads is None:
-        named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
-        for name in ("train", *PROMPT_FILES):
-            path = getattr(config.data, name)
-            named |= {Path(path).expanduser(): f"data.{name}"} if path else {}
-        paths |= named
-    return paths
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
     """(stage,) if later stages train on the rows of `stage`, revise or compare; () if they train on those of the source."""
     return (stage,) if stage in config.stages or data_source(config).feedback else ()
+
+
+def in_windows(config: Config, maker: str) -> bool:
+    """Whether a stage that trains on the rows of stage `maker`, or else on those of the source, reads them in windows."""
+    return bool(config.data.window) and not made_in(config, maker)
 
 
 def source_rows(
@@ -78,6 +71,15 @@ def source_rows(
         train = fitting(context, tokenizer, train, most, _where(config))
         held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
     return train, held_out, split.report
+
+
+def open_window_rows(context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False) -> WindowRows:
+    """The rows of a kind by index. Raises UserError if the data is missing or cannot be read by index."""
+    config, most = context.config, context.config.model.max_length
+    if kind != "demonstrations":
+        most = min(config.preference.max_length, most)
+    inputs = SourceInputs(config, token_counter(tokenizer, config), most, margins)
+    return data_source(config).load("windows")(inputs, kind)
 
 
 def text(config: Config) -> Split[Document]:
@@ -119,7 +121,7 @@ def prompts(
         return read_rows(source, kind, _where(config), first + count)[first:]
     every, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
     fitted = fit_prompts(every, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
-    place = " and ".join(map(str, data_files(config))) or _where(config)
+    place = " and ".join(map(str, reads.data_files(config))) or _where(config)
     if not every and purpose != "helpful":
         raise UserError(f"{place} has no {purpose} prompts; give more prompts"
                         + (", set config.data.eval, or raise config.data.held_out_share" if purpose == "evaluate" else ""))
@@ -130,6 +132,9 @@ def prompts(
                             "change config.data.style")
         raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
     _report_fitting(context, purpose, len(every), fitted, most)
+    if config.data.window and len(fitted.prompts) < count:
+        print(f"[{stage}] warning: {len(fitted.prompts):,} {purpose} prompts are used, not the {count:,} of the config, since "
+              f"config.data.window is {config.data.window:,}; raise it", flush=True)
     first = first_prompt(context.round, len(fitted.prompts), count)
     return in_turn(fitted.prompts, config)[first : first + count]
 
@@ -150,9 +155,12 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     config, record = context.config, data_source(context.config)
     if record.prompts is None:
         kind = next(kind for kind in ("comparisons", "judgements", "demonstrations") if getattr(record, kind) is not None)
-        train, held_out, _ = source_rows(context, tokenizer, kind)
-        return PromptSets(unique_prompts(train), unique_prompts(held_out))
-    given = _build(SourceInputs(config), "prompts")
+        if not config.data.window:
+            train, held_out, _ = source_rows(context, tokenizer, kind)
+            return PromptSets(unique_prompts(train), unique_prompts(held_out))
+        given = prompts_of_answered(open_window_rows(context, tokenizer, kind), config.data, config.seed)
+    else:
+        given = _build(SourceInputs(config), "prompts")
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
             print(f"[{context.title}] {sentence}", flush=True)

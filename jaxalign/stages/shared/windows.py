@@ -10,11 +10,9 @@ from typing import Any
 
 from jaxalign import streams
 from jaxalign.config import DPOConfig, PreferenceConfig, SFTConfig
-from jaxalign.data.sources.base import SourceInputs
-from jaxalign.data.sources.window_rows import Record, WindowReport, WindowRows, is_held_out
+from jaxalign.data.sources.window_rows import Record, WindowReport, is_held_out
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.windows import ArrayBuilder, Read, WindowedRows, WindowNotes, WindowOrder
-from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.labelled import print_report
@@ -45,18 +43,9 @@ class WindowUse:
     margins: bool = False
 
 
-def open_window_rows(context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False) -> WindowRows:
-    """The rows of a kind by index. Raises UserError if the data is missing or cannot be read by index."""
-    config, most = context.config, context.config.model.max_length
-    if kind != "demonstrations":
-        most = min(config.preference.max_length, most)
-    inputs = SourceInputs(config, sources.token_counter(tokenizer, config), most, margins)
-    return data_source(config).load("windows")(inputs, kind)
-
-
 def first_rows(context: StageContext, tokenizer: Tokenizer, kind: str, count: int) -> list[Record]:
     """The first `count` rows to train on in the order of the data, for the preview."""
-    source, data = open_window_rows(context, tokenizer, kind), context.config.data
+    source, data = sources.open_window_rows(context, tokenizer, kind), context.config.data
     found: list[Record] = []
     for index in range(len(source.rows)):
         if len(found) == count:
@@ -86,7 +75,7 @@ class Windows:
 
     def __init__(self, context: StageContext, tokenizer: Tokenizer, use: WindowUse):
         self._context, self._use = context, use
-        self._source = open_window_rows(context, tokenizer, use.kind, use.margins)
+        self._source = sources.open_window_rows(context, tokenizer, use.kind, use.margins)
         self.report = WindowReport(self._source, context.config.data.max_bad_share, use.unit)
         self.rows = self.open(0, context.directory)
         try:
