@@ -1,5 +1,5 @@
 """Time and memory of reading a large Parquet folder: the first rows, rows by index, a limited read, a window, stages sft,
-preference and dpo in windows with a tiny model, and a pass over all rows.
+preference, dpo and revise in windows with a tiny model, and a pass over all rows.
 
     python -m benchmarks.table_memory --rows=10000000
 
@@ -24,8 +24,9 @@ BATCH = 64
 COLUMNS = ("prompt", "chosen", "rejected")
 WINDOW = 8_192
 STEPS = 100
-"""Steps of a stage: of 4 rows of 256 tokens in sft, of 32 pairs in preference (one member) and dpo."""
-STAGES = ("sft", "preference", "dpo")
+"""Steps of a stage: of 4 rows of 256 tokens in sft, of 32 pairs in preference (one member) and dpo. Stage revise answers and
+revises 256 prompts in batches of 64."""
+STAGES = ("sft", "preference", "dpo", "revise")
 GROUP = 100_000
 """Rows in a row group of the Parquet files."""
 
@@ -93,21 +94,31 @@ def measure(folder: Path, what: str, window: int) -> dict[str, float]:
 
 
 def run_stages(folder: Path, workdir: Path, window: int, stages: tuple[str, ...]) -> None:
-    """Runs stages with the rows of the folder and a tiny model; pretrain makes its tokenizer and random weights."""
+    """Runs stages with the rows of the folder and a tiny model; pretrain makes its tokenizer and random weights.
+
+    Stage revise reads the column "prompt" of the rows as red-team prompts, and starts from the model of the work directory.
+    """
     from jaxalign import pipeline
     from jaxalign.config import from_config_dict
 
-    pipeline.run(from_config_dict({
+    values = {
         "stages": stages, "compile_cache": "", "pretrain": {"steps": 0},
         "model": {"embed": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32},
         "data": {"source": "preferences_jsonl", "train": str(folder), "window": window},
         "sft": {"steps": STEPS}, "preference": {"steps": STEPS, "members": 1}, "dpo": {"steps": STEPS},
-    }), workdir)
+    }
+    if stages[-1] == "revise":
+        values |= {"stages": ("revise",), "model": {"source": "huggingface", "path": str(workdir / "pretrain")}}
+        values["data"] = {"source": "prompts_jsonl", "red_team": str(folder), "window": window}
+        values["revise"] = {"red_team_prompts": 256, "batch": BATCH, "rounds": 1, "max_new_tokens": 32}
+        workdir = workdir / "asked"
+    pipeline.run(from_config_dict(values), workdir)
 
 
 def measure_stage(folder: Path, stage: str, window: int) -> dict[str, float]:
     """Runs a stage in windows with a random tiny model. "seconds" is the time from the start of the stage to the end of its
-    first step, with reading and compiling; "rows" are the rows that were read."""
+    first step, with reading and compiling, or of revise from the start of the run to its first rows, a batch of answers and
+    revisions; "rows" are the rows that were read."""
     from jaxalign.json_text import parse_json
 
     with tempfile.TemporaryDirectory() as made:
@@ -115,12 +126,17 @@ def measure_stage(folder: Path, stage: str, window: int) -> dict[str, float]:
         base = multiprocessing.get_context("spawn").Process(target=run_stages, args=(folder, workdir, 0, ("pretrain",)))
         base.start()  # In a process of its own, whose memory does not count.
         base.join()
-        worked = time.process_time()
+        began, worked = time.time(), time.process_time()
         run_stages(folder, workdir, window, ("pretrain", stage))
         worked = time.process_time() - worked
-        timing = [parse_json(line) for line in (workdir / stage / "timing.jsonl").read_text().splitlines()]
-        seconds = next(row["since"] for row in timing if row["phase"] == "first step")
-        rows = parse_json((workdir / stage / "summary.json").read_text())["data"]["rows"]
+        workdir = workdir / "asked" if stage == "revise" else workdir
+        if stage == "revise":
+            seconds = min(path.stat().st_mtime for path in (workdir / stage).glob("rows-*.jsonl")) - began
+        else:
+            timing = [parse_json(line) for line in (workdir / stage / "timing.jsonl").read_text().splitlines()]
+            seconds = next(row["since"] for row in timing if row["phase"] == "first step")
+        data = parse_json((workdir / stage / "summary.json").read_text())["data"]
+        rows = sum(file["rows"] for file in data.get("files", (data,)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": rows}
 
@@ -130,7 +146,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, help="an existing folder; default: write one, and delete it afterwards")
     parser.add_argument("--measure", help="the measurement of this process")
-    parser.add_argument("--only", default="first,random,limited,window,sft,preference,dpo,all,split")
+    parser.add_argument("--only", default="first,random,limited,window,sft,preference,dpo,revise,all,split")
     parser.add_argument("--window", type=int, default=WINDOW, help="rows in a window (data.window)")
     options = parser.parse_args()
     if options.measure:

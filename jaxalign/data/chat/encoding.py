@@ -12,11 +12,14 @@ the template and is not trained on.
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxalign.data.chat import template as chat_template
+from jaxalign.data.chat.dialogues import Dialogue
 from jaxalign.data.chat.template import CLOSE, CUT, END, MARKS, OPEN, DialogueRefused
 from jaxalign.data.tokenizers.base import Encoded, Tokenizer
 from jaxalign.errors import UserError
@@ -139,7 +142,16 @@ def _write(
         raise UserError(f"{files.folder} has no chat template; put chat_template.jinja there, or set config.data.style to 'hh'")
     variables = tokenizer.names | ({"additional_special_tokens": list(files.other_special)} if files.other_special else {})
     variables |= files.variables | (more or {})
-    return chat_template.render(files.chat_template, files.folder, messages, variables, begin_answer)
+    return _text(files.chat_template, files.folder, tuple(messages), json.dumps(variables), begin_answer)
+
+
+@functools.lru_cache(maxsize=32)
+def _text(template: str, folder: str, messages: Dialogue, variables: str, begin_answer: bool) -> str:
+    """A rendering (`chat_template.render`). A row is counted and then encoded, which asks for the same ones several times.
+
+    variables: JSON.
+    """
+    return chat_template.render(template, folder, messages, json.loads(variables), begin_answer)
 
 
 def _rendered(
