@@ -22,7 +22,7 @@ def slice_problem(devices: DeviceSlice, machine: Machine) -> str:
     hosts in uneven numbers. All its devices are of one kind, as one program is compiled for all.
     """
     if not machine.devices.covers(devices):
-        return f"do not exist: the machine has {machine.count}, from 0 to {machine.count - 1}"
+        return f"do not all exist, as the machine has {machine.count}"
     kinds = machine.kinds(devices)
     if len(kinds) > 1:
         return f"are of unlike kinds ({', '.join(kinds)})"
@@ -42,7 +42,10 @@ def possible(devices: DeviceSlice, machine: Machine) -> bool:
 
 def nearest_slice(devices: DeviceSlice, machine: Machine) -> DeviceSlice:
     """The possible slice of which the ends are nearest to those of the given one; of two, the longer one."""
-    return min(_slices(machine), key=lambda near: (abs(near.start - devices.start) + abs(near.stop - devices.stop), -near.count))
+    def distance(other: DeviceSlice) -> tuple[int, int]:
+        return abs(other.start - devices.start) + abs(other.stop - devices.stop), -other.count
+
+    return min(_slices(machine), key=distance)
 
 
 def _slices(machine: Machine) -> Iterator[DeviceSlice]:
@@ -51,8 +54,9 @@ def _slices(machine: Machine) -> Iterator[DeviceSlice]:
         start = machine.starts[first]
         for begin, end in itertools.combinations(range(start, start + host.devices + 1), 2):
             yield DeviceSlice(begin, end - begin)
-        alike = itertools.takewhile(lambda last: machine.hosts[last].kind == host.kind, range(first, len(machine.hosts)))
-        for last in list(alike)[1:]:
+        for last in range(first + 1, len(machine.hosts)):
+            if machine.hosts[last].kind != host.kind:
+                break
             yield DeviceSlice(start, machine.starts[last + 1] - start)
 
 
@@ -132,8 +136,8 @@ def check_pairs(placed: Mapping[str, RolePlacement], machine: Machine) -> None:
         nested = a.covers(b) or b.covers(a)
         if nested and not independent(first, second):
             continue
-        wrong = "which may run at the same time, are nested" if nested else "overlap in part"
-        raise UserError(f"devices {a} of {first} and {b} of {second} {wrong}; {_apart(first, a, second, b, machine)} would work")
+        wrong = ", which may run at the same time, are nested" if nested else " overlap in part"
+        raise UserError(f"devices {a} of {first} and {b} of {second}{wrong}; {_apart(first, a, second, b, machine)} would work")
 
 
 def _apart(first: str, a: DeviceSlice, second: str, b: DeviceSlice, machine: Machine) -> str:
@@ -150,8 +154,8 @@ def check_roles(roles: Sequence[str]) -> None:
     for index, name in enumerate(roles):
         role = role_of(name)
         if role.shadows:
-            raise UserError(f"{name} is not a role of its own but a copy of the {role.shadows}, which a strategy adds; leave it "
-                            "out of the roles")
+            raise UserError(f"{name} is not a role of its own but a copy of the {role.shadows}, which a strategy adds; leave "
+                            "it out of the roles")
         if name in roles[:index]:
             raise UserError(f"the roles name {name} twice; name each once, and several reward models as reward.NAME")
     if "policy" not in roles:
@@ -166,9 +170,9 @@ def limits_of(limits: Mapping[str, Limits], role: str) -> Limits:
 def check_world(strategy: str, machine: Machine) -> None:
     """Raises UserError if a strategy is impossible in a JAX world of several processes.
 
-    Every process runs every program. Arrays cannot be sent to a mesh of other hosts, and a host outside of a program's mesh would
-    wait for the others.
+    Every process runs every program. JAX refuses to send arrays to a mesh of other hosts, and programs on a part of the hosts
+    may wait for the other hosts forever.
     """
     if strategy != "flat" and machine.processes > 1:
-        raise UserError(f"placement {strategy} needs one process, but this run has {machine.processes}, in which every role must "
-                        "span all hosts; use flat")
+        raise UserError(f"placement {strategy} needs one process, but this run has {machine.processes}, in which every role "
+                        "must span all hosts; use flat")

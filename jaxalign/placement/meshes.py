@@ -36,8 +36,8 @@ class Limits:
         tensor, parts = mesh["tensor"], mesh["data"] * mesh["fsdp"]
         for size, noun in ((self.heads, "heads"), (self.kv_heads, "key/value heads")):
             if size % tensor:
-                return f"splits {size} {noun} into {tensor} parts over tensor"
-        return f"splits a batch of {self.rows} rows into {parts} parts over data x fsdp" if self.rows % parts else ""
+                return f"cannot split {size} {noun} evenly over tensor={tensor}"
+        return f"cannot split a batch of {self.rows} rows evenly over data x fsdp = {parts}" if self.rows % parts else ""
 
 
 def joint(limits: Iterable[Limits]) -> Limits:

@@ -40,8 +40,8 @@ class Placement:
 
     @property
     def groups(self) -> dict[DeviceSlice, tuple[str, ...]]:
-        """The roles on each distinct slice, by first device and then from the shortest slice to the longest."""
-        slices = sorted({placed.devices for placed in self.roles.values()})
+        """The roles on each distinct slice, by first device and then from the longest slice to the shortest."""
+        slices = sorted({placed.devices for placed in self.roles.values()}, key=lambda part: (part.start, -part.count))
         return {devices: tuple(name for name, placed in self.roles.items() if placed.devices == devices) for devices in slices}
 
     def serving(self, role: str) -> RolePlacement:

@@ -44,9 +44,9 @@ def resolve(
     same time: the reference on the first half, and the reward models and the judge on equal parts of the second half; without a
     reference, on equal parts of all. If there are more of them than parts of whole hosts, neighbours share a part.
 
-    separate: the policy and the critic on the first devices with the run's mesh; on the remaining ones a generator, a value role
-    if there is a critic, and the roles that only score, which need no optimizer and wait for the same responses. They take turns
-    there with one mesh each, of data and tensor only: tensor is the run's, as far as it stays within a host.
+    separate: the policy and the critic on the first devices with the run's mesh; on the remaining ones a generator, a value
+    role if there is a critic, and the roles that only score, as these too only run inference. They take turns there, with
+    meshes of data and tensor only: tensor is the run's, as far as it stays within a host.
 
     custom: entries of roles, devices and optionally a mesh, such as "policy+critic=0-3:fsdp=4"; see `custom.place`.
 
@@ -101,7 +101,7 @@ def _flat(
     if not problem and machine.processes > 1 and devices != machine.devices:
         problem = f"leave processes without devices: the {machine.processes} processes have {machine.count}"
     if problem:
-        raise UserError(f"the mesh {meshes.text(mesh)} is on devices {devices}, which {problem}; "
+        raise UserError(f"the mesh {meshes.text(mesh)} needs devices {devices}, which {problem}; "
                         f"{remedy(mesh, devices, machine, own)}")
     check_mesh(mesh, devices, machine, own)
     return _on(roles, devices, mesh)
@@ -135,7 +135,7 @@ def _interleave(
 
 
 def _parts(scoring: Sequence[str], count: int, machine: Machine) -> dict[tuple[str, ...], DeviceSlice] | None:
-    """The exclusive parts of the first `count` devices and the roles on each; None if they cannot be divided into two or more."""
+    """The exclusive parts, at least two, of the first `count` devices, by the roles on each; None if there are none."""
     alone = [("reference",)] if "reference" in scoring else []
     others = [name for name in scoring if name != "reference"]
     left = 1 / (1 + len(alone))
@@ -189,8 +189,8 @@ def _split(machine: Machine, generation_devices: int) -> tuple[DeviceSlice, Devi
     able = [n for n in range(1, count) if all(possible(side, machine) for side in sides(n))]
     best = min(able, key=lambda n: abs(n - (generation_devices or count / 2)), default=None)
     if best is None:
-        raise UserError(f"placement separate cannot divide the {count} device{'s' * (count > 1)} of this machine into two sides "
-                        "of one kind and of whole hosts; use flat")
+        raise UserError(f"placement separate cannot divide the {count} device{'s' * (count > 1)} of this machine into two "
+                        "sides, each of one kind and of whole hosts; use flat")
     if not 0 <= generation_devices < count:
         raise UserError(f"generation_devices is {generation_devices} of {count} devices, which leaves none for "
                         f"{'training' if generation_devices > 0 else 'generation'}; {best} would work")

@@ -11,7 +11,7 @@ _ROUNDING = 1e-6
 """The largest error of a number of devices that is computed from a share, so that 1/3 of 3 devices is one device."""
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class DeviceSlice:
     """Devices [start, start + count). Its text is that of a placement entry: "0-3", or "5" for one device."""
 
@@ -55,11 +55,10 @@ class DeviceSlice:
 def allocate(shares: Mapping[str, float], total: int) -> dict[str, DeviceSlice]:
     """Places roles on devices by their shares of the devices, as the slots of arXiv 2312.11819.
 
-    A role with share 1 gets all devices. Roles with smaller shares form exclusive groups: in the given order they are placed one
-    after another, and a group ends when its shares sum to 1. The next role then starts a new group at device 0. Several groups
-    are allowed, as their order leaves no doubt: four shares of 0.5 are two groups of two halves, and a role shares its devices
-    only with roles of another group, which take turns with it. Within a group the slices are disjoint, in order, and cover all
-    devices.
+    A role with share 1 gets all devices. Roles with smaller shares form exclusive groups: in the given order they are placed
+    one after another, and a group ends when its shares sum to 1. The next role then starts a new group at device 0. Several
+    groups are allowed, because the order of the roles determines them: four shares of 0.5 are two groups of two halves. Roles
+    of different groups that share devices take turns. Within a group the slices are disjoint, in order, and cover all devices.
 
     Args:
       shares: the share of each role, in (0, 1].
@@ -99,18 +98,17 @@ def _counts(group: Mapping[str, float], total: int) -> list[int]:
     """The number of devices of each role of an exclusive group. Raises UserError as `allocate` does."""
     names = " and ".join(f"{role} ({share:g})" for role, share in group.items())
     if len(group) > total:
-        raise UserError(f"{names} are {len(group)} roles on exclusive devices, but there {_are(total)}: give some of them share "
-                        "1, which is all devices")
+        raise UserError(f"{names} are {len(group)} roles on exclusive devices, but there {_are(total)}; give some of them "
+                        "share 1, which is all devices")
     exact = [share * total for share in group.values()]
     counts = [round(count) for count in exact]
     if sum(counts) == total and all(count and abs(count - near) <= _ROUNDING * total for count, near in
                                     zip(counts, exact, strict=True)):
         return counts
-    near = _nearest_counts(list(group.values()), total)
-    verb = "sum to" if abs(sum(group.values()) - 1) > _ROUNDING else "are not whole numbers of devices on"
-    wrong = f"{sum(group.values()):g} instead of 1" if verb == "sum to" else str(total)
-    raise UserError(f"the shares of {names} {verb} {wrong}; the nearest that work on {total} devices are "
-                    f"{', '.join(f'{count}/{total}' for count in near)}")
+    near = ", ".join(f"{count}/{total}" for count in _nearest_counts(list(group.values()), total))
+    whole = sum(group.values())
+    wrong = f"sum to {whole:g} instead of 1" if abs(whole - 1) > _ROUNDING else "are not whole numbers of devices"
+    raise UserError(f"the shares of {names} {wrong}; the nearest that work on {total} devices are {near}")
 
 
 def _nearest_counts(shares: Sequence[float], total: int) -> list[int]:

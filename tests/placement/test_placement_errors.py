@@ -1,0 +1,183 @@
+"""Placements that are refused: the sentence names the mistake and the nearest placement that works."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.placement.machine import Host, Machine
+from jaxalign.placement.meshes import Limits
+from jaxalign.placement.resolve import resolve
+
+ONE = Machine((Host("TPU v5e", 8),))
+TWO = Machine((Host("TPU v5e", 4), Host("TPU v5e", 4)))
+SMALL = Machine((Host("TPU v5e", 1),))
+MIXED = Machine((Host("TPU v5p", 4), Host("TPU v5e", 4)))
+WORLD = Machine(TWO.hosts, processes=2)
+PPO = ("policy", "critic", "reference", "reward")
+ACTOR_CRITIC, POLICY = ("policy", "critic"), ("policy",)
+TENSOR, BATCH = {"data": 2, "tensor": 4}, {"data": 2, "fsdp": 4}
+ODD = {"reward": Limits(heads=3, kv_heads=3, rows=3)}
+
+CASES = {
+    # Names.
+    ("interlaeve", POLICY, ONE): "'interlaeve' is not a placement strategy; did you mean interleave?",
+    ("flat", ("policy", "crittic"), ONE): "'crittic' is not a role; did you mean critic?",
+    ("flat", ("policy", "reward", "reward"), ONE):
+        "the roles name reward twice; name each once, and several reward models as reward.NAME",
+    ("flat", ("reward",), ONE): "the roles have no policy; add policy, which every placement needs",
+    ("flat", ("policy", "generator"), ONE):
+        "generator is not a role of its own but a copy of the policy, which a strategy adds; leave it out of the roles",
+    ("flat", POLICY, ONE, "fdsp", 8): "'fdsp' is not a mesh axis; did you mean fsdp?",
+    ("flat", POLICY, ONE, "fsdp", 0): "mesh axis fsdp has size 0; it must be a whole number of at least 1",
+    # Devices of the run's mesh.
+    ("flat", POLICY, ONE, "fsdp", 16): "the mesh fsdp=16 needs devices 0-15, which do not all exist, as the machine has 8; "
+                                       "fsdp=8 on devices 0-7 would work",
+    ("flat", POLICY, TWO, "fsdp", 6): "the mesh fsdp=6 needs devices 0-5, which split host 1, which has devices 4-7; fsdp=4 on "
+                                      "devices 0-3 would work",
+    ("flat", POLICY, MIXED, "fsdp", 8): "the mesh fsdp=8 needs devices 0-7, which are of unlike kinds (TPU v5p, TPU v5e); "
+                                        "fsdp=4 on devices 0-3 would work",
+    ("flat", POLICY, WORLD, "fsdp", 4): "the mesh fsdp=4 needs devices 0-3, which leave processes without devices: the 2 "
+                                        "processes have 8; data=2,fsdp=4 on devices 0-7 would work",
+    ("flat", POLICY, Machine(MIXED.hosts, processes=2), "fsdp", 8):
+        "the mesh fsdp=8 needs devices 0-7, which are of unlike kinds (TPU v5p, TPU v5e); no mesh of all hosts works, so run on "
+        "fewer hosts of one kind",
+    # Interleave.
+    ("interleave", ("policy", "critic", "reward"), ONE, "fsdp", 8):
+        "placement interleave needs two roles that only score, to run at the same time, but the run has reward; use flat",
+    ("interleave", POLICY, ONE, "fsdp", 8):
+        "placement interleave needs two roles that only score, to run at the same time, but the run has none; use flat",
+    ("interleave", PPO, ONE, "fsdp", 1): "placement interleave cannot divide 1 device into parts of whole hosts for reference "
+                                         "and reward; use the mesh fsdp=2 or flat",
+    ("interleave", PPO, ONE, "fsdp", 5): "placement interleave cannot divide 5 devices into parts of whole hosts for reference "
+                                         "and reward; use the mesh fsdp=4 or flat",
+    ("interleave", PPO, Machine((Host("A100", 4),) * 3), "fsdp", 12):
+        "placement interleave cannot divide 12 devices into parts of whole hosts for reference and reward; use the mesh fsdp=8 "
+        "or flat",
+    ("interleave", PPO, SMALL, "fsdp", 1):
+        "placement interleave cannot divide 1 device into parts of whole hosts for reference and reward; use flat",
+    # Several processes.
+    ("interleave", PPO, WORLD, "fsdp", 8):
+        "placement interleave needs one process, but this run has 2, in which every role must span all hosts; use flat",
+    ("separate", POLICY, WORLD, "fsdp", 4):
+        "placement separate needs one process, but this run has 2, in which every role must span all hosts; use flat",
+    # Separate.
+    ("separate", POLICY, SMALL): "placement separate cannot divide the 1 device of this machine into two sides, each of one "
+                                 "kind and of whole hosts; use flat",
+    ("separate", POLICY, ONE, "fsdp", 8): "the mesh fsdp=8 has 8 devices, but policy has 4 (0-3); fsdp=4 would work",
+}
+
+
+def refused(*given, **options) -> str:
+    with pytest.raises(UserError) as error:
+        resolve(*given, **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_strategies(case):
+    strategy, roles, machine, *mesh = case
+    # A mesh of one device is the default of a run.
+    assert refused(strategy, roles, machine, dict([mesh]) if mesh else {}) == CASES[case].replace("mesh fsdp=1", "mesh data=1")
+
+
+@pytest.mark.parametrize(("mesh", "limits", "message"), [
+    (TENSOR, {"policy": Limits(heads=12, kv_heads=2)},
+     "the mesh data=2,tensor=4 cannot split 2 key/value heads evenly over tensor=4 for policy; data=4,tensor=2 would work"),
+    (TENSOR, {"reward": Limits(heads=6)},
+     "the mesh data=2,tensor=4 cannot split 6 heads evenly over tensor=4 for reward; data=4,tensor=2 would work"),
+    (BATCH, {"policy": Limits(heads=8, kv_heads=8, rows=12)},
+     "the mesh data=2,fsdp=4 cannot split a batch of 12 rows evenly over data x fsdp = 8 for policy; fsdp=4,tensor=2 would work"),
+    (BATCH, {"policy": Limits(1, 1, 9), "reward": Limits(1, 1, 6)},
+     "the mesh data=2,fsdp=4 cannot split a batch of 9 rows evenly over data x fsdp = 8 for policy; fsdp=3 on devices 0-2 would "
+     "work"),
+])
+def test_a_mesh_that_does_not_divide_a_model_or_its_batch(mesh, limits, message):
+    assert refused("flat", PPO, ONE, mesh, limits=limits) == message
+
+
+@pytest.mark.parametrize(("strategy", "mesh", "message"), [
+    ("interleave", {"fsdp": 8}, "no mesh of devices 4-7 divides the heads and the batch of reward; with placement custom, fsdp=3 "
+                                "on devices 4-6 would work"),
+    ("separate", {"fsdp": 4}, "no mesh of devices 4-7 divides the heads and the batch of reward; with placement custom, data=3 "
+                              "on devices 4-6 would work")])
+def test_no_mesh_of_a_part_divides_a_model_and_its_batch(strategy, mesh, message):
+    assert refused(strategy, PPO, ONE, mesh, limits=ODD) == message
+
+
+@pytest.mark.parametrize(("machine", "devices", "message"), [
+    (TWO, 8, "generation_devices is 8 of 8 devices, which leaves none for training; 4 would work"),
+    (ONE, 8, "generation_devices is 8 of 8 devices, which leaves none for training; 7 would work"),
+    (ONE, -1, "generation_devices is -1 of 8 devices, which leaves none for generation; 1 would work"),
+    (TWO, 3, "generation_devices is 3, so that devices 0-4 for training split host 1, which has devices 4-7; 4 would work"),
+    (MIXED, 2, "generation_devices is 2, so that devices 0-5 for training are of unlike kinds (TPU v5p, TPU v5e); 4 would work"),
+])
+def test_numbers_of_generation_devices(machine, devices, message):
+    assert refused("separate", POLICY, machine, {"fsdp": 4}, generation_devices=devices) == message
+
+
+def test_options_of_another_strategy():
+    assert refused("flat", POLICY, ONE, {}, generation_devices=4) == (
+        "generation_devices is 4, but placement flat has no devices for generation only; set it to 0, or use separate")
+    assert refused("flat", POLICY, ONE, {}, custom=("policy=0",)) == (
+        "placement flat cannot have entries; leave them out, or use custom")
+    assert refused("custom", POLICY, ONE, {}) == "placement custom has no entries; add some, such as policy+critic=0-3:fsdp=4"
+
+
+FORM = "must be distinct axes with their sizes, as in policy+critic=0-3:fsdp=4"
+
+
+@pytest.mark.parametrize(("roles", "machine", "entries", "message"), [
+    # The form of entries.
+    (POLICY, ONE, "policy", "placement entry 'policy' must have roles, devices and optionally a mesh, as in "
+                            "policy+critic=0-3:fsdp=4"),
+    (POLICY, ONE, "policy=3-0", "placement entry 'policy=3-0' has no device, as 0 is before 3; 0-3 would work"),
+    (POLICY, ONE, "policy=0-7:fsdp", f"the mesh of placement entry 'policy=0-7:fsdp' {FORM}"),
+    (POLICY, ONE, "policy=0-7:fsdp=2,fsdp=4", f"the mesh of placement entry 'policy=0-7:fsdp=2,fsdp=4' {FORM}"),
+    (POLICY, ONE, "policy=0-7:fspd=8", "'fspd' is not a mesh axis; did you mean fsdp?"),
+    (POLICY, ONE, "polcy=0-7", "'polcy' is not a role; did you mean policy?"),
+    (POLICY, ONE, "policy=0-7 policy=0-3", "policy has two entries, with devices 0-7 first; leave one of them out"),
+    (POLICY, ONE, "policy=0-7 critic=0-7",
+     "an entry places critic, which this run does not have; its roles are policy, and generator may be added"),
+    # Roles without devices.
+    (PPO, ONE, "policy+critic=0-7 reference=0-3", "reward has no devices; add the entry reward=0-3"),
+    (PPO, ONE, "reference=0-3", "policy has no devices; add the entry policy=0-3"),
+    # Slices and meshes.
+    (POLICY, ONE, "policy=0-9", "devices 0-9 of policy do not all exist, as the machine has 8; devices 0-7 would work"),
+    (POLICY, TWO, "policy=2-5", "devices 2-5 of policy split host 0, which has devices 0-3; devices 2-3 would work"),
+    (POLICY, TWO, "policy=0-4", "devices 0-4 of policy split host 1, which has devices 4-7; devices 0-3 would work"),
+    (POLICY, MIXED, "policy=0-7", "devices 0-7 of policy are of unlike kinds (TPU v5p, TPU v5e); devices 0-3 would work"),
+    (POLICY, ONE, "policy=0-7:fsdp=4", "the mesh fsdp=4 has 4 devices, but policy has 8 (0-7); data=2,fsdp=4 would work"),
+    (POLICY, ONE, "policy=0-3 generator=4-7:fsdp=4",
+     "the mesh fsdp=4 splits weights or tokens of generator over fsdp, which decoding cannot use; data=4 would work"),
+    # Overlaps.
+    (PPO, ONE, "policy+critic=0-4 reference+reward=3-7",
+     "devices 0-4 of policy and 3-7 of reference overlap in part; reference=5-7 would work"),
+    (("policy", "reward"), TWO, "policy=0-3 generator=0-7 reward=4-7", None),
+    (PPO, ONE, "policy+critic=0-7 reference=0-7 reward=0-3",
+     "devices 0-7 of reference and 0-3 of reward, which may run at the same time, are nested; reference=4-7 would work"),
+    (ACTOR_CRITIC, ONE, "policy=0-7 critic=0-3",
+     "devices 0-7 of policy and 0-3 of critic, which may run at the same time, are nested; policy=4-7 would work"),
+    (ACTOR_CRITIC, Machine((Host("A100", 2),) * 3), "policy=0-3 critic=2-5",
+     "devices 0-3 of policy and 2-5 of critic overlap in part; critic=4-5 would work"),
+    (("policy", "reward.a", "reward.b"), TWO, "policy=0-7 reward.a=0-7 reward.b=1-2",
+     "devices 0-7 of reward.a and 1-2 of reward.b, which may run at the same time, are nested; reward.b=0-7 would work"),
+])
+def test_custom_entries(roles, machine, entries, message):
+    custom = entries.split()
+    if message is None:
+        assert resolve("custom", roles, machine, {}, custom=custom).roles
+    else:
+        assert refused("custom", roles, machine, {}, custom=custom) == message
+
+
+def test_a_custom_mesh_that_does_not_divide_a_model():
+    message = refused("custom", ("policy", "reward"), ONE, {}, custom=("policy=0-3", "reward=4-7"),
+                      limits={"reward": Limits(heads=4, kv_heads=2, rows=6)})
+    assert message == ("the mesh data=4 cannot split a batch of 6 rows evenly over data x fsdp = 4 for reward; data=2,tensor=2 "
+                       "would work")
+
+
+def test_custom_needs_one_process():
+    assert refused("custom", POLICY, WORLD, {}, custom=("policy=0-7",)) == (
+        "placement custom needs one process, but this run has 2, in which every role must span all hosts; use flat")
