@@ -40,12 +40,15 @@ def possible(devices: DeviceSlice, machine: Machine) -> bool:
     return not slice_problem(devices, machine)
 
 
-def nearest_slice(devices: DeviceSlice, machine: Machine) -> DeviceSlice:
-    """The possible slice of which the ends are nearest to those of the given one; of two, the longer one."""
+def nearest_slice(devices: DeviceSlice, machine: Machine, within: DeviceSlice | None = None) -> DeviceSlice:
+    """The possible slice of which the ends are nearest to those of the given one; of two, the longer one.
+
+    within: devices that contain the slice; None: those of the machine.
+    """
     def distance(other: DeviceSlice) -> tuple[int, int]:
         return abs(other.start - devices.start) + abs(other.stop - devices.stop), -other.count
 
-    return min(_slices(machine), key=distance)
+    return min(filter((within or machine.devices).covers, _slices(machine)), key=distance)
 
 
 def _slices(machine: Machine) -> Iterator[DeviceSlice]:
@@ -141,12 +144,14 @@ def check_pairs(placed: Mapping[str, RolePlacement], machine: Machine) -> None:
 
 
 def _apart(first: str, a: DeviceSlice, second: str, b: DeviceSlice, machine: Machine) -> str:
-    """The nearest slices of two roles that are disjoint, or equal if no part of either is possible without the other."""
+    """Devices for one of two roles that are disjoint from those of the other, such that it loses as few as possible."""
+    parts = {}
     for name, whole, other in ((second, b, a), (first, a, b)):
-        part = whole.without(other)
-        if part is not None and possible(part, machine):
-            return f"{name}={part}"
-    return f"{second}={a}"
+        left = whole.without(other)
+        if left is not None:
+            parts[name] = nearest_slice(left, machine, left)
+    name = min(parts, key=lambda name: (a if name == first else b).count - parts[name].count)
+    return f"{name}={parts[name]}"
 
 
 def check_roles(roles: Sequence[str]) -> None:

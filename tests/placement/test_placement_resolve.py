@@ -110,6 +110,11 @@ def test_custom_entries():
         "0-3": ("policy", "critic"), "4-7": ("generator",), "4-5": ("reward",), "6-7": ("reference",)}
 
 
+def test_the_devices_of_a_role_may_contain_those_of_roles_of_other_phases():
+    entries = ("policy=0-3", "generator=0-7", "reward=4-7")
+    assert len(resolve("custom", ("policy", "reward"), TWO, {}, custom=entries).groups) == 3
+
+
 def test_without_a_mesh_trained_roles_are_on_fsdp_and_others_on_data():
     placement = resolve("custom", ("policy", "reference"), ONE, {}, custom=("policy+reference=0-7",))
     assert table(placement) == {"policy": "0-7:fsdp=8", "reference": "0-7:data=8"}
