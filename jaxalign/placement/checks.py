@@ -18,8 +18,8 @@ from jaxalign.placement.slices import DeviceSlice
 def slice_problem(devices: DeviceSlice, machine: Machine) -> str:
     """Completes the sentence "the devices ..." if a slice is not possible; else empty.
 
-    A slice is part of one host or consists of whole hosts, so that its collectives do not depend on links within and between
-    hosts in uneven numbers. All its devices are of one kind, as one program is compiled for all.
+    A slice is part of one host or consists of whole hosts; otherwise, hosts would have unequal parts of its mesh. All its
+    devices are of one kind, because one program is compiled for all of them.
     """
     if not machine.devices.covers(devices):
         return f"do not all exist, as the machine has {machine.count}"
@@ -97,7 +97,7 @@ def check_mesh(
         problem = problem or (f"{found} for {role}" if (found := limit.problem(mesh)) else "")
     outside = [axis for axis in meshes.AXES if mesh[axis] > 1 and axis not in axes]
     if outside:
-        problem = f"splits weights or tokens of {names} over {' and '.join(outside)}, which decoding cannot use"
+        problem = f"uses {' and '.join(outside)} for {names}, which decodes over {' and '.join(axes)} only"
     if problem:
         raise UserError(f"the mesh {meshes.text(mesh)} {problem}; {remedy(mesh, devices, machine, limits, axes)}")
 

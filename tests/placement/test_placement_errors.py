@@ -151,7 +151,7 @@ FORM = "must be distinct axes with their sizes, as in policy+critic=0-3:fsdp=4"
     (POLICY, MIXED, "policy=0-7", "devices 0-7 of policy are of unlike kinds (TPU v5p, TPU v5e); devices 0-3 would work"),
     (POLICY, ONE, "policy=0-7:fsdp=4", "the mesh fsdp=4 has 4 devices, but policy has 8 (0-7); data=2,fsdp=4 would work"),
     (POLICY, ONE, "policy=0-3 generator=4-7:fsdp=4",
-     "the mesh fsdp=4 splits weights or tokens of generator over fsdp, which decoding cannot use; data=4 would work"),
+     "the mesh fsdp=4 uses fsdp for generator, which decodes over data and tensor only; data=4 would work"),
     # Overlaps.
     (PPO, ONE, "policy+critic=0-4 reference+reward=3-7",
      "devices 0-4 of policy and 3-7 of reference overlap in part; reference=5-7 would work"),

@@ -130,7 +130,7 @@ def test_custom(entries, machine, limits):
         if devices := re.match(r"devices \S+ of (\w+) (?:split|are of|do not).*; devices (\S+) would work$", text):
             entries[devices[1]] = devices[2]
         elif text.startswith("the mesh "):
-            advice = re.search(r"(?:but|for|of) (\w+)(?: has .*| over .*)?; (\S+)(?: on devices (\S+))? would work$", text)
+            advice = re.search(r"(?:but|for|of) (\w+)(?: has .*|, which .*)?; (\S+)(?: on devices (\S+))? would work$", text)
             role, mesh, part = advice.groups()
             entries[role] = f"{part or entries[role].split(':')[0]}:{mesh}"
         else:
