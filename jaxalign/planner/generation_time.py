@@ -1,7 +1,7 @@
 """The time to generate a batch of responses whose lengths differ, sample by sample.
 
-A group of devices decodes up to `slots` rows at once, one token of each row in a step. A synchronous batch ends with its longest
-response, so that most slots are empty during the long tail. Where other prompts refill the slots, the group stays full.
+A group of devices decodes up to `slots` rows at once, one token of each row in a step. A synchronous batch ends with its
+longest response, so that most slots are empty during the long tail. Where other prompts refill the slots, the group stays full.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def lognormal_lengths(count: int, mean: float, spread: float, cap: int, seed: in
       UserError: mean or cap is below 1, or spread is negative.
     """
     if mean < 1 or cap < 1 or spread < 0:
-        raise UserError(f"mean is {mean}, cap {cap} and spread {spread}; give a mean and a cap of at least 1 token, and a spread "
-                        "of at least 0")
+        raise UserError(f"mean is {mean}, cap {cap} and spread {spread}; give a mean and a cap of at least 1 token, and a "
+                        "spread of at least 0")
     normal = np.random.default_rng(seed).standard_normal(count)
     lengths = np.exp(math.log(mean) - spread**2 / 2 + spread * normal)
     return np.clip(np.rint(lengths), 1, cap).astype(np.int64)

@@ -7,6 +7,7 @@ separation, arXiv 2312.11819; the latency of a stage, arXiv 2409.19256.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal
@@ -45,7 +46,7 @@ class IterationTimes:
 
     @property
     def scoring(self) -> dict[str, float]:
-        """Seconds by name of the forward passes that need the responses alone and not each other; absent models are left out."""
+        """Seconds by name of the forward passes, which need the responses and not each other; absent models are left out."""
         rewards = {f"reward {n}": seconds for n, seconds in enumerate(self.rewards)}
         passes = {"reference": self.reference, **rewards, "value": self.value}
         return {name: seconds for name, seconds in passes.items() if seconds}
@@ -102,11 +103,16 @@ class Schedule:
 
     @property
     def seconds_per_update(self) -> float:
-        """Seconds per update in the steady state: over the second half of the updates, after the pipeline has filled."""
-        first = len(self.update_ends) // 2 - 1
-        if first < 0:
-            return self.update_ends[-1]
-        return (self.update_ends[-1] - self.update_ends[first]) / (len(self.update_ends) - 1 - first)
+        """Seconds per update in the steady state: from the middle of the run to the last update but one.
+
+        The pipeline fills before and drains after. Of one or two updates, the mean.
+        """
+        updates = len(self.update_ends)
+        if updates < 3:
+            return self.seconds / updates
+        last = updates - 2
+        first = min((updates - 1) // 2, last - 1)
+        return (self.update_ends[last] - self.update_ends[first]) / (last - first)
 
 
 def flat(times: IterationTimes, updates: int) -> Schedule:
@@ -131,11 +137,12 @@ def interleave(times: IterationTimes, updates: int, parts: Sequence[Sequence[str
     passes = list(times.scoring)
     parts = [[name] for name in passes] if parts is None else [list(part) for part in parts]
     if sorted(name for part in parts for name in part) != sorted(passes):
-        raise UserError(f"parts is {parts}, but the passes are {', '.join(passes) or 'none'}; place each pass on exactly one part")
+        raise UserError(f"parts is {parts}, but the passes are {', '.join(passes) or 'none'}; "
+                        "place each pass on exactly one part")
     groups = tuple(f"part {n}" for n in range(max(1, len(parts))))
     if side_by_side and not 0 < side_by_side < len(groups):
-        raise UserError(f"side_by_side is {side_by_side} of {len(groups)} parts; leave at least one part for the critic's update, "
-                        "or set it to 0")
+        raise UserError(f"side_by_side is {side_by_side} of {len(groups)} parts; leave at least one part for the critic's "
+                        "update, or set it to 0")
     owner = {name: groups[n] for n, part in enumerate(parts) for name in part}
     tasks = _in_turn(times, updates, groups, groups, [(owner[name],) for name in passes], side_by_side)
     return _schedule(tasks, updates)
@@ -192,10 +199,10 @@ def one_step_ahead(times: IterationTimes, updates: int, scoring: Literal["genera
 
 
 def asynchronous_depth(generate: float, scoring: float, training: float) -> float:
-    """Seconds of an iteration whose training overlaps the generation and scoring of the next: max(generate + scoring, training).
+    """Seconds of an iteration if training overlaps the generation and scoring of the next: max(generate + scoring, training).
 
-    It costs one more copy of the policy. `scoring` is the sum over the models if they share devices, the maximum if each has its
-    own.
+    It costs one more copy of the policy. `scoring` is the sum over the models if they share devices, the maximum if each model
+    has its own.
     """
     return max(generate + scoring, training)
 
@@ -240,8 +247,8 @@ def _check_tail(times: IterationTimes, tail: Tail, scoring: str) -> None:
     if scoring != GENERATION:
         raise UserError("scoring during the tail needs the generation group; set scoring to 'generation' or tail to None")
     if not (0 <= tail.seconds <= times.generate and 0 <= tail.unfinished <= 1 and 0 < tail.freed <= 1):
-        raise UserError(f"the tail is {tail}; its seconds must be within those of generation ({times.generate}), and its shares "
-                        "between 0 and 1, with freed above 0")
+        raise UserError(f"the tail is {tail}; its seconds must be within those of generation ({times.generate}), and its "
+                        "shares between 0 and 1, with freed above 0")
 
 
 def _generate_with_tail(times: IterationTimes, tail: Tail, n: int) -> list[Task]:
@@ -270,9 +277,7 @@ def _schedule(tasks: list[Task], updates: int, ahead: int = 0) -> Schedule:
         raise UserError(f"updates is {updates}; give at least 1")
     timeline = simulate(tasks)
     ends = {interval.name: interval.end for interval in timeline.intervals}
-    staleness: dict[int, float] = {}
-    for n in range(updates):
-        stale = min(n, ahead)
-        staleness[stale] = staleness.get(stale, 0.0) + 1 / updates
+    counts = collections.Counter(min(n, ahead) for n in range(updates))
+    staleness = {stale: count / updates for stale, count in counts.items()}
     idle = {group: use.idle_share for group, use in timeline.groups.items()}
     return Schedule(timeline.makespan, tuple(ends[f"transfer {n}"] for n in range(updates)), idle, staleness, timeline)
