@@ -105,7 +105,8 @@ class Schedule:
     def seconds_per_update(self) -> float:
         """Seconds per update in the steady state: from the middle of the run to the last update but one.
 
-        The pipeline fills before and drains after. Of one or two updates, the mean.
+        The pipeline fills before and drains after. Of one or two updates, the mean. Asynchronous updates with staleness bound
+        eta may come in bursts of eta + 1, so simulate at least 10 (eta + 1) updates.
         """
         updates = len(self.update_ends)
         if updates < 3:
