@@ -154,6 +154,8 @@ class _Run:
         self.staleness: collections.Counter[int] = collections.Counter()
         self.update_ends: list[float] = []
         self.training_until: float | None = None
+        # Training waits for this many more samples that a version up to `awaited_version` began.
+        self.awaited, self.awaited_version = 0, -1
         self.sending_until = 0.0
 
     def step(self) -> None:
@@ -166,6 +168,7 @@ class _Run:
             for sample in generator.advance(self.now):
                 self.accepted += 1
                 heapq.heappush(self.finished, (self.begun_with[sample], sample))
+                self.awaited -= self.begun_with[sample] <= self.awaited_version
         if self.training_until is not None and self.training_until <= self.now:
             self._end_training()
 
@@ -200,7 +203,8 @@ class _Run:
 
     def _start_training(self) -> None:
         """Starts on the oldest finished samples, unless the samples left would then be too many to be trained in time."""
-        if self.training_until is not None or self.now < self.sending_until or len(self.finished) < self.part:
+        busy = self.training_until is not None or self.now < self.sending_until
+        if busy or self.awaited > 0 or len(self.finished) < self.part:
             return
         chosen = [heapq.heappop(self.finished) for _ in range(self.part)]
         left = self.untrained - collections.Counter(version for version, _ in chosen)
@@ -209,7 +213,9 @@ class _Run:
         for version in sorted(left):
             total += left[version]
             updates_left = version + math.ceil(self.eta) - self.version
-            if total > updates_left * self.rollouts.batch + parts_left * self.part:
+            excess = total - updates_left * self.rollouts.batch - parts_left * self.part
+            if excess > 0:
+                self.awaited, self.awaited_version = excess, version
                 for sample in chosen:
                     heapq.heappush(self.finished, sample)
                 return
