@@ -189,6 +189,8 @@ class _Run:
         """Starts as many rollouts as the capacity and the slots allow, each on the group with the fewest rows."""
         running = self.begun - self.accepted
         allowed = capacity(self.concurrency, running, self.eta, self.version, self.rollouts.batch, self.accepted)
+        if allowed <= 0:
+            return
         open_groups = [generator for generator in self.generators
                        if generator.version == self.version and generator.paused_until <= self.now]
         while allowed > 0 and open_groups:

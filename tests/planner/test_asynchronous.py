@@ -45,6 +45,18 @@ def test_one_step_ahead_without_interruption_overlaps_whole_batches():
     assert schedule.staleness[1] == pytest.approx(11 / 12)
 
 
+def test_a_run_by_hand():
+    """One second a step, an update of one second, two slots, responses of 1 and 3 tokens in turn, batches of two, eta 1.
+
+    At 2 s samples 0 and 2 have ended and are trained. Samples 1 and 4 have ended at 4 s, but sample 3, which the first weights
+    began too, must be in the same update, and ends at 5 s. Samples 4 and 5, begun by version 1, are complete at 7 s.
+    """
+    rollouts = Rollouts([1, 3], DecodeStep(1.0, 0.0), slots=2, batch=2)
+    schedule = asynchronous(IterationTimes(0, policy_update=1), 3, rollouts, 1)
+    assert schedule.update_ends == (3, 6, 8)
+    assert schedule.staleness == {0: 2 / 6, 1: 4 / 6} and schedule.idle == {"generation 0": 0, "training": 5 / 8}
+
+
 def test_enough_staleness_reaches_the_throughput_of_full_slots():
     """64 samples at full slots take 16.03 s, and each update interrupts them for 1 s."""
     assert 64 / refill_throughput(LENGTHS, 64, STEP) == pytest.approx(16.03, abs=0.01)

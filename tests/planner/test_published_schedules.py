@@ -11,7 +11,7 @@ from planner import published_schedules as published
 @functools.cache
 def predictions() -> dict[str, float]:
     """Ratio of prediction to publication by row."""
-    rows = [*published.verl_fully_asynchronous(), *published.verl_one_step_off(), *published.areal_interruption(),
+    rows = [*published.verl_fully_asynchronous(), *published.verl_one_step_off(), published.areal_interruption("7B"),
             *published.marin(interruptible=False)]
     return {row.name: row.ratio for row in rows}
 
