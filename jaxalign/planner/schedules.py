@@ -117,7 +117,7 @@ class Schedule:
 
 
 def flat(times: IterationTimes, updates: int) -> Schedule:
-    """All models on all devices: every task in turn, on one group named "all"."""
+    """All models on all devices: every task in turn, on one group named "all". Raises UserError if `updates` is below 1."""
     return _schedule(_in_turn(times, updates, ("all",), ("all",), [("all",)] * len(times.scoring)), updates)
 
 
@@ -133,7 +133,7 @@ def interleave(times: IterationTimes, updates: int, parts: Sequence[Sequence[str
         the policy's on the first `side_by_side` parts and the critic's on the others.
 
     Raises:
-      UserError: a pass is on no part, on two parts, or unknown, or `side_by_side` leaves one update without devices.
+      UserError: `updates` is below 1, a pass is on no part, on two parts, or unknown, or `side_by_side` leaves one update without devices.
     """
     passes = list(times.scoring)
     parts = [[name] for name in passes] if parts is None else [list(part) for part in parts]
@@ -159,6 +159,10 @@ def separate(times: IterationTimes, updates: int, scoring: Literal["generation",
       scoring: the group that runs the forward passes, in turn.
       tail: scores finished responses on the freed devices of the generation group during the tail of generation; None waits for
         the whole batch.
+
+    Raises:
+      UserError: `updates` is below 1, the tail is longer than generation or has impossible shares, or scoring runs on the
+        training group although there is a tail.
     """
     if tail is None:
         places = [(scoring,)] * len(times.scoring)
@@ -182,6 +186,9 @@ def one_step_ahead(times: IterationTimes, updates: int, scoring: Literal["genera
       times: seconds on the group that runs the task.
       updates: the number of updates.
       scoring: the group that runs the forward passes, in turn.
+
+    Raises:
+      UserError: `updates` is below 1.
     """
     tasks: list[Task] = []
     places = [(scoring,)] * len(times.scoring)
