@@ -133,8 +133,8 @@ def interleave(times: IterationTimes, updates: int, parts: Sequence[Sequence[str
         the policy's on the first `side_by_side` parts and the critic's on the others.
 
     Raises:
-      UserError: `updates` is below 1, a pass is on no part, on two parts, or unknown, or `side_by_side` leaves one update without
-        devices.
+      UserError: `updates` is below 1, a pass is on no part, on two parts, or unknown, or `side_by_side` leaves one update
+        without devices.
     """
     passes = list(times.scoring)
     parts = [[name] for name in passes] if parts is None else [list(part) for part in parts]
