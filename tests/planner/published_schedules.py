@@ -14,6 +14,8 @@ asynchronous one. Assumptions, published first:
    321 s and 162 of 207 s. The rest is the change between training and generation on shared devices.
 3. Training takes as long on its part of the devices as it took on all of them, where it shares memory with generation. In the
    five published pairs the ratio is 0.86, 1.18, 0.99, 1.18 and 1.01; work in proportion to the devices would give 1.33 to 2.
+   These pairs are the training columns of the runs predicted below, so the assumption is not independent of them; training in
+   proportion to the devices gave 267 s and 228 s for 64 and 128 GPUs (1.41 and 1.51), before assumption 2.
 4. Where phases are not published (AReaL, marin), generation takes 70% of a synchronous step, as verl states for DAPO-32B.
 5. Lengths are lognormal with a mean of a third of the cap, spread 0.8, and cut at the cap (4% of the responses).
 6. A decode step takes the larger of two times from data sheets: weights over memory bandwidth; and rows times the larger of
