@@ -65,6 +65,10 @@ class Model:
     def with_head(self, head: str) -> Model:
         return dataclasses.replace(self, head=head)
 
+    def on(self, sharding: Sharding) -> Model:
+        """This model with another mesh and rules."""
+        return dataclasses.replace(self, sharding=sharding)
+
     @property
     def base(self) -> Model:
         """The frozen language model under the adapters; the model itself if it has none."""

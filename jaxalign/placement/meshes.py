@@ -23,20 +23,31 @@ class Limits:
     """Sizes of a model and its batch that a mesh must divide; 0 if unknown.
 
     Attributes:
-      heads, kv_heads: query heads and key/value heads, which tensor divides.
+      heads, kv_heads, mlp, vocab: query heads, key/value heads, the width of an MLP (or the number of experts) and the rows of
+        the vocabulary's tables, which tensor divides.
       rows: rows of a batch, which data x fsdp divides.
+      embed: the width, which fsdp divides.
+      layers: the layers, which pipeline divides.
     """
 
     heads: int = 0
     kv_heads: int = 0
     rows: int = 0
+    mlp: int = 0
+    vocab: int = 0
+    embed: int = 0
+    layers: int = 0
 
     def problem(self, mesh: Mapping[str, int]) -> str:
         """Completes the sentence "the mesh ..." if it does not divide the sizes; else empty."""
-        tensor, parts = mesh["tensor"], mesh["data"] * mesh["fsdp"]
-        for size, noun in ((self.heads, "heads"), (self.kv_heads, "key/value heads")):
-            if size % tensor:
-                return f"cannot split {size} {noun} evenly over tensor={tensor}"
+        parts = mesh["data"] * mesh["fsdp"]
+        for axis, size, noun in (
+            ("tensor", self.heads, "heads"), ("tensor", self.kv_heads, "key/value heads"), ("tensor", self.mlp, "MLP columns"),
+            ("tensor", self.vocab, "rows of the vocabulary's tables"), ("fsdp", self.embed, "columns of the embeddings"),
+            ("pipeline", self.layers, "layers"),
+        ):
+            if size % mesh[axis]:
+                return f"cannot split {size} {noun} evenly over {axis}={mesh[axis]}"
         return f"cannot split a batch of {self.rows} rows evenly over data x fsdp = {parts}" if self.rows % parts else ""
 
 

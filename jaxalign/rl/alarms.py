@@ -151,7 +151,7 @@ class AlarmRun:
     def _values(self, iteration: Iteration, state: PPOState, done: int) -> dict[str, float]:
         asked, params = self._questions, join(iteration.frozen, state.policy.params)
         with iteration.timeline.phase("alarms") as phase:
-            iteration.sampler.update(params, done)
+            iteration.update_sampler(params, done)
             rows = range(len(asked.ids))
             rollout = sample_rollout(iteration.sampler, iteration.padding, asked.ids, asked.key, rows, asked.sampling)
             rollout = dataclasses.replace(rollout, versions=None)

@@ -72,6 +72,67 @@ class ExperienceArguments:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputArguments:
+    """Arguments of `experience.experience_of`, on the mesh of the policy.
+
+    Attributes:
+      setup: models, optimizers and options.
+      outputs: float32 [B, N] each, by name: the log-probabilities of the "reference", the "values" of a critic that does not
+        run in the update, and the policy's "logprobs" if they replace those of the sampler.
+      scores: float32 [B], or [B, N] for a score per token.
+      kl_coef, rollout, kept, baseline: as in `ExperienceArguments`.
+    """
+
+    setup: PPOSetup = static()
+    outputs: dict[str, Any]
+    kl_coef: Any
+    rollout: Rollout
+    scores: Any
+    kept: Any
+    baseline: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoleArguments:
+    """Arguments of the programs of one role in `role_programs`, all on its mesh.
+
+    Attributes:
+      model: the role's model.
+      temperature: the sampling temperature, by which logits are divided.
+      params: its joined parameters.
+      rollout: the sampled responses.
+      parts: the responses packed into micro-batches for this mesh.
+    """
+
+    model: Model = static()
+    temperature: float = static()
+    params: Params
+    rollout: Rollout
+    parts: PackedParts
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticArguments:
+    """Arguments of `placed_update.critic_epochs` other than the critic's state, all on the critic's mesh.
+
+    Attributes:
+      setup: models, optimizers and options.
+      batch, order, packed, frozen: as in `UpdateArguments`.
+      ran: float32 [epochs * minibatches], 1 for the minibatches on which the policy was updated.
+    """
+
+    setup: PPOSetup = static()
+    batch: Experience
+    order: Any
+    packed: PackedParts
+    ran: Any
+    frozen: Params | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepZeroArguments:
     """Arguments of `step_zero.step_zero_values`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import chex
@@ -19,7 +20,7 @@ from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.rewards.scorer import LearntScore, normalised, raw_row_scores
-from jaxalign.rl.arguments import ExperienceArguments
+from jaxalign.rl.arguments import ExperienceArguments, OutputArguments
 from jaxalign.rl.estimators import AdvantageInputs, estimate, estimator_of
 from jaxalign.rl.metrics import ExperienceMetrics
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats, response_values
@@ -109,27 +110,52 @@ def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> di
 @jax.jit
 def packed_experience(given: ExperienceArguments) -> tuple[Experience, ExperienceMetrics]:
     """`make_experience` over packed rows: the models run part by part."""
-    setup, config, sharding = given.setup, given.setup.config, given.setup.policy.sharding
-    params, rollout, scores, baseline = _joined(given), given.rollout, given.scores, given.baseline
+    params, rollout = _joined(given), given.rollout
+    scored = _scored(rollout, given.kept)
+    outputs = each_part(given.parts, functools.partial(_forward, given, params))
+    rollout, scored, scores, baseline = after(
+        given.setup.policy.sharding, (rollout, scored, given.scores, given.baseline), outputs
+    )
+    return _from_outputs(given.setup, outputs, rollout, scored, outputs.get("scores", scores), baseline, given.kl_coef)
+
+
+@jax.jit
+def experience_of(given: OutputArguments) -> tuple[Experience, ExperienceMetrics]:
+    """`make_experience` from the outputs of models that ran in programs of their own."""
+    scored = _scored(given.rollout, given.kept)
+    return _from_outputs(given.setup, given.outputs, given.rollout, scored, given.scores, given.baseline, given.kl_coef)
+
+
+def _scored(rollout: Rollout, kept) -> jax.Array:
+    """bool [B]: the rows that are not padding and have a score."""
     chex.assert_rank([rollout.tokens, rollout.logprobs], 2)
     chex.assert_equal_shape([rollout.prompt_length, rollout.response_length, rollout.ended])
     real = rollout.prompt_length > 0
-    scored = real if given.kept is None else real & given.kept
-    outputs = each_part(given.parts, functools.partial(_forward, given, params))
-    rollout, scored, scores, baseline = after(sharding, (rollout, scored, scores, baseline), outputs)
-    mask = response_mask(rollout) > 0
+    return real if kept is None else real & kept
+
+
+def _from_outputs(
+    setup: PPOSetup, outputs: Mapping[str, jax.Array], rollout: Rollout, scored, scores, baseline, kl_coef
+) -> tuple[Experience, ExperienceMetrics]:
+    """The result of `make_experience`.
+
+    Args:
+      outputs: float32 [B, N] each: "reference" and, where `_forward` computes them, "logprobs", "kl" and "values".
+      scored: bool [B], see `_scored`.
+      scores, baseline, kl_coef: as in `make_experience`; no `LearntScore`.
+    """
+    config, mask = setup.config, response_mask(rollout) > 0
 
     def zeroed(x):
         return jnp.where(mask, x, 0.0)
 
     # An empty response does not count in its group.
     kept = scored & jnp.any(mask, axis=1)
-    scores = outputs["scores"] if given.scorer is not None else scores
     chex.assert_rank(scores, {1, 2})
     chex.assert_shape([kept, scores], [mask.shape[:1], mask.shape[: scores.ndim]])
     scores = jnp.where(scored if scores.ndim == 1 else scored[:, None] & mask, scores, 0.0)
     reference = zeroed(outputs["reference"])
-    logprobs = zeroed(outputs["logprobs"]) if given.recompute else rollout.logprobs
+    logprobs = zeroed(outputs["logprobs"]) if "logprobs" in outputs else rollout.logprobs
     chex.assert_equal_shape([reference, logprobs, mask])
     values = zeroed(outputs["values"]) if setup.runs_critic else jnp.zeros_like(reference)
     if config.kl_estimator != "full":
@@ -139,7 +165,7 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
         kl = zeroed(outputs["kl"])
     else:  # The loss computes it.
         kl = jnp.zeros_like(reference)
-    kl_coef = given.kl_coef if config.kl_in == "reward" else 0.0
+    kl_coef = kl_coef if config.kl_in == "reward" else 0.0
     rewards = token_rewards(config, rollout, scores, kl, kl_coef, config.overlong_buffer)
     if config.skip_equal_groups:
         without_kl = jnp.sum(token_rewards(config, rollout, scores, jnp.zeros_like(kl), 0.0, 0), axis=1)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Experience, Prompt, Rollout
-from jaxalign.rewards.base import Reward, RewardBatch
+from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.estimators import check_estimates, estimator_of
 from jaxalign.rl.experience import make_experience
@@ -94,6 +95,26 @@ class PromptStream:
         return -(-max(map(len, self.ids)) // BUCKET) * BUCKET
 
 
+class Scoring(NamedTuple):
+    """What is known of a rollout before its experience is made.
+
+    Attributes:
+      sampled: the rollout, on the policy's mesh.
+      recompute: whether the trainer's log-probabilities replace those of the sampler.
+      outputs: the results of `Iteration.forward`.
+      scored: the scores; None if the reward model is fused into the scoring program.
+      kept: bool [B], False for rows whose score was dropped; None: all rows have a score.
+      baseline: float32 [B], rewards of greedy responses, or None.
+    """
+
+    sampled: Rollout
+    recompute: bool
+    outputs: dict[str, jax.Array]
+    scored: Scored | None
+    kept: Any
+    baseline: Any
+
+
 class Iteration:
     """Runs one iteration per call: `iteration(state, step) -> (state, metrics)`. The state is donated.
 
@@ -155,7 +176,7 @@ class Iteration:
     def sample(self, params: Params, batch: PromptBatch, key: jax.Array, step: int) -> Rollout:
         """Samples responses to the batch: a rollout on the devices, split over the batch axes. params: the policy's, joined."""
         with self.timeline.phase("generate") as phase:
-            self.sampler.update(params, step)
+            self.update_sampler(params, step)
             listener = self.reward.listen(batch.prompts)
             rollout = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, self.sampling, listener)
             self.monitor.sampled(step, rollout)
@@ -164,42 +185,70 @@ class Iteration:
             self._new_tokens = phase.tokens
             return place_rows(self.setup.policy.sharding, rollout)
 
+    def update_sampler(self, params: Params, version: int) -> None:
+        """Gives the sampler the policy's weights. params: joined; version: the number of updates they have had."""
+        self.sampler.update(params, version)
+
     def score(
         self, state: PPOState, params: Params, batch: PromptBatch, key: jax.Array, step: int, sampled: Rollout
     ) -> tuple[Experience, ExperienceMetrics]:
         """(experience, metrics) for a rollout. At step 0 this also runs the step-0 checks."""
         setup = self.setup
         recompute = setup.recomputes or self.monitor.must_recompute(params, step, sampled)
-        scored = kept = baseline = None
+        outputs, scored, kept, baseline = self.forward(state, params, recompute, sampled), None, None, None
         if not self.fused:
-            scored = self.reward.score(self.reward_batch(sampled, batch.prompts, batch.rows.start))
+            scored = self.scored(sampled, batch)
             kept = scored.kept
         if estimator_of(setup.config).needs_greedy:
             baseline, greedy_kept = self._baseline(batch, key)
             kept = greedy_kept if kept is None else kept if greedy_kept is None else kept & greedy_kept
-        critic = params if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
-        read_scorer = self.fused.role.on_device() if scored is None else contextlib.nullcontext()
-        with self.reference.on_device() as reference, read_scorer as scorer_params:
-            scores = LearntScore(self.fused.scorer, scorer_params) if scored is None else scored.scores
-            experience, metrics = make_experience(
-                setup, recompute, reference, params, critic, state.kl_coef, sampled, scores, kept, baseline, self.frozen
-            )
-            if step == 0:
-                self.monitor.step_zero(state, sampled, experience, reference, self.frozen)
+        given = Scoring(sampled, recompute, outputs, scored, kept, baseline)
+        experience, metrics = self.experience(state, params, given)
+        if step == 0:
+            self.check_start(state, sampled, experience)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
         parts = {} if scored is None else scored.parts
         totals = {name: x if jnp.ndim(x) == 1 else jnp.sum(jnp.asarray(x), axis=1) for name, x in parts.items()}
         means = {f"score_{name}": masked_mean(x, counted) for name, x in totals.items()}
         return experience, dataclasses.replace(metrics, parts=means)
 
+    def scored(self, sampled: Rollout, batch: PromptBatch) -> Scored:
+        """The scores of a rollout from a reward that is not fused."""
+        return self.reward.score(self.reward_batch(sampled, batch.prompts, batch.rows.start))
+
+    def forward(self, state: PPOState, params: Params, recompute: bool, sampled: Rollout) -> dict[str, jax.Array]:
+        """Starts what can run while the reward scores; nothing if one program runs all roles. params: the policy's, joined."""
+        return {}
+
+    def experience(self, state: PPOState, params: Params, given: Scoring) -> tuple[Experience, ExperienceMetrics]:
+        """(experience, metrics) of a scored rollout. params: the policy's, joined."""
+        setup, scored = self.setup, given.scored
+        critic = params if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
+        read_scorer = self.fused.role.on_device() if scored is None else contextlib.nullcontext()
+        with self.reference.on_device() as reference, read_scorer as scorer_params:
+            scores = LearntScore(self.fused.scorer, scorer_params) if scored is None else scored.scores
+            return make_experience(
+                setup, given.recompute, reference, params, critic, state.kl_coef, given.sampled, scores, given.kept,
+                given.baseline, self.frozen,
+            )
+
+    def check_start(self, state: PPOState, sampled: Rollout, experience: Experience) -> None:
+        """Runs the step-0 checks."""
+        with self.reference.on_device() as reference:
+            self.monitor.step_zero(state, sampled, experience, reference, self.frozen)
+
     def update(self, state: PPOState, experience: Experience) -> tuple[PPOState, UpdateMetrics]:
         """Runs all epochs over the experience: (state, metrics). The state is donated."""
         if self.offloads_optimizer:
             state = move_optimizer_state(state, to_device)
+        state, metrics = self.run_update(state, experience)
+        return self.offload_optimizer_state(state), metrics
+
+    def run_update(self, state: PPOState, experience: Experience) -> tuple[PPOState, UpdateMetrics]:
+        """`update` of a state on the devices."""
         read = self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
         with read as reference:
-            state, metrics = ppo_update(self.setup, state, experience, self.frozen, reference)
-        return self.offload_optimizer_state(state), metrics
+            return ppo_update(self.setup, state, experience, self.frozen, reference)
 
     def offload_optimizer_state(self, state: PPOState) -> PPOState:
         """Moves the optimizer states of a state, concrete or abstract, to host memory, if configured (`offload_optimizer`)."""
@@ -219,7 +268,7 @@ class Iteration:
         parts = math.lcm(sharding.batch_size, sharding.generation.batch_size)
         index = [i % len(ids) for i in range(-(-len(ids) // parts) * parts)]  # Repeat prompts until the mesh divides the rows.
         padding = dataclasses.replace(self.padding, batch=parts)
-        self.sampler.update(join(self.frozen, params), version)
+        self.update_sampler(join(self.frozen, params), version)
         rollout = sample_rollout(self.sampler, padding, [ids[i] for i in index], key, range(len(index)), self.sampling)
         batch = self.reward_batch(place_rows(sharding, rollout), [prompts[i] for i in index], 0)
         scored = self.reward.score(batch)
@@ -243,8 +292,8 @@ class Iteration:
     def _scoring_work(self) -> tuple[int, float]:
         """(tokens, FLOPs) for scoring the last rollout with reference, critic and a fused reward model."""
         setup = self.setup
-        own = flops.forward(setup.critic, self._lengths) if setup.runs_critic else 0.0
-        if self.fused:
-            scorer = self.fused.scorer
+        own, fused = flops.forward(setup.critic, self._lengths) if setup.runs_critic else 0.0, self.reward.fused()
+        if fused:
+            scorer = fused.scorer
             own += scorer.members * flops.forward(scorer.model, self._lengths)
         return int(np.sum(self._lengths)), own + flops.forward(setup.reference, self._lengths, self._new_tokens)

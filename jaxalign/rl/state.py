@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.config import PPOConfig
 from jaxalign.models.model import Model, Params, scalar_from_lm
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.optimizer import make_optimizer
@@ -52,6 +53,11 @@ class PPOSetup:
     config: PPOConfig
 
     @property
+    def critic_apart(self) -> bool:
+        """Whether a separate critic has a mesh of its own."""
+        return self.owns_critic and self.critic.sharding != self.policy.sharding
+
+    @property
     def has_critic(self) -> bool:
         """Whether the advantage estimator reads values."""
         return estimator_of(self.config).needs_critic
@@ -68,8 +74,8 @@ class PPOSetup:
 
     @property
     def values_in_update(self) -> bool:
-        """See `values_in_update`."""
-        return values_in_update(self.config)
+        """See `values_in_update`. A critic on a mesh of its own cannot run in the program that updates the policy."""
+        return values_in_update(self.config) and not self.critic_apart
 
     @property
     def runs_critic(self) -> bool:
@@ -103,18 +109,19 @@ def values_in_update(section: PPOConfig) -> bool:
     return once and section.critic == "separate" and estimator_of(section).values_suffice
 
 
-def make_ppo_setup(section: PPOConfig, policy: Model) -> PPOSetup:
+def make_ppo_setup(section: PPOConfig, policy: Model, critic_sharding: Sharding | None = None) -> PPOSetup:
     """The setup of a run: models with their heads, and optimizers whose schedules span all updates.
 
     Args:
       section: `config.ppo`.
       policy: a model with an LM head.
+      critic_sharding: the mesh of a separate critic; None: that of the policy.
     """
     updates = section.iterations * section.epochs * section.minibatches
     shared = section.critic == "shared" and estimator_of(section).needs_critic
     return PPOSetup(
         policy.with_head("lm_scalar") if shared else policy,
-        policy.with_head("lm_scalar" if shared else "scalar"),
+        policy.with_head("lm_scalar") if shared else policy.with_head("scalar").on(critic_sharding or policy.sharding),
         make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
         make_optimizer(section.critic_optimizer, updates),
         section,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import chex
 import jax
@@ -16,6 +17,7 @@ from jaxalign.algorithms.value_losses import explained_variance
 from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import UpdateArguments
 from jaxalign.rl.losses import Totals, first_value_loss, joint_loss, policy_loss, totals, value_loss, with_values
@@ -35,7 +37,7 @@ def minibatch_update(
 
     Args:
       setup: models, optimizers and options.
-      policy, critic: their `TrainState`s; critic is None unless it is separate.
+      policy, critic: their `TrainState`s; critic is None unless it is separate and updated in this program.
       batch: the experience of the minibatch.
       kl_coef: the weight of the KL penalty, if it is in the loss.
       learn_policy: bool scalar; if False, the policy does not change.
@@ -52,7 +54,7 @@ def minibatch_update(
     whole, first, sums, critic_gradient = totals(setup, batch), (), {}, None
     if setup.values_in_update:
         batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole))
-        critic, sums, critic_gradient = _critic_update(setup, first_value_loss, critic, batch, packed, whole, frozen)
+        critic, sums, critic_gradient = critic_update(setup, first_value_loss, critic, batch, packed, whole, frozen)
         batch = with_values(setup, batch, sums.pop("values"))
         sums["explained_variance"] = explained_variance(batch.values, batch.returns, mask)
         first = critic.params, sums, critic_gradient
@@ -69,14 +71,14 @@ def minibatch_update(
     )
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
-    if setup.runs_critic and not setup.shares_trunk:
+    if setup.runs_critic and not setup.shares_trunk and critic is not None:
         batch, packed = after(setup.policy.sharding, (batch, packed), (learnt.params, aux, gradient))
-        critic, sums, critic_gradient = _critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
+        critic, sums, critic_gradient = critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
     metrics = UpdateMetrics(**aux.sums, **aux.maxima, **sums, **vars(gradient))
-    return learnt, critic, metrics if critic_gradient is None else _with_critic(metrics, critic_gradient)
+    return learnt, critic, metrics if critic_gradient is None else with_critic(metrics, critic_gradient)
 
 
-def _with_critic(metrics: UpdateMetrics, critic: GradientMetrics) -> UpdateMetrics:
+def with_critic(metrics: UpdateMetrics, critic: GradientMetrics) -> UpdateMetrics:
     """Adds the gradient metrics of a separate critic."""
     skipped, overflowed = jax.tree.map(jnp.add, (metrics.skipped, metrics.overflowed), (critic.skipped, critic.overflowed))
     return dataclasses.replace(
@@ -88,7 +90,7 @@ def _with_critic(metrics: UpdateMetrics, critic: GradientMetrics) -> UpdateMetri
     )
 
 
-def _critic_update(
+def critic_update(
     setup: PPOSetup, loss_fn, critic: TrainState, batch: Experience, packed: PackedParts | None, whole: Totals, frozen
 ) -> tuple[TrainState, dict[str, jax.Array], GradientMetrics]:
     """(critic, sums that the loss reports, gradient metrics) after one update with `loss_fn`, which is `value_loss` or
@@ -119,15 +121,25 @@ def ppo_update(
     Returns:
       (state, metrics); most metrics are means over the minibatches that ran.
     """
-    config, sharding = setup.config, setup.policy.sharding
-    here, weight, key, step = fetch((batch.rollout, batch.weight, state.policy.key, state.step))
-    order = np.asarray(_orders(config.epochs, len(weight), key, step)).reshape(config.epochs * config.minibatches, -1)
-    packed = pack_groups(here, order, weight > 0, config.micro_batch_tokens, sharding)
-    order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
+    (order, packed), = minibatches(setup, state, batch, (setup.policy.sharding,))
     return packed_update(state, UpdateArguments(
         setup=setup, batch=batch, order=order, packed=packed, frozen=frozen,
         reference_params=strip_frozen(frozen, reference_params),
     ))
+
+
+def minibatches(
+    setup: PPOSetup, state: PPOState, batch: Experience, shardings: Sequence[Sharding]
+) -> list[tuple[jax.Array, PackedParts]]:
+    """(order, packed) of `UpdateArguments` on each of several meshes: the same rows in the same order on all of them."""
+    config = setup.config
+    here, weight, key, step = fetch((batch.rollout, batch.weight, state.policy.key, state.step))
+    order = np.asarray(_orders(config.epochs, len(weight), key, step)).reshape(config.epochs * config.minibatches, -1)
+    return [
+        (jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window]),
+         pack_groups(here, order, weight > 0, config.micro_batch_tokens, sharding))
+        for sharding in shardings
+    ]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -140,17 +152,37 @@ def _orders(epochs: int, B: int, key, step) -> jax.Array:
 @functools.partial(jax.jit, donate_argnames=("state",))
 def packed_update(state: PPOState, given: UpdateArguments) -> tuple[PPOState, UpdateMetrics]:
     """`ppo_update` on packed minibatches: (state, metrics). The state is donated."""
+    policy, critic, metrics, ran = run_minibatches(state.policy, state.critic, state.kl_coef, state.step, given)
+    means = iteration_metrics(given.setup, metrics, ran)
+    batch = after(given.setup.policy.sharding, given.batch, means)
+    kl_coef, means = with_kl_coef(given.setup, state.kl_coef, batch, means)
+    return PPOState(state.step + 1, policy, critic, kl_coef), means
+
+
+def run_minibatches(
+    policy: TrainState, critic: TrainState | None, kl_coef, step, given: UpdateArguments
+) -> tuple[TrainState, TrainState | None, UpdateMetrics, jax.Array]:
+    """Runs all minibatches of an iteration.
+
+    Args:
+      policy, critic: as in `minibatch_update`.
+      kl_coef, step: as in `PPOState`.
+      given: the experience and its minibatches.
+
+    Returns:
+      (policy, critic, metrics of each minibatch, float32 [epochs * minibatches]: 1 for the minibatches that ran).
+    """
     setup, config, batch, frozen = given.setup, given.setup.config, given.batch, given.frozen
     reference_params = None if given.reference_params is None else join(frozen, given.reference_params)
     chex.assert_shape(given.order, (config.epochs * config.minibatches, None))
-    learn_policy = state.step >= config.critic_warmup
+    learn_policy = step >= config.critic_warmup
 
     def run(carry, minibatch):
         policy, critic, _ = carry
         rows, packed = minibatch
         part = setup.policy.constrain_rows(jax.tree.map(lambda x: x[rows], batch))
         policy, critic, metrics = minibatch_update(
-            setup, policy, critic, part, state.kl_coef, learn_policy, frozen, reference_params, packed
+            setup, policy, critic, part, kl_coef, learn_policy, frozen, reference_params, packed
         )
         stop = metrics.approx_kl > config.target_kl if config.target_kl is not None else jnp.bool_(False)
         return (policy, critic, stop), (metrics, jnp.float32(1.0))
@@ -162,24 +194,27 @@ def packed_update(state: PPOState, given: UpdateArguments) -> tuple[PPOState, Up
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.cond(carry[2], lambda c, _: (c, zeros), run, carry, minibatch)
 
-    start = (state.policy, state.critic, jnp.bool_(False))
+    start = (policy, critic, jnp.bool_(False))
     (policy, critic, _), (metrics, ran) = jax.lax.scan(one, start, (given.order, given.packed))
-    means = _iteration_metrics(setup, metrics, ran)
-    batch = after(setup.policy.sharding, batch, means)
-    mask = experience_mask(batch)
-    means = dataclasses.replace(means, kl_coef=state.kl_coef)
+    return policy, critic, metrics, ran
+
+
+def with_kl_coef(setup: PPOSetup, kl_coef, batch: Experience, means: UpdateMetrics) -> tuple[jax.Array, UpdateMetrics]:
+    """(the KL coefficient of the next iteration, the metrics with this one's and with the explained variance)."""
+    config, mask = setup.config, experience_mask(batch)
+    means = dataclasses.replace(means, kl_coef=kl_coef)
     if setup.runs_critic:
         means = dataclasses.replace(means, explained_variance=explained_variance(batch.values, batch.returns, mask))
     # The controller always measures the KL with k1, which is unbiased, whatever estimator the penalty uses.
     kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)
     measured = masked_mean(kl, batch.weight)
     kl_coef = update_kl_coef(
-        state.kl_coef, measured, config.kl_target, config.kl_horizon, jnp.sum(batch.weight), config.kl_controller
+        kl_coef, measured, config.kl_target, config.kl_horizon, jnp.sum(batch.weight), config.kl_controller
     )
-    return PPOState(state.step + 1, policy, critic, kl_coef), means
+    return kl_coef, means
 
 
-def _iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran) -> UpdateMetrics:
+def iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran) -> UpdateMetrics:
     """An iteration's metrics from those of its minibatches, each [minibatches]; `ran` is 1 for minibatches that ran."""
     stopped = jnp.sum(ran) < len(ran)
     means = jax.tree.map(lambda values: jnp.sum(values * ran) / jnp.sum(ran), metrics)

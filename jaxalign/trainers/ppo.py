@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -21,6 +21,7 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import Reward
 from jaxalign.rewards.checked import as_reward
@@ -30,6 +31,7 @@ from jaxalign.rl.ahead import Scores, compile_ahead
 from jaxalign.rl.alarms import AlarmRun
 from jaxalign.rl.checks import Check
 from jaxalign.rl.iteration import Iteration, PromptStream
+from jaxalign.rl.placed import PlacedIteration, RoleWeights
 from jaxalign.rl.state import (
     PPOState,
     abstract_ppo_state,
@@ -71,6 +73,8 @@ class PPOParts:
       offload: the arrays kept in host memory while no program reads them, as in `config.mesh.offload`.
       alarms: makes the alarms, which measure the policy during RL and may end it; None for no alarms.
       stop: texts that end a response.
+      shardings: the mesh of each role that `placement.resolve` places; None: all roles share the policy's mesh and, where they
+        run one after another, its programs.
     """
 
     tokenizer: Tokenizer
@@ -86,6 +90,7 @@ class PPOParts:
     offload: tuple[str, ...] = ()
     alarms: Callable[[], AlarmRun] | None = None
     stop: tuple[str, ...] = ()
+    shardings: Mapping[str, Sharding] | None = None
 
 
 class PPO(PolicyTrainer):
@@ -166,7 +171,8 @@ class PPO(PolicyTrainer):
     def from_parts(cls, inputs: TrainerInputs, section: PPOConfig, parts: PPOParts) -> Self:
         """A trainer whose weights are read while its programs compile. section: a valid config section."""
         trainer = cls.from_inputs(inputs, section)
-        trainer._parts, trainer.setup = parts, make_ppo_setup(section, inputs.model)
+        critic = None if parts.shardings is None else parts.shardings.get("critic")
+        trainer._parts, trainer.setup = parts, make_ppo_setup(section, inputs.model, critic)
         return trainer
 
     @named_arguments
@@ -230,21 +236,28 @@ class PPO(PolicyTrainer):
         self._stream = PromptStream(
             prompts, ids, section.batch, section.group_size, self.inputs.seed, streams.LOADERS["ppo"]
         )
-        self._engine = Engine(self.setup.policy, section.batch, self._parts.max_length, self._stream.width)
+        sampled = self.setup.policy
+        if self._parts.shardings is not None:
+            sampled = sampled.on(self._parts.shardings.get("generator", sampled.sharding))
+        self._engine = Engine(sampled, section.batch, self._parts.max_length, self._stream.width)
         return self._steps()
 
     def _steps(self) -> Iterator[Step]:
         inputs, parts, setup, section = self.inputs, self._parts, self.setup, self.section
         with Ahead() as ahead:
             # With offloading, some arguments of the first call are in host memory.
-            if parts.scores is not None and not parts.offload:
+            if parts.scores is not None and not parts.offload and parts.shardings is None:
                 self._compile_ahead(ahead)
             start = (parts.reference or inputs.weights)()
             self.frozen = inputs.frozen()
+            weights = None if parts.shardings is None else RoleWeights(parts.shardings, self.frozen)
+            if weights is not None:
+                start = weights.on("reference", start)
             reference = FrozenRole(start, "frozen" in parts.offload, self.frozen)
             del start  # The role holds the weights, possibly in host memory.
             sampler = make_sampler(parts.sampler or "local", self._engine, parts.sampler_name)
-            self._iteration = iteration = Iteration(
+            make = Iteration if weights is None else functools.partial(PlacedIteration, weights=weights)
+            self._iteration = iteration = make(
                 setup, self._stream, sampler, self._engine.padding, parts.sampling, parts.reward(), parts.tokenizer,
                 reference, self.frozen, "optimizer" in parts.offload, self._record, parts.stop,
             )
@@ -252,14 +265,14 @@ class PPO(PolicyTrainer):
 
             def init() -> PPOState:
                 with reference.on_device() as start:
-                    start = start if parts.reference is None else inputs.weights()
+                    start = start if parts.reference is None and weights is None else inputs.weights()
                     policy = with_value_head(setup, inputs.trained(start))
                     critic = None
                     if setup.owns_critic and parts.critic is not None:
                         critic = parts.critic()
                     elif setup.owns_critic:
                         key = jax.random.fold_in(inputs.root_key, streams.KEYS["ppo"]["critic"])
-                        critic = critic_from(setup, start, key)
+                        critic = critic_from(setup, start if weights is None else weights.on("critic", start), key)
                 return iteration.offload_optimizer_state(init_ppo_state(setup, policy, critic, inputs.key))
 
             loop = dataclasses.replace(

@@ -1,0 +1,121 @@
+"""An iteration of RL with roles on meshes of their own (`config.placement`).
+
+Each role runs a program of its own on its mesh. Programs are dispatched without waiting for each other, so that roles on
+different devices run at the same time; results move from device to device. Token ids are on the host between sampling and
+scoring, because responses end one by one and rewards may read their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxalign.models.adapters.lora import join, strip_frozen
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.role_meshes import moved, rows_moved
+from jaxalign.parallel.rows import fetch
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.records import Experience, Rollout
+from jaxalign.rewards.base import Scored
+from jaxalign.rl.arguments import OutputArguments, RoleArguments
+from jaxalign.rl.experience import experience_of
+from jaxalign.rl.iteration import Iteration, PromptBatch, Scoring
+from jaxalign.rl.metrics import ExperienceMetrics, UpdateMetrics
+from jaxalign.rl.role_programs import logprobs_of, update_apart, values_of
+from jaxalign.rl.state import PPOState
+from jaxalign.steps.packed import pack_rollout
+
+
+class RoleWeights:
+    """Weights on the meshes of roles.
+
+    Args:
+      shardings: the mesh of each role. A role without one uses that of the role that it shadows.
+      frozen: the base under the adapters on the policy's mesh, of which each other mesh gets one copy; None without adapters.
+    """
+
+    def __init__(self, shardings: Mapping[str, Sharding], frozen: Params | None):
+        self._shardings = shardings
+        self._frozen = {shardings["policy"].mesh: frozen}
+
+    def sharding(self, role: str) -> Sharding:
+        """The mesh of a role."""
+        owner = {"generator": "policy", "value": "critic"}.get(role, role)
+        return self._shardings[role] if role in self._shardings else self._shardings[owner]
+
+    def frozen(self, role: str) -> Params | None:
+        """The base under the adapters on the mesh of a role."""
+        sharding, own = self.sharding(role), self._frozen[self._shardings["policy"].mesh]
+        if sharding.mesh not in self._frozen:
+            self._frozen[sharding.mesh] = None if own is None else moved(own, sharding)
+        return self._frozen[sharding.mesh]
+
+    def on(self, role: str, params: Params, of: str = "policy") -> Params:
+        """Parameters of role `of`, joined with the base or not, on the mesh of another role and joined with the base."""
+        if self.sharding(of).mesh == self.sharding(role).mesh:
+            return join(self.frozen(role), params)
+        return join(self.frozen(role), moved(strip_frozen(self.frozen(of), params), self.sharding(role)))
+
+
+class PlacedIteration(Iteration):
+    """`Iteration` with roles on meshes of their own. `reference` has its parameters on the mesh of its role.
+
+    Args:
+      weights: the weights on the meshes of the roles.
+      other arguments: as in `Iteration`; `sampler` samples on the mesh of the generator.
+    """
+
+    def __init__(self, *args: Any, weights: RoleWeights, **options: Any):
+        super().__init__(*args, **options)
+        self._weights = weights
+        self.fused = None  # The reward runs a program of its own.
+
+    def update_sampler(self, params: Params, version: int) -> None:
+        self.sampler.update(self._weights.on("generator", params), version)
+
+    def forward(self, state: PPOState, params: Params, recompute: bool, sampled: Rollout) -> dict[str, jax.Array]:
+        """Starts the programs of the reference, of the critic and, with `recompute`, of the policy."""
+        setup, here, outputs = self.setup, fetch(sampled), {}
+        with self.reference.on_device() as reference:
+            outputs["reference"] = self._run(logprobs_of, "reference", setup.reference, reference, here)
+        if setup.runs_critic and setup.shares_trunk:
+            outputs["values"] = self._run(values_of, "policy", setup.critic, params, here)
+        elif setup.runs_critic:
+            critic = self._weights.on("value", state.critic.params, "critic")
+            outputs["values"] = self._run(values_of, "value", setup.critic, critic, here)
+        if recompute:
+            outputs["logprobs"] = self._run(logprobs_of, "policy", setup.policy, params, here)
+        return outputs
+
+    def _run(self, program, role: str, model: Model, params: Params, here: Rollout) -> jax.Array:
+        sharding = self._weights.sharding(role)
+        rollout, parts = pack_rollout(here, self.setup.config.micro_batch_tokens, sharding)
+        return program(RoleArguments(
+            model=model.on(sharding), temperature=self.setup.config.temperature or 1.0, params=params, rollout=rollout,
+            parts=parts,
+        ))
+
+    def scored(self, sampled: Rollout, batch: PromptBatch) -> Scored:
+        scored = super().scored(sampled, batch)
+        return Scored(*rows_moved(tuple(scored), self.setup.policy.sharding))
+
+    def experience(self, state: PPOState, params: Params, given: Scoring) -> tuple[Experience, ExperienceMetrics]:
+        setup = self.setup
+        outputs, baseline = rows_moved((given.outputs, given.baseline), setup.policy.sharding)
+        return experience_of(OutputArguments(
+            setup=setup, outputs=outputs, kl_coef=state.kl_coef, rollout=given.sampled, scores=given.scored.scores,
+            kept=given.kept, baseline=baseline,
+        ))
+
+    def check_start(self, state: PPOState, sampled: Rollout, experience: Experience) -> None:
+        with self.reference.on_device() as reference:
+            here = self._weights.on("policy", reference, "reference")  # A copy, until the checks end.
+            self.monitor.step_zero(state, sampled, experience, here, self.frozen)
+
+    def run_update(self, state: PPOState, experience: Experience) -> tuple[PPOState, UpdateMetrics]:
+        if not self.setup.critic_apart:
+            return super().run_update(state, experience)
+        frozen = self.frozen, self._weights.frozen("critic")
+        return update_apart(self.setup, state, experience, frozen)
