@@ -40,6 +40,7 @@ from jaxalign.config.sections.mesh import Mesh
 from jaxalign.config.sections.model import ModelConfig
 from jaxalign.config.sections.online_dpo import OnlineChecks, OnlineDPOConfig
 from jaxalign.config.sections.optimizer import Optimizer
+from jaxalign.config.sections.placement import PlacementConfig
 from jaxalign.config.sections.ppo import Checks, PPOConfig
 from jaxalign.config.sections.preference import PreferenceConfig
 from jaxalign.config.sections.pretrain import PretrainConfig
@@ -72,6 +73,7 @@ __all__ = [
     "OnlineDPOConfig",
     "Optimizer",
     "PPOConfig",
+    "PlacementConfig",
     "PreferenceConfig",
     "PretrainConfig",
     "ReviseConfig",

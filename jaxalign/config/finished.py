@@ -130,7 +130,8 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
             raise UserError(f"{workdir / 'config.json'} has no section {'.'.join(parents)}; the file was edited or damaged: "
                             "restore it")
         node[last] = value
-    values.pop("mesh", None)  # This machine need not have the run's devices.
+    for name in ("mesh", "placement"):  # This machine need not have the run's devices.
+        values.pop(name, None)
     return schema.from_mapping(default_for(values["stages"]), values)
 
 

@@ -29,6 +29,7 @@ from jaxalign.config.sections.lora import Lora
 from jaxalign.config.sections.mesh import Mesh
 from jaxalign.config.sections.model import ModelConfig
 from jaxalign.config.sections.online_dpo import OnlineDPOConfig
+from jaxalign.config.sections.placement import PlacementConfig
 from jaxalign.config.sections.ppo import PPOConfig
 from jaxalign.config.sections.preference import PreferenceConfig
 from jaxalign.config.sections.pretrain import PretrainConfig
@@ -62,6 +63,7 @@ class Config:
                          "evaluate: local (this process), or 'package.module:name' or 'FILE.py:name' of your own; "
                          "see docs/extending.md.", registered(SAMPLERS, sampler_record))
     mesh: Mesh = section(Mesh(), "")
+    placement: PlacementConfig = section(PlacementConfig(), "")
     model: ModelConfig = section(ModelConfig(), "")
     lora: Lora = section(Lora(), "")
     data: DataConfig = section(DataConfig(), "")

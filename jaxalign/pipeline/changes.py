@@ -146,9 +146,11 @@ def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
 
 
 def _is_last_config(config: Config, storage: Storage) -> bool:
-    """Whether the last run that passed the checks had this config, except for the mesh; the recorded inputs are then valid."""
+    """Whether the last run that passed the checks had this config, except for the mesh and the placement; the recorded inputs
+    are then valid."""
+    ignored = {"mesh": None, "placement": None}
     try:
-        return read_json(storage, CONFIG) | {"mesh": None} == to_dict(config) | {"mesh": None}
+        return read_json(storage, CONFIG) | ignored == to_dict(config) | ignored
     except (OSError, ValueError, TypeError):
         return False
 

@@ -147,9 +147,12 @@ def estimate(
       prompt, examples: as in `programs.Run`.
 
     Raises:
-      UserError: the mesh has more devices than the cluster, or does not divide the model.
+      UserError: the mesh has more devices than the cluster or does not divide the model, or the placement is not flat.
     """
-    mesh = config.mesh
+    mesh, strategy = config.mesh, config.placement.strategy
+    if strategy != "flat":
+        raise UserError(f"config.placement.strategy is {strategy!r}, which the plan does not cover yet; set it to flat to plan "
+                        "the run with all roles on one mesh")
     sharding = abstract_sharding(mesh)
     if sharding.mesh.size > cluster.devices:
         raise UserError(f"config.mesh asks for {sharding.mesh.size} devices, but {cluster.name} has {cluster.devices}; "

@@ -21,26 +21,27 @@ FLAT = "flat"
 
 
 def place_roles(
-    section: PPOConfig, policy: Model, scorer: Model | None, strategy: str, entries: Sequence[str] = (),
-    generation_devices: int = 0,
+    section: PPOConfig, policy: Model, strategy: str, *, scores: bool, scorer: Model | None = None,
+    entries: Sequence[str] = (), generation_devices: int = 0,
 ) -> tuple[Placement, dict[str, Sharding]]:
     """(the placement, the mesh of each role) of an RL run.
 
     Args:
       section: `config.ppo`, or the settings of the trainer.
       policy: the policy's model on the run's mesh.
-      scorer: a model like the one that scores on devices; None if no model does.
       strategy, entries, generation_devices: see `placement.resolve`; entries are those of custom.
+      scores: whether the reward runs a model on devices of this run, which then has the role "reward".
+      scorer: this model, whose sizes the mesh must divide; None: unknown.
 
     Raises:
       UserError: the placement is not possible.
     """
     owns_critic = estimator_of(section).needs_critic and section.critic == "separate"
-    roles = ["policy", *["critic"] * owns_critic, "reference", *["reward"] * (scorer is not None)]
+    roles = ["policy", *["critic"] * owns_critic, "reference", *["reward"] * scores]
     devices, step = numbered(jax.devices()), section.batch // section.minibatches
-    models = dict.fromkeys(roles, policy) | ({"reward": scorer} if scorer is not None else {})
-    limits = {name: limits_of(model, step if name in ("policy", "critic") else section.batch)
-              for name, model in models.items()}
+    limits = {name: limits_of(policy, step if name in ("policy", "critic") else section.batch) for name in roles}
+    if scores:
+        limits["reward"] = Limits(rows=section.batch) if scorer is None else limits_of(scorer, section.batch)
     placement = resolve(
         strategy, roles, machine_of(devices), policy.sharding.mesh.shape, generation_devices=generation_devices,
         custom=entries, limits=limits,

@@ -16,6 +16,7 @@ from jaxalign.stages.shared import alarms, engines, judges, reads, rewards, run_
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
+from jaxalign.stages.shared.placements import placed_roles
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import load_params, save_params
 from jaxalign.steps.offload import check_host_memory
@@ -53,6 +54,11 @@ class PPOStage(BuiltinStage):
         check_host_memory(config.mesh)
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
+        shardings, placement = placed_roles(context, policy) or (None, None)
+        policy, scoring, valuing = (
+            policy if shardings is None else policy.on(shardings.get(role, shardings["policy"]))
+            for role in ("policy", "reward", "critic")
+        )
         sets = sources.prompt_sets(context, tokenizer)
         measured = sources.held_out_helpful(context, tokenizer, sets) if section.alarms.every else []
         prompts = sources.stage_prompts(context, tokenizer, self.name, "rl", sets, without=measured)
@@ -63,19 +69,21 @@ class PPOStage(BuiltinStage):
         preference = context.input_directory("preference") / "params"
         parts = PPOParts(
             tokenizer, engines.sampling(section, tokenizer, config.data.style), config.model.max_length,
-            reward=lambda: rewards.make_reward(context, policy, tokenizer),
-            critic=(lambda: load_params(preference, policy.with_head("scalar"))) if learnt else None,
+            reward=lambda: rewards.make_reward(context, scoring, tokenizer),
+            critic=(lambda: load_params(preference, valuing.with_head("scalar"))) if learnt else None,
             sampler=config.sampler, sampler_name="config.sampler",
             scores=rewards.scores_of(context, policy) if config.sampler == "local" else None,
             abstract_start=Run(config, policy).start(self.name, trained=bool(context.start)),
             offload=config.mesh.offload,
             alarms=(lambda: alarms.make_alarms(context, policy, tokenizer, measured)) if measured else None,
+            shardings=shardings,
         )
         trainer = PPO.from_parts(policy_inputs(context, policy, shared=True), section, parts)
         for _ in trainer.fit_encoded(prompts, ids):
             pass
         self._save(context, trainer)
-        write_json(context.directory / "summary.json", self._summary(context) | shares)
+        placed = {} if placement is None else {"placement": placement}
+        write_json(context.directory / "summary.json", self._summary(context) | shares | placed)
 
     def _save(self, context: StageContext, trainer: PPO) -> None:
         """Saves the stage's parameters: the newest ones, or those of the best measured policy if an alarm ended RL."""

@@ -98,7 +98,7 @@ def make_distilled(inputs: RewardInputs) -> Reward:
 def make_model(inputs: RewardInputs) -> Reward:
     """The reward model of `config.reward.model`."""
     config = inputs.config
-    model = load_reward_model(config.reward, run_models.sharding(config.mesh), config.ppo.score_clip)
+    model = load_reward_model(config.reward, inputs.policy.sharding, config.ppo.score_clip)
     return OutsideReward(model, "frozen" in config.mesh.offload, config.reward.max_dropped_share)
 
 

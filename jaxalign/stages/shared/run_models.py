@@ -50,11 +50,13 @@ def base_params(context: StageContext, model: Model) -> Params:
     else:
         files = [path.stat() for path in reads.base_files(context.config) if path.exists()]
         version = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
-    key = (context.workdir, context.config.model, kind, version, model.sharding)
-    if key not in _kept_base:
+    key = (context.workdir, context.config.model, kind, version)
+    if any(kept[:-1] != key for kept in _kept_base):
         _kept_base.clear()
-        _kept_base[key] = quantise(_read_base(context, model.base), kind)
-    return _kept_base[key]
+    placed = (*key, model.sharding)  # Roles on meshes of their own each have a copy.
+    if placed not in _kept_base:
+        _kept_base[placed] = quantise(_read_base(context, model.base), kind)
+    return _kept_base[placed]
 
 
 def _read_base(context: StageContext, model: Model) -> Params:

@@ -159,7 +159,7 @@ def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
     return read, others
 
 
-_NO_RESULTS = ("mesh", "tracking", "stages", "rounds", "compile_cache", "profile", "seed")
+_NO_RESULTS = ("mesh", "placement", "tracking", "stages", "rounds", "compile_cache", "profile", "seed")
 """Settings that stages read although the results of single stages do not depend on them."""
 
 

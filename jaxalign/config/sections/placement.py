@@ -1,0 +1,43 @@
+"""The placement of the roles of stage ppo on the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.constraints import at_least, one_of
+from jaxalign.config.reading import when
+from jaxalign.config.schema import field
+from jaxalign.errors import UserError
+from jaxalign.placement.custom import parse_entry
+from jaxalign.placement.resolve import STRATEGIES
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacementConfig(Section):
+    """Which role of stage ppo runs on which devices. The placement changes results only by rounding; see docs/placement.md."""
+
+    strategy: str = field("flat", "flat: all roles on the devices of config.mesh, in turn; interleave: the reference and the "
+                          "reward models on exclusive parts of these devices, at the same time; separate: training on the "
+                          "devices of config.mesh, and sampling and scoring on the other devices; custom: the devices and the "
+                          "mesh of each role are in config.placement.roles.", one_of(*STRATEGIES))
+    generation_devices: int = field(0, "Number of devices for sampling and scoring; 0: those that config.mesh leaves.",
+                                    at_least(0), when("strategy", "separate"))
+    roles: tuple[str, ...] = field((), "Roles (policy, critic, reference, reward, generator, value) with their devices and "
+                                   "optionally their mesh, such as policy+critic=0-3:fsdp=4.", None, when("strategy", "custom"))
+
+    def check(self, config: WholeConfig, name: str) -> None:
+        if self.strategy == "flat":
+            return
+        where = f"config.placement.strategy is {self.strategy!r}"
+        for entry in self.roles:
+            parse_entry(entry)
+        if self.strategy == "custom" and not self.roles:
+            raise UserError(f"{where}, but config.placement.roles is empty; give each role its devices, such as "
+                            "policy+critic=0-3:fsdp=4")
+        if "ppo" not in config.stages:
+            raise UserError(f"{where}, but config.stages has no ppo, the only stage whose roles can be placed; set the "
+                            "strategy to flat")
+        if config.mesh.offload:
+            raise UserError(f"{where}, but config.mesh.offload is {config.mesh.offload}; offloading works with strategy flat "
+                            "only: remove one of them")

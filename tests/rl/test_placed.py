@@ -1,0 +1,110 @@
+"""Roles on meshes of their own: the tokens and losses of one mesh, for every strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.rewards.learnt import LearntReward
+from jaxalign.rl.iteration import Iteration
+from jaxalign.rl.placed import PlacedIteration, RoleWeights
+from jaxalign.rl.placing import place_roles
+from jaxalign.rollout.sampler import Engine, LocalSampler
+from jaxalign.steps.offload import FrozenRole
+from jaxalign.tracking.metrics import by_name
+from tests import ppo_iterations, tiny
+from tests.feedback.fakes import WordTokenizer
+
+pytestmark = pytest.mark.mesh
+
+CUSTOM = ("policy=0-3:fsdp=4", "critic=4-5:data=2", "reference=4-5", "reward=6-7:tensor=2", "generator=6-7:tensor=2",
+          "value=4-5")
+NARROW = ("policy+critic=0-1:tensor=2", "generator=4-7:data=2,tensor=2", "reference+reward=2-3")
+PLACES = {
+    "flat": ("flat", (), (2, 2, 2)), "interleave": ("interleave", (), (2, 2, 2)), "separate": ("separate", (), (2, 1, 2)),
+    "custom": ("custom", CUSTOM, (1, 4, 1)), "narrow": ("custom", NARROW, (1, 1, 2)),
+}
+
+
+def iterate(place, steps=2, checks=None, **changes):
+    """(the last state, metrics of each iteration, the devices of each role) of iterations under a placement; None: one mesh."""
+    strategy, entries, mesh = PLACES[place] if place else ("", (), None)
+    setup = tiny.setup(mesh, **changes)
+    frozen = tiny.roles(setup)
+    scorer = tiny.scorer(setup)
+    stream, engine, sampling = ppo_iterations.sampled_by(setup, tiny.PROMPTS)
+    reference, preference, make, shardings = frozen.reference, frozen.preference, Iteration, {}
+    if place:
+        _, shardings = place_roles(
+            setup.config, setup.policy, strategy, scores=True, scorer=scorer.model, entries=entries
+        )
+        if setup.owns_critic:
+            setup = dataclasses.replace(setup, critic=setup.critic.on(shardings["critic"]))
+        weights = RoleWeights(shardings, None)
+        make = functools.partial(PlacedIteration, weights=weights)
+        engine = Engine(setup.policy.on(weights.sharding("generator")), engine.batch, engine.max_length, engine.bucket)
+        scorer = dataclasses.replace(scorer, model=scorer.model.on(shardings["reward"]))
+        reference, preference = weights.on("reference", reference), weights.on("reward", preference)
+    iteration = make(
+        setup, stream, LocalSampler(engine), engine.padding, sampling, LearntReward(scorer, FrozenRole(preference)),
+        WordTokenizer(), FrozenRole(reference), on_checks=checks,
+    )
+    state, metrics, tokens = tiny.state(setup), [], []
+    place_rows = iteration.sample
+
+    def sample(*args):
+        rollout = place_rows(*args)
+        tokens.append(np.asarray(rollout.tokens))
+        return rollout
+
+    iteration.sample = sample
+    for step in range(steps):
+        state, row = iteration(state, step)
+        metrics.append({name: float(value) for name, value in by_name(row).items()})
+    iteration.monitor.settle()
+    return state, metrics, tokens, shardings
+
+
+VARIANTS = {
+    "ppo": {}, "once": {"epochs": 1, "minibatches": 1}, "stopped": {"target_kl": 1e-4},
+    "shared": {"critic": "shared"}, "grpo": {"advantages": "grpo", "group_size": 4, "kl_in": "loss", "kl_estimator": "k3"},
+    "corrected": {"sampler_correction": "clip"},
+}
+
+
+@functools.cache
+def expected(variant):
+    return iterate(None, **VARIANTS[variant])
+
+
+@pytest.mark.parametrize(("place", "variant"), [(place, "ppo") for place in PLACES] + [
+    (place, variant) for place, variant in zip(itertools.cycle(("separate", "custom")), list(VARIANTS)[1:])
+])
+def test_every_placement_gives_the_tokens_and_the_metrics_of_one_device(place, variant):
+    _, metrics, tokens, _ = iterate(place, **VARIANTS[variant])
+    _, wanted, wanted_tokens, _ = expected(variant)
+    for found, want in zip(tokens, wanted_tokens, strict=True):
+        np.testing.assert_array_equal(found, want)
+    for found, want in zip(metrics, wanted, strict=True):
+        assert found.keys() == want.keys()
+        for name in want:
+            assert found[name] == pytest.approx(want[name], rel=2e-3, abs=2e-5), name
+
+
+def test_the_trained_models_stay_on_their_own_devices():
+    state, _, _, shardings = iterate("custom", 1)
+    for model, role in ((state.policy, "policy"), (state.critic, "critic")):
+        devices = set(shardings[role].mesh.devices.flat)
+        assert all(x.devices() == devices for x in jax.tree.leaves((model.params, model.opt_state)))
+    assert state.kl_coef.devices() == set(shardings["policy"].mesh.devices.flat)
+
+
+def test_the_checks_before_the_first_update_hold():
+    found = []
+    iterate("separate", 1, found.extend)
+    assert len(found) == 5 and all(check.passed for check in found)
