@@ -103,7 +103,7 @@ class RoleTimes:
 
 
 def role_times(
-    role: RoleModel, mesh: Mapping[str, int], cluster: Cluster, workload: Workload, engine: Engine = Engine(),
+    role: RoleModel, mesh: Mapping[str, int], cluster: Cluster, workload: Workload, engine: Engine,
     shadowed: bool = False,
 ) -> RoleTimes | None:
     """The tasks of a role on all devices of a cluster; None if the batch does not divide over the mesh.
@@ -128,7 +128,7 @@ def role_times(
 
 
 def transfer_seconds(role: RoleModel, training: Mapping[str, int], source: Cluster, target: Cluster, tensor: int,
-                     engine: Engine = Engine()) -> float:
+                     engine: Engine) -> float:
     """Seconds to send a policy's weights to disjoint devices on which `tensor` devices hold one copy.
 
     Sources send one copy together, and every target receives its shard, which the copies pass on in a ring. Devices of one host
@@ -281,7 +281,7 @@ def _powers(most: int) -> Iterator[int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def role_options(role: RoleModel, chip: Chip, count: int, workload: Workload, engine: Engine = Engine(),
+def role_options(role: RoleModel, chip: Chip, count: int, workload: Workload, engine: Engine,
                  shadowed: bool = False) -> tuple[RoleTimes, ...]:
     """A role's times with every mesh of `count` chips with which it fits alone."""
     cluster = part_of(chip, count)
