@@ -24,7 +24,7 @@ from jaxalign.placement.slices import DeviceSlice
 from jaxalign.planner.hardware import Chip, chips
 from jaxalign.planner.placement_sets import PlacedSet, counts, names, place_set, smallest
 from jaxalign.planner.prices import DevicePrices
-from jaxalign.planner.role_models import PHASES, Engine, RoleModel, Workload
+from jaxalign.planner.role_models import PHASES, Engine, RoleModel, Workload, inference_mesh
 from jaxalign.planner.simulator import stage_latency
 
 Objective = Literal["time", "cost"]
@@ -120,7 +120,7 @@ def _phase_words(phase: str, seconds: float, group: PlacedSet) -> str:
     longest = max(running, key=lambda one: one.variants[phase].seconds)
     variant = longest.variants[phase]
     where = f"{group.count} devices" if group.count > 1 else "1 device"
-    mesh = f"data={group.count // variant.tensor},tensor={variant.tensor}" if variant.tensor else meshes.text(longest.times.mesh)
+    mesh = meshes.text(inference_mesh(group.count, variant.tensor) if variant.tensor else longest.times.mesh)
     share = f"{variant.seconds:.3g} of these s" if len(running) > 1 else "all of it"
     return (f"{phase} takes {seconds:.3g} s; the {longest.role.role}'s {_TASKS[phase]} on {where} with {mesh} takes {share}, "
             f"bound by {variant.bound}")

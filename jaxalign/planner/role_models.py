@@ -80,12 +80,13 @@ class Engine:
 
     Attributes:
       fractions: the fractions of the peak that programs reach.
-      axes: the mesh axes of trained roles that may be above 1.
+      axes: the mesh axes that may be above 1.
       zero, sequence_parallel: as in config.mesh.
       local_gradients: whether the copies on axis data add up the gradients of their micro-batches and exchange the sum once in
         an optimizer step, as Megatron-LM does; otherwise each micro-batch's are exchanged, as in this project's update.
       resharded: whether generation may use another mesh than training on the same devices; otherwise the tensor axis is kept,
         as with config.mesh.generation "tensor".
+      overlapped: whether devices compute while they exchange data, as in `estimate`; if not, both times add up.
     """
 
     fractions: Assumptions = Assumptions()
@@ -94,6 +95,7 @@ class Engine:
     sequence_parallel: bool = False
     local_gradients: bool = False
     resharded: bool = False
+    overlapped: bool = True
 
 
 def part_of(chip: Chip, count: int) -> Cluster:
@@ -112,9 +114,9 @@ def role_meshes(role: RoleModel, cluster: Cluster, engine: Engine) -> Iterator[d
     """Meshes of all devices of a cluster that divide the role's model.
 
     tensor stays within a host of GPUs. fsdp is 1, or all copies of the weights, or those within a host: sizes in between save
-    less memory than the former and send as much as the latter. Roles that are not trained have data and tensor only.
+    less memory than the former and send as much as the latter. A generator has data and tensor only.
     """
-    axes = engine.axes if role.trained else meshes.INFERENCE_AXES
+    axes = meshes.INFERENCE_AXES if role_of(role.role).name == "generator" else engine.axes
     host = cluster.chip.chips_per_host
     for mesh in meshes.meshes(cluster.devices, axes):
         tensor, fsdp, copies = mesh["tensor"], mesh["fsdp"], mesh["data"] * mesh["fsdp"]

@@ -173,20 +173,23 @@ class _Placed:
             network += step.sent.get(axis, 0.0) / (speed * fractions.network)
             network += gathers * (latency.launch + ring) + reductions * (latency.launch + 2 * ring)
         compute = step.flops / (chip.flops(self.model.config.compute_dtype) * fractions.mfu) / (1 - idle)
-        return _Seconds(compute, step.hbm / (chip.hbm * fractions.hbm), network)
+        return _Seconds(compute, step.hbm / (chip.hbm * fractions.hbm), network, self.engine.overlapped)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Seconds:
-    """Seconds of a step if only one resource limited it."""
+    """Seconds of a step if only one resource limited it; `overlapped` is that of the engine."""
 
     compute: float
     memory: float
     network: float
+    overlapped: bool
 
     @property
     def whole(self) -> float:
-        return max(self.compute, self.memory, self.network)
+        """Seconds of the step."""
+        device = max(self.compute, self.memory)
+        return max(device, self.network) if self.overlapped else device + self.network
 
     @property
     def bound(self) -> str:
@@ -241,7 +244,7 @@ def _generation(one: _Placed) -> Iterator[Variant]:
             continue
         copied = own.generation if one.role.trained else 0.0
         moved = _resharding(one, own, tensor) if one.role.trained else 0.0
-        for rounds in _powers(here.rows(workload.batch) // (count // tensor)):
+        for rounds in _parts(here.rows(workload.batch) // (count // tensor)):
             shape = BatchShape(here.rows(workload.batch / rounds), workload.prompt, workload.new)
             task = Task("ppo", "generate", (one.role.role,), shape, counted=1)
             _, prefill, step = work.generate(model, own, task)
@@ -272,12 +275,15 @@ def _resharding(one: _Placed, own: WeightBytes, tensor: int) -> float:
     return lacking / ((chip.link if near else one.cluster.far) * one.engine.fractions.network)
 
 
-def _powers(most: int) -> Iterator[int]:
+def _parts(most: int) -> list[int]:
+    """Numbers of parts to try, up to `most`: 1 to 8, then those times powers of two."""
+    tried = {factor << power for factor in range(1, 9) for power in range(max(1, most).bit_length())}
+    return sorted(parts for parts in tried if parts <= most)
+
+
+def _powers(most: int) -> list[int]:
     """1, 2, 4 ... up to `most`."""
-    parts = 1
-    while parts <= most:
-        yield parts
-        parts *= 2
+    return [1 << power for power in range(most.bit_length())]
 
 
 @functools.lru_cache(maxsize=4096)
