@@ -143,20 +143,22 @@ def partitions(roles: Sequence[RoleModel]) -> Iterator[tuple[tuple[RoleModel, ..
                 yield ((first, *beside), *partition)
 
 
-def search(problem: Problem, objective: Objective = "time", keep: int | None = 4) -> list[Found]:
-    """The best placement of each partition of the roles, in the order of the objective.
+def search(problem: Problem, objective: Objective = "time", keep: int | None = 4, together: bool = False) -> list[Found]:
+    """The best placement of each partition of the roles that fits, in the order of the objective.
 
     Args:
       problem: the roles and the devices.
       objective: what is minimised: the time of an iteration, or its price.
       keep: the number of placements; None for all.
+      together: only the partition with all roles in one set.
 
     Raises:
-      UserError: no placement fits, or objective is "cost" and a kind of chip has no price.
+      UserError: no partition fits, or objective is "cost" and a kind of chip has no price.
     """
     check(problem, objective)
-    best = [found for partition in partitions(problem.roles) if (found := best_allocation(problem, partition, objective))]
-    if not best:
+    every = [(problem.roles,)] if together else partitions(problem.roles)
+    best = [found for partition in every if (found := best_allocation(problem, partition, objective))]
+    if not best and not together:
         raise impossible(problem)
     return sorted(best, key=lambda found: rank(found, objective))[:keep]
 

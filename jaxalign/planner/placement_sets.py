@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxalign.placement.roles import role_of
 from jaxalign.planner.hardware import Chip
 from jaxalign.planner.role_models import GENERATION, PHASES, Engine, RoleModel, Workload, part_of
 from jaxalign.planner.role_times import RoleTimes, Variant, role_options
@@ -44,12 +43,14 @@ class PlacedSet:
       members: the roles.
       chip, count: the devices.
       usable: bytes of a device's memory available to a program.
+      beside: bytes that roles of other sets on the same devices take.
     """
 
     members: tuple[Member, ...]
     chip: Chip
     count: int
     usable: float
+    beside: float = 0.0
 
     @functools.cached_property
     def phases(self) -> dict[str, dict[str, float]]:
@@ -68,9 +69,14 @@ class PlacedSet:
         return math.fsum(one.moved for one in self.members)
 
     @property
+    def resident(self) -> float:
+        """Bytes on a device of all weights and optimizer states."""
+        return math.fsum(one.times.resident for one in self.members)
+
+    @property
     def peak(self) -> float:
-        """Bytes on a device: all resident weights and optimizer states, and the temporary arrays of the largest task."""
-        return (math.fsum(one.times.resident for one in self.members)
+        """Bytes on a device: all resident ones, and the temporary arrays of the largest task."""
+        return (self.resident + self.beside
                 + max(variant.temporary for one in self.members for variant in one.variants.values()))
 
 
@@ -111,7 +117,7 @@ def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Wo
         Member(role, times, {phase: times.fastest(phase, left) for phase in times.tasks})
         for role, times in zip(roles, best, strict=True)
     )
-    return PlacedSet(members, chip, count, part_of(chip, count).usable)
+    return PlacedSet(members, chip, count, part_of(chip, count).usable, beside)
 
 
 def _shortlist(options: Sequence[RoleTimes], free: float, usable: float) -> list[tuple[RoleTimes, float]]:
@@ -149,8 +155,3 @@ def smallest(roles: tuple[RoleModel, ...], chip: Chip, workload: Workload, engin
     ladder = itertools.chain(counts(chip, min(most, 16 * chip.chips_per_host)),
                              (2**power for power in range(7, 15) if 16 * chip.chips_per_host < 2**power <= most))
     return next((count for count in ladder if place_set(roles, chip, count, workload, engine)), None)
-
-
-def is_policy(name: str) -> bool:
-    """Whether a role is the policy or samples for it."""
-    return role_of(name).name in ("policy", "generator")

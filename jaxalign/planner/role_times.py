@@ -127,18 +127,22 @@ def role_times(
     return RoleTimes(role.role, mesh, resident, tasks) if all(tasks.values()) else None
 
 
-def transfer_seconds(role: RoleModel, training: Mapping[str, int], source: Cluster, target: Cluster, tensor: int,
-                     engine: Engine) -> float:
-    """Seconds to send a policy's weights to disjoint devices on which `tensor` devices hold one copy.
+def transfer_seconds(shadow: RoleModel, shards: int, source: Cluster, target: Cluster, engine: Engine) -> float:
+    """Seconds to send the weights of a trained role to its shadow on other devices.
 
-    Sources send one copy together, and every target receives its shard, which the copies pass on in a ring. Devices of one host
+    All sources send one copy together. Every target receives its shard, which the copies pass on in a ring. Devices of one host
     use its links, others the network between hosts.
+
+    Args:
+      shadow: the role that receives the weights.
+      shards: the parts into which the target splits a copy of the weights.
+      source, target: the devices of the trained role and of its shadow.
+      engine: how programs run.
     """
-    size = placed(role, inference_mesh(target.devices, tensor), target, engine)[1].generation * tensor
+    size = placed(shadow, meshes.complete({}), target, engine)[1].generation
     near = source.chip == target.chip and source.devices + target.devices <= source.chip.chips_per_host
-    speeds = [part.chip.link if near or part.far is None else part.far for part in (source, target)]
-    senders = meshes.size(training)
-    return max(size / senders / speeds[0], size / tensor / speeds[1]) / engine.fractions.network
+    sent, received = (part.chip.link if near or part.far is None else part.far for part in (source, target))
+    return max(size / source.devices / sent, size / shards / received) / engine.fractions.network
 
 
 @dataclasses.dataclass(frozen=True)
