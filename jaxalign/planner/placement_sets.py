@@ -106,10 +106,9 @@ def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Wo
     for free in (share * usable for share in _FREE):
         shortlists = [_shortlist(some, free, usable) for some in options]
         for combination in itertools.product(*shortlists):
-            resident = math.fsum(times.resident for times, _ in combination)
-            seconds = math.fsum(time for _, time in combination)
-            if resident + free <= usable and seconds < best_seconds:
-                best, best_seconds = [times for times, _ in combination], seconds
+            times, residents, seconds = zip(*combination, strict=True)
+            if sum(seconds) < best_seconds and sum(residents) + free <= usable:
+                best, best_seconds = times, sum(seconds)
     if best is None:
         return None
     left = usable - math.fsum(times.resident for times in best)
@@ -120,18 +119,18 @@ def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Wo
     return PlacedSet(members, chip, count, part_of(chip, count).usable, beside)
 
 
-def _shortlist(options: Sequence[RoleTimes], free: float, usable: float) -> list[tuple[RoleTimes, float]]:
-    """(a role's times with a mesh, seconds of its tasks) if `free` bytes are left, without meshes that need more memory than
-    another one and are no faster."""
+def _shortlist(options: Sequence[RoleTimes], free: float, usable: float) -> list[tuple[RoleTimes, float, float]]:
+    """(a role's times with a mesh, its resident bytes, seconds of its tasks) if `free` bytes are left, without meshes that need
+    more memory than another one and are no faster."""
     timed = []
     for times in options:
         chosen = [times.fastest(phase, free) for phase in times.tasks]
         if None not in chosen and times.resident + free <= usable:
-            timed.append((times, math.fsum(one.seconds + one.moved for one in chosen)))
-    shortlist: list[tuple[RoleTimes, float]] = []
-    for times, seconds in sorted(timed, key=lambda pair: (pair[0].resident, pair[1])):
-        if not shortlist or seconds < shortlist[-1][1]:
-            shortlist.append((times, seconds))
+            timed.append((times, times.resident, sum(one.seconds + one.moved for one in chosen)))
+    shortlist: list[tuple[RoleTimes, float, float]] = []
+    for one in sorted(timed, key=lambda one: one[1:]):
+        if not shortlist or one[2] < shortlist[-1][2]:
+            shortlist.append(one)
     return shortlist
 
 

@@ -84,7 +84,7 @@ class RoleTimes:
       role: the role.
       mesh: the size of each mesh axis.
       resident: bytes on a device during the whole iteration: weights, and the optimizer state of a trained role.
-      tasks: by phase in which the role runs, the variants of its task.
+      tasks: by phase in which the role runs, the variants of its task, fastest first.
     """
 
     role: str
@@ -94,8 +94,7 @@ class RoleTimes:
 
     def fastest(self, phase: str, free: float) -> Variant | None:
         """The fastest variant of a task that fits into `free` bytes besides all resident ones; None if none does."""
-        able = (one for one in self.tasks[phase] if one.temporary <= free)
-        return min(able, key=lambda one: (one.seconds + one.moved, one.temporary), default=None)
+        return next((one for one in self.tasks[phase] if one.temporary <= free), None)
 
     def fits(self, usable: float) -> bool:
         """Whether the role fits into `usable` bytes of each device without other roles."""
@@ -123,7 +122,8 @@ def role_times(
     resident = own.parameters + own.frozen + (own.optimizer[role.optimizer] if role.trained else 0.0)
     makers = {GENERATION: _generation, SCORING: _scoring, TRAINING: _update}
     one = _Placed(role, model, own, cluster, engine, workload)
-    tasks = {phase: tuple(makers[phase](one)) for phase in role.phases(workload, shadowed)}
+    tasks = {phase: tuple(sorted(makers[phase](one), key=lambda variant: (variant.seconds + variant.moved, variant.temporary)))
+             for phase in role.phases(workload, shadowed)}
     return RoleTimes(role.role, mesh, resident, tasks) if all(tasks.values()) else None
 
 
@@ -239,24 +239,32 @@ def _scoring(one: _Placed) -> Iterator[Variant]:
 
 
 def _generation(one: _Placed) -> Iterator[Variant]:
-    """Prefill and decoding in 1, 2, 4 ... rounds, with each possible tensor axis."""
-    workload, count = one.workload, one.cluster.devices
+    """Prefill and decoding in one or more rounds, with each possible tensor axis."""
     for tensor in _tensors(one):
-        model, own = placed(one.role, inference_mesh(count, tensor), one.cluster, one.engine)
-        here = dataclasses.replace(one, model=model, own=own)
-        if not workload.padded and workload.batch % (count // tensor):
-            continue
-        copied = own.generation if one.role.trained else 0.0
+        own, variants = _decoding(one.role, one.cluster, one.workload, one.engine, tensor)
         moved = _resharding(one, own, tensor) if one.role.trained else 0.0
-        for rounds in _parts(here.rows(workload.batch) // (count // tensor)):
-            shape = BatchShape(here.rows(workload.batch / rounds), workload.prompt, workload.new)
-            task = Task("ppo", "generate", (one.role.role,), shape, counted=1)
-            _, prefill, step = work.generate(model, own, task)
-            counts = {"tensor": (1, 2 * model.config.layers)}
-            first, each = here.seconds(prefill, counts), here.seconds(step, counts, small=True)
-            seconds = rounds * (first.whole + (workload.new - 1) * each.whole)
-            temporary = copied + sum(memory.generation(model, own, shape).values())
-            yield Variant(seconds, temporary, each.bound, rounds, tensor, moved)
+        yield from (dataclasses.replace(variant, moved=moved) for variant in variants) if moved else variants
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoding(role: RoleModel, cluster: Cluster, workload: Workload, engine: Engine,
+              tensor: int) -> tuple[WeightBytes, tuple[Variant, ...]]:
+    """(the weights for generation on a device, the variants of generation), which do not depend on the mesh of training."""
+    model, own = placed(role, inference_mesh(cluster.devices, tensor), cluster, engine)
+    here = _Placed(role, model, own, cluster, engine, workload)
+    copies, variants = cluster.devices // tensor, []
+    if not workload.padded and workload.batch % copies:
+        return own, ()
+    for rounds in _parts(here.rows(workload.batch) // copies):
+        shape = BatchShape(here.rows(workload.batch / rounds), workload.prompt, workload.new)
+        _, prefill, step = work.generate(model, own, Task("ppo", "generate", (role.role,), shape, counted=1))
+        counts = {"tensor": (1, 2 * model.config.layers)}
+        first, each = here.seconds(prefill, counts), here.seconds(step, counts, small=True)
+        seconds = rounds * (first.whole + (workload.new - 1) * each.whole)
+        # A policy keeps the weights of training besides those of generation.
+        temporary = (own.generation if role.trained else 0.0) + sum(memory.generation(model, own, shape).values())
+        variants.append(Variant(seconds, temporary, each.bound, rounds, tensor))
+    return own, tuple(variants)
 
 
 def _tensors(one: _Placed) -> list[int]:
