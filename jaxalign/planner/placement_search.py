@@ -102,12 +102,17 @@ class Found:
     def reasons(self) -> tuple[str, ...]:
         """Sentences that say where the time and the memory go."""
         sentences = []
-        for phase in PHASES:
-            by_set = [(math.fsum(group.phases[phase].values()), group) for group in self.sets if group.phases[phase]]
-            if by_set:
-                sentences.append(_phase_words(phase, *max(by_set, key=lambda pair: pair[0])))
-            sentences += [f"{_listed(names([one.role for one in group.members]))} wait {by_set_most - seconds:.3g} s in {phase}"
-                          for seconds, group in by_set if (by_set_most := max(pair[0] for pair in by_set)) > 1.2 * seconds]
+        for index, phase in enumerate(PHASES):
+            running = [group for group in self.sets if group.phases[phase]]
+            if not running:
+                continue
+            slowest = max(running, key=lambda group: group.seconds[index])
+            sentences.append(_phase_words(phase, slowest.seconds[index], slowest))
+            for group in running:
+                idle = slowest.seconds[index] - group.seconds[index]
+                if idle > 0.2 * slowest.seconds[index]:
+                    sentences.append(f"the devices of {_listed(names([one.role for one in group.members]))} wait {idle:.3g} s "
+                                     f"in {phase}")
         tight = max(self.sets, key=lambda group: group.peak / group.usable)
         sentences.append(f"memory is tightest for {_listed(names([one.role for one in tight.members]))}: "
                          f"{tight.peak / 1e9:.1f} of {tight.usable / 1e9:.1f} GB on a device")
@@ -121,7 +126,7 @@ def _phase_words(phase: str, seconds: float, group: PlacedSet) -> str:
     variant = longest.variants[phase]
     where = f"{group.count} devices" if group.count > 1 else "1 device"
     mesh = meshes.text(inference_mesh(group.count, variant.tensor) if variant.tensor else longest.times.mesh)
-    share = f"{variant.seconds:.3g} of these s" if len(running) > 1 else "all of it"
+    share = f"{variant.seconds:.3g} s of it" if len(running) > 1 else "all of it"
     return (f"{phase} takes {seconds:.3g} s; the {longest.role.role}'s {_TASKS[phase]} on {where} with {mesh} takes {share}, "
             f"bound by {variant.bound}")
 
@@ -150,7 +155,7 @@ def search(problem: Problem, objective: Objective = "time", keep: int | None = 4
       problem: the roles and the devices.
       objective: what is minimised: the time of an iteration, or its price.
       keep: the number of placements; None for all.
-      together: only the partition with all roles in one set.
+      together: considers only the partition with all roles in one set; the result is empty if that does not fit.
 
     Raises:
       UserError: no partition fits, or objective is "cost" and a kind of chip has no price.

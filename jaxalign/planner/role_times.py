@@ -1,8 +1,14 @@
 """The time and the memory of one role of reinforcement learning on a part of the devices, with a mesh of its own.
 
-FLOPs and bytes come from `work`, `memory` and `weights`. As in `estimate`, a step takes the largest of its times for
-arithmetic, memory and network. This module adds what depends on the placement: the variants of a task that need less memory
-and more time, and the latency of collectives, which grows with the number of devices.
+FLOPs and bytes come from `work`, `memory` and `weights`. Assumptions, besides those of `estimate`:
+
+- A step takes the largest of its times for arithmetic, memory and network. If the engine does not overlap exchange and
+  computation, the time for the network is added instead.
+- A collective takes the latency of its ring (`Latency`) besides its bytes, so that a collective over more devices takes longer.
+- A task that does not fit runs in parts: an update in micro-batches, scoring in parts of the batch, generation in rounds.
+- All responses have the length of the workload. Decoding reads a KV cache with slots for the whole row in every step.
+- A pipeline idles as in an update (`parallel.pipeline.bubble`) when it scores.
+- Weights that move between meshes are limited by the slowest link on their way, and nothing runs meanwhile.
 """
 
 from __future__ import annotations
