@@ -1,0 +1,95 @@
+"""Stage ppo under the placements of config.placement: the same results, resumed under another one, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.rl.iteration import Iteration
+from jaxalign.tracking.metrics import read_metrics
+from tests.folders import write_model
+
+pytestmark = pytest.mark.mesh
+
+REWARD = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "reward.py"
+SEPARATE = {"strategy": "separate"}
+CUSTOM = {"strategy": "custom", "roles": (
+    "policy=0-1:data=2", "critic+value=2-3:data=2", "reference=4-5", "generator=6-7:data=2",
+)}
+
+
+def config(folder, placement=None, mesh=None, **fields):
+    return {
+        "stages": ("ppo",), "compile_cache": None, "mesh": mesh or {}, "placement": placement or {},
+        "model": {"source": "huggingface", "path": str(folder / "model"), "max_length": 64},
+        "data": {"source": "prompts_jsonl", "style": "hh", "rl": str(folder / "rl.txt"), "held_out_share": 0.0},
+        "reward": {"source": "callable", "callable": f"{REWARD}:brief"}, "lora": {"rank": 2},
+        "ppo": {"iterations": 3, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 1,
+                "temperature": 2.0},
+    } | fields
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("placed")
+    write_model(root / "model")
+    (root / "rl.txt").write_text("".join(f"What is {i} + {i}?\n" for i in range(16)))
+    return root
+
+
+@pytest.mark.slow
+def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(folder, monkeypatch):
+    pipeline.run(from_config_dict(config(folder)), folder / "flat")
+    update, done = Iteration.update, []
+
+    def fail(self, *args):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        return update(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017, PT011
+        patch.setattr(Iteration, "update", fail)
+        pipeline.run(from_config_dict(config(folder, SEPARATE, {"data": 4})), folder / "cut")
+    assert len(read_metrics(folder / "cut" / "ppo" / "metrics.jsonl")) == 2
+    pipeline.run(from_config_dict(config(folder, CUSTOM)), folder / "cut")
+    found, wanted = (read_metrics(folder / run / "ppo" / "metrics.jsonl") for run in ("cut", "flat"))
+    assert len(found) == len(wanted) == 3
+    for mine, theirs in zip(found, wanted, strict=True):
+        for name in ("score", "reward", "kl_k1", "policy_loss", "value_loss", "grad_norm", "critic_grad_norm", "entropy"):
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-5), name
+    summary = json.loads((folder / "cut" / "ppo" / "summary.json").read_text())
+    assert summary["placement"]["roles"]["policy"] == {"devices": "0-1", "mesh": {"data": 2}}
+    assert "placement" not in json.loads((folder / "flat" / "ppo" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(("placement", "fields", "message"), [
+    ({"strategy": "custom"}, {}, "config.placement.roles is empty; give each role its devices, such as policy"),
+    ({"strategy": "custom", "roles": ("policy",)}, {}, "placement entry 'policy' must have roles, devices"),
+    (SEPARATE, {"stages": ("evaluate",)}, "config.stages has no ppo"),
+    (SEPARATE, {"mesh": {"offload": ("optimizer",)}}, "offloading works with strategy flat only"),
+    ({"generation_devices": 2}, {}, "config.placement.generation_devices is 2, which has no effect"),
+])
+def test_a_config_with_a_wrong_placement_is_refused(folder, placement, fields, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        from_config_dict(config(folder, placement) | fields)
+
+
+@pytest.mark.parametrize(("placement", "mesh", "fields", "message"), [
+    (SEPARATE, {"data": 2}, {}, "has 2 devices, but policy and critic has 4 (0-3); data=4 would work"),
+    ({"strategy": "interleave"}, {"data": 4}, {}, "needs two roles that only score, to run at the same time, but the run has "
+     "reference; use flat"),
+    ({"strategy": "custom", "roles": ("policy+critic=0-9", "reference=0-3")}, {}, {}, "do not all exist"),
+    ({"strategy": "custom", "roles": ("policy+critic=0-2:data=3", "reference=4-5")}, {}, {}, "cannot split a batch of 4 rows"),
+    (SEPARATE, {"data": 4}, {"ppo": {"kl_estimator": "full", "batch": 8, "minibatches": 2, "max_new_tokens": 8}},
+     "ppo.kl_estimator is 'full', which runs the policy and the reference in one program"),
+])
+def test_a_placement_that_the_devices_do_not_allow_stops_the_stage(folder, tmp_path, placement, mesh, fields, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        pipeline.run(from_config_dict(config(folder, placement, mesh) | fields), tmp_path / "run")
