@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ from jaxalign.rl.estimators import check_estimates, estimator_of
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
 from jaxalign.rl.monitor import Monitor, OnChecks
+from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.update import ppo_update
@@ -131,6 +132,8 @@ class Iteration:
       offload_optimizer: keep optimizer states in host memory between updates.
       on_checks: receives the step-0 checks.
       stop: texts that end a response, besides the ids of `sampling`.
+      ahead: keeps the next iteration's rollout if it is sampled with the weights before the update (`ppo.sample_ahead`); None:
+        each rollout is sampled with the newest weights.
 
     Raises:
       UserError: `config.ppo.micro_batch_tokens` is too small for one row.
@@ -140,24 +143,31 @@ class Iteration:
         self, setup: PPOSetup, stream: PromptStream, sampler: TokenSampler, padding: Padding, sampling: Sampling,
         reward: Reward, tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None,
         offload_optimizer: bool = False, on_checks: OnChecks | None = None, stop: tuple[str, ...] = (),
+        ahead: AheadRollouts | None = None,
     ):
         self.setup, self.stream, self.padding, self.sampling, self.stop = setup, stream, padding, sampling, stop
         self.sampler = StoppingSampler(sampler, stop, tokenizer.decode) if stop else sampler
         self.reward, self.tokenizer, self.reference, self.frozen = reward, tokenizer, reference, frozen
-        self.offloads_optimizer, self.fused = offload_optimizer, reward.fused()
+        self.offloads_optimizer, self.fused, self.ahead = offload_optimizer, reward.fused(), ahead
         self.monitor, self.timeline = Monitor(setup, on_checks), Timeline()
         section, width = setup.config, min(padding.bucket + setup.config.max_new_tokens, padding.max_length)
         part_rows(section.batch, width, section.micro_batch_tokens, *rows_split(setup.policy.sharding))
 
     def __call__(self, state: PPOState, step: int) -> tuple[PPOState, IterationMetrics]:
         batch, params = self.stream.at(step), join(self.frozen, state.policy.params)
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
-        sampled = self.sample(params, batch, key, step)
+        host = None if self.ahead is None else self.ahead.take(step)
+        stale = host is not None
+        if host is None:
+            host = self.sample(params, batch, self._key(state, step), step)
+        sampled = self._received(step, host)
+        begun = self.begin_next(params, state, step, scored=False)
         with self.timeline.phase("score") as phase:
-            experience, metrics = jax.block_until_ready(self.score(state, params, batch, key, step, sampled))
+            experience, metrics = jax.block_until_ready(self.score(state, params, batch, step, sampled, stale))
             phase.tokens, phase.flops = self._scoring_work()
+        begun = begun or self.begin_next(params, state, step, scored=True)
         self.monitor.settle()
-        self.monitor.scored(step, metrics)
+        if not stale:
+            self.monitor.scored(step, metrics)
         check_estimates(
             self.setup.config, experience.rewards, experience.values, experience.advantages, experience.returns
         )
@@ -168,39 +178,70 @@ class Iteration:
             if self.setup.owns_critic:
                 work_of_epoch += flops.learning(self.setup.critic, self._lengths)
             phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * work_of_epoch
-        self.monitor.updated(step, learnt)
+        if begun is not None:
+            self.ahead.put(step + 1, self._finished(begun))
+        self.monitor.updated(step, learnt, stale)
         if self.setup.recomputes:  # Scoring then measures the sampler's gap; otherwise the update does.
             learnt = dataclasses.replace(learnt, sampler_gap=None)
         return state, IterationMetrics(experience=metrics, update=learnt)
 
-    def sample(self, params: Params, batch: PromptBatch, key: jax.Array, step: int) -> Rollout:
-        """Samples responses to the batch: a rollout on the devices, split over the batch axes. params: the policy's, joined."""
+    def _key(self, state: PPOState, step: int) -> jax.Array:
+        """The PRNG key of the responses of an iteration."""
+        return jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
+
+    def sample(self, params: Params, batch: PromptBatch, key: jax.Array, version: int) -> Rollout:
+        """Samples responses to the batch: a rollout of numpy arrays. params: the policy's, joined; version: their updates."""
         with self.timeline.phase("generate") as phase:
-            self.update_sampler(params, step)
-            listener = self.reward.listen(batch.prompts)
+            self.update_sampler(params, version)
+            listener = None if self.ahead is not None else self.reward.listen(batch.prompts)
             rollout = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, self.sampling, listener)
-            self.monitor.sampled(step, rollout)
-            self._lengths = rollout.prompt_length + rollout.response_length
             phase.tokens, phase.flops = work.sampled(self.setup.reference, rollout)
-            self._new_tokens = phase.tokens
-            return place_rows(self.setup.policy.sharding, rollout)
+            return rollout
+
+    def _received(self, step: int, rollout: Rollout) -> Rollout:
+        """A rollout on the devices, split over the batch axes."""
+        self.monitor.sampled(step, rollout)
+        self._lengths = rollout.prompt_length + rollout.response_length
+        self._new_tokens = int(rollout.response_length.sum())
+        return place_rows(self.setup.policy.sharding, rollout)
+
+    def begin_next(self, params: Params, state: PPOState, step: int, scored: bool) -> Callable[[], Rollout] | None:
+        """Begins to sample the next iteration's responses, if they are sampled ahead: called before scoring and after it, until
+        it returns a function that waits for them. On a common mesh they are sampled before it returns.
+
+        Args:
+          params: the policy's, joined.
+          scored: whether the rollout of iteration `step` has been scored.
+        """
+        if self.ahead is None or step + 1 >= self.setup.config.iterations:
+            return None
+        rollout = self.sample(params, self.stream.at(step + 1), self._key(state, step + 1), step)
+        return lambda: rollout
+
+    def _finished(self, begun: Callable[[], Rollout]) -> Rollout:
+        """Waits for responses that are sampled ahead."""
+        with self.timeline.phase("generate"):
+            return begun()
 
     def update_sampler(self, params: Params, version: int) -> None:
         """Gives the sampler the policy's weights. params: joined; version: the number of updates they have had."""
         self.sampler.update(params, version)
 
     def score(
-        self, state: PPOState, params: Params, batch: PromptBatch, key: jax.Array, step: int, sampled: Rollout
+        self, state: PPOState, params: Params, batch: PromptBatch, step: int, sampled: Rollout, stale: bool = False
     ) -> tuple[Experience, ExperienceMetrics]:
-        """(experience, metrics) for a rollout. At step 0 this also runs the step-0 checks."""
+        """(experience, metrics) for a rollout. At step 0 this also runs the step-0 checks.
+
+        stale: whether the weights that sampled the rollout have been updated since.
+        """
         setup = self.setup
-        recompute = setup.recomputes or self.monitor.must_recompute(params, step, sampled)
+        recompute = setup.recomputes or (not stale and self.monitor.must_recompute(params, step, sampled))
         outputs, scored, kept, baseline = self.forward(state, params, recompute, sampled), None, None, None
         if not self.fused:
             scored = self.scored(sampled, batch)
             kept = scored.kept
         if estimator_of(setup.config).needs_greedy:
-            baseline, greedy_kept = self._baseline(batch, key)
+            baseline, greedy_kept = self._baseline(batch, self._key(state, step))
             kept = greedy_kept if kept is None else kept if greedy_kept is None else kept & greedy_kept
         given = Scoring(sampled, recompute, outputs, scored, kept, baseline)
         experience, metrics = self.experience(state, params, given)

@@ -36,7 +36,7 @@ class Monitor:
         self._setup, self._on_checks = setup, on_checks
         self._config, self._policies = setup.config, setup.config.checks
         self._act_on = functools.partial(act_on, policies=self._policies, stage=name)
-        self._pending: tuple[int, jax.Array, jax.Array] | None = None
+        self._pending: tuple[int, jax.Array | None, jax.Array] | None = None
         self._warned = False
 
     def sampled(self, step: int, rollout: Rollout) -> None:
@@ -92,9 +92,12 @@ class Monitor:
         if self._setup.recomputes and self._policies.sampler_gap == "stop":
             self._act_on([gap_check(float(metrics.sampler_gap), self._config.sampler_tolerance, f" at iteration {step}")])
 
-    def updated(self, step: int, metrics: UpdateMetrics) -> None:
-        """Stores the metrics of an update for the next `settle`, or checks them immediately if a failure must stop the run."""
-        self._pending = (step, metrics.sampler_gap, unexplained(metrics))
+    def updated(self, step: int, metrics: UpdateMetrics, stale: bool = False) -> None:
+        """Stores the metrics of an update for the next `settle`, or checks them immediately if a failure must stop the run.
+
+        stale: whether the rollout was sampled with older weights, so that the sampler's gap includes learning.
+        """
+        self._pending = (step, None if stale else metrics.sampler_gap, unexplained(metrics))
         if self._policies.finite_gradients == "stop":
             self.settle()
 
@@ -107,6 +110,6 @@ class Monitor:
         trained = 2 if self._setup.owns_critic else 1
         when = f"share of the updates of iteration {step} whose gradient is not finite"
         checks = [gradients_check(float(skipped) / trained, when)]
-        if self._policies.sampler_gap == "warn" and not self._setup.recomputes:
+        if self._policies.sampler_gap == "warn" and not self._setup.recomputes and gap is not None:
             checks.insert(0, gap_check(float(gap), self._config.sampler_tolerance, f" at iteration {step}"))
         self._act_on(checks)

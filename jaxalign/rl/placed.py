@@ -7,7 +7,8 @@ scoring, because responses end one by one and rewards may read their text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from jaxalign.rl.iteration import Iteration, PromptBatch, Scoring
 from jaxalign.rl.metrics import ExperienceMetrics, UpdateMetrics
 from jaxalign.rl.role_programs import logprobs_of, update_apart, values_of
 from jaxalign.rl.state import PPOState
+from jaxalign.rollout.sampler import sample_rollout
 from jaxalign.steps.packed import pack_rollout
 
 
@@ -44,6 +46,16 @@ class RoleWeights:
         """The mesh of a role."""
         owner = {"generator": "policy", "value": "critic"}.get(role, role)
         return self._shardings[role] if role in self._shardings else self._shardings[owner]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that are placed."""
+        return tuple(self._shardings)
+
+    def meets(self, first: str, second: str) -> bool:
+        """Whether two roles have a device in common."""
+        devices = (set(self.sharding(role).mesh.devices.flat) for role in (first, second))
+        return bool(set.intersection(*devices))
 
     def frozen(self, role: str) -> Params | None:
         """The base under the adapters on the mesh of a role."""
@@ -96,6 +108,23 @@ class PlacedIteration(Iteration):
             model=model.on(sharding), temperature=self.setup.config.temperature or 1.0, params=params, rollout=rollout,
             parts=parts,
         ))
+
+    def begin_next(self, params: Params, state: PPOState, step: int, scored: bool) -> Callable[[], Rollout] | None:
+        """On devices of its own, the generator samples in a thread.
+
+        If other roles score on its devices, it begins after them: two threads would start their programs in different orders.
+        """
+        shared = [role for role in self._weights.roles if role != "generator" and self._weights.meets("generator", role)]
+        if self.ahead is None or step + 1 >= self.setup.config.iterations or (shared and not scored):
+            return None
+        if {"policy", "critic"} & set(shared):
+            return super().begin_next(params, state, step, scored)
+        batch, key = self.stream.at(step + 1), self._key(state, step + 1)
+        self.update_sampler(params, step)  # A copy: the update donates the policy's weights.
+        pool = ThreadPoolExecutor(1, "generate")
+        waiting = pool.submit(sample_rollout, self.sampler, self.padding, batch.ids, key, batch.rows, self.sampling)
+        pool.shutdown(wait=False)  # The thread ends after its only task.
+        return waiting.result
 
     def scored(self, sampled: Rollout, batch: PromptBatch) -> Scored:
         scored = super().scored(sampled, batch)

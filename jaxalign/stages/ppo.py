@@ -23,7 +23,8 @@ from jaxalign.steps.offload import check_host_memory
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.base import CHECKS
-from jaxalign.trainers.ppo import PPO, PPOParts
+from jaxalign.trainers.ppo import PPO
+from jaxalign.trainers.ppo_parts import PPOParts
 
 
 @STAGES.declare(

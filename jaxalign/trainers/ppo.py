@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import jax
@@ -14,24 +14,22 @@ from jaxalign.config import PPOConfig
 from jaxalign.config.schema import checked
 from jaxalign.data.chat.styles import naming
 from jaxalign.data.loader import EpochLoader
-from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import strip_frozen
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import Reward
 from jaxalign.rewards.checked import as_reward
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.sums import sum_of_rewards
-from jaxalign.rl.ahead import Scores, compile_ahead
-from jaxalign.rl.alarms import AlarmRun
+from jaxalign.rl.ahead import compile_ahead
 from jaxalign.rl.checks import Check
 from jaxalign.rl.iteration import Iteration, PromptStream
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
+from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rl.state import (
     PPOState,
     abstract_ppo_state,
@@ -42,7 +40,7 @@ from jaxalign.rl.state import (
     without_value_head,
 )
 from jaxalign.rollout.sampler import Engine, make_sampler, require_sampler
-from jaxalign.rollout.sampling import Sampling, section_sampling
+from jaxalign.rollout.sampling import section_sampling
 from jaxalign.rollout.stops import checked_stops
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.early_stopping import SCORE
@@ -50,47 +48,9 @@ from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
+from jaxalign.trainers.ppo_parts import PPOParts
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
-
-
-@dataclasses.dataclass(frozen=True)
-class PPOParts:
-    """The parts of an RL run other than the policy and the prompts. Functions are called while programs compile.
-
-    Attributes:
-      tokenizer: decodes responses for rewards that read text.
-      sampling: temperature, top-k, top-p, the maximum number of new tokens and the ids that end a response.
-      max_length: the maximum length of prompt plus response, in tokens.
-      reward: makes the reward.
-      reference: reads the joined parameters that the KL is measured against; None for the initial policy.
-      critic: reads the trained parameters of a separate critic, in buffers that training may donate; None for the policy's
-        trunk with a zero value head.
-      sampler: samples the responses (`rollout.sampler.make_sampler`); None for this process's engine.
-      sampler_name: the field or argument that gives the sampler, for messages.
-      scores: how the reward computes scores, for compilation while weights are read; None for no such compilation.
-      abstract_start: the reference's joined parameters as ShapeDtypeStructs; needed with `scores`.
-      offload: the arrays kept in host memory while no program reads them, as in `config.mesh.offload`.
-      alarms: makes the alarms, which measure the policy during RL and may end it; None for no alarms.
-      stop: texts that end a response.
-      shardings: the mesh of each role that `placement.resolve` places; None: all roles share the policy's mesh and, where they
-        run one after another, its programs.
-    """
-
-    tokenizer: Tokenizer
-    sampling: Sampling
-    max_length: int
-    reward: Callable[[], Reward]
-    reference: Callable[[], Params] | None = None
-    critic: Callable[[], Params] | None = None
-    sampler: Any = None
-    sampler_name: str = "PPO(sampler)"
-    scores: Scores | None = None
-    abstract_start: Params | None = None
-    offload: tuple[str, ...] = ()
-    alarms: Callable[[], AlarmRun] | None = None
-    stop: tuple[str, ...] = ()
-    shardings: Mapping[str, Sharding] | None = None
 
 
 class PPO(PolicyTrainer):
@@ -259,7 +219,7 @@ class PPO(PolicyTrainer):
             make = Iteration if weights is None else functools.partial(PlacedIteration, weights=weights)
             self._iteration = iteration = make(
                 setup, self._stream, sampler, self._engine.padding, parts.sampling, parts.reward(), parts.tokenizer,
-                reference, self.frozen, "optimizer" in parts.offload, self._record, parts.stop,
+                reference, self.frozen, "optimizer" in parts.offload, self._record, parts.stop, self._ahead_rollouts(),
             )
             alarms = None if parts.alarms is None else parts.alarms()
 
@@ -286,8 +246,20 @@ class PPO(PolicyTrainer):
             self.training = begin(init, abstract, step)
             yield from self.training
             iteration.monitor.settle()
+            if iteration.ahead is not None:
+                iteration.ahead.close()
             if alarms is not None:
                 alarms.settle()
+
+    def _ahead_rollouts(self) -> AheadRollouts | None:
+        """The store of rollouts that are sampled ahead; None if each is sampled with the newest weights."""
+        if not self.section.sample_ahead:
+            return None
+        if hosts.count() > 1:
+            raise UserError(f"config.ppo.sample_ahead is set, but this run has {hosts.count()} processes; it needs one, whose "
+                            "devices can be divided: leave it at False")
+        directory = self.inputs.loop.directory
+        return AheadRollouts(None if directory is None else directory / "ahead", self.section.checkpoint_every + 1)
 
     def _compile_ahead(self, ahead: Ahead) -> None:
         """Starts compiling the first iteration's programs."""

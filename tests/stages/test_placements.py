@@ -24,6 +24,11 @@ CUSTOM = {"strategy": "custom", "roles": (
 )}
 
 
+APART = {"strategy": "custom", "roles": (
+    "policy+critic=0-3:data=4", "reference=4-5", "generator=6-7:data=2",
+)}
+
+
 def config(folder, placement=None, mesh=None, **fields):
     return {
         "stages": ("ppo",), "compile_cache": None, "mesh": mesh or {}, "placement": placement or {},
@@ -69,11 +74,51 @@ def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(fol
     assert "placement" not in json.loads((folder / "flat" / "ppo" / "summary.json").read_text())
 
 
+AHEAD = {"ppo": {"iterations": 4, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 2,
+                 "temperature": 2.0, "sample_ahead": True, "sampler_correction": "truncate"}}
+
+
+@pytest.mark.slow
+def test_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a_resume(folder, monkeypatch):
+    pipeline.run(from_config_dict(config(folder, **AHEAD)), folder / "ahead")
+    versions, received = [], Iteration._received
+
+    def noted(self, step, rollout):
+        versions.append((step, int(rollout.versions[0, 0])))
+        return received(self, step, rollout)
+
+    monkeypatch.setattr(Iteration, "_received", noted)
+    update, done = Iteration.update, []
+
+    def fail(self, *args):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(1)
+        return update(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017, PT011
+        patch.setattr(Iteration, "update", fail)
+        pipeline.run(from_config_dict(config(folder, APART, **AHEAD)), folder / "ahead_cut")
+    pipeline.run(from_config_dict(config(folder, APART, **AHEAD)), folder / "ahead_cut")
+    found, wanted = (read_metrics(folder / run / "ppo" / "metrics.jsonl") for run in ("ahead_cut", "ahead"))
+    assert len(found) == len(wanted) == 4
+    for mine, theirs in zip(found, wanted, strict=True):
+        for name in ("score", "kl_k1", "policy_loss", "value_loss", "entropy", "effective_sample_share"):
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-5), name
+    # Iteration 0 has the newest weights, every later one those before the last update, also after the resume at iteration 2.
+    assert dict(versions) == {0: 0, 1: 0, 2: 1, 3: 2} and [step for step, _ in versions].count(3) == 2
+    assert not (folder / "ahead_cut" / "ppo" / "ahead").exists()
+    newest = read_metrics(folder / "flat" / "ppo" / "metrics.jsonl") if (folder / "flat").exists() else None
+    assert newest is None or newest[1]["policy_loss"] != wanted[1]["policy_loss"]
+
+
 @pytest.mark.parametrize(("placement", "fields", "message"), [
     ({"strategy": "custom"}, {}, "config.placement.roles is empty; give each role its devices, such as policy"),
     ({"strategy": "custom", "roles": ("policy",)}, {}, "placement entry 'policy' must have roles, devices"),
     (SEPARATE, {"stages": ("evaluate",)}, "config.stages has no ppo"),
     (SEPARATE, {"mesh": {"offload": ("optimizer",)}}, "offloading works with strategy flat only"),
+    ({}, {"ppo": {"sample_ahead": True, "checks": {"ratio": "stop"}}}, "leave both at 'warn'"),
+    ({}, {"ppo": {"sample_ahead": True, "advantages": "remax"}}, "also sample greedy responses with the newest weights"),
     ({"generation_devices": 2}, {}, "config.placement.generation_devices is 2, which has no effect"),
 ])
 def test_a_config_with_a_wrong_placement_is_refused(folder, placement, fields, message):

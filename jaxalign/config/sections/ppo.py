@@ -52,6 +52,9 @@ class PPOConfig(SamplingFields, Trained):
     temperature: float = like(SamplingFields, "temperature", default=0.7, doc="Sampling temperature; all log-probabilities are "
                               "computed at this temperature.")
     max_new_tokens: int = like(SamplingFields, "max_new_tokens", default=56)
+    sample_ahead: bool = field(False, "Sample the responses of the next iteration before the update of this one, with weights "
+                               "that are one update old. With config.placement.strategy separate or custom, both run at the "
+                               "same time.")
     epochs: int = field(2, "Passes over the rollout buffer, each in a new random order.", at_least(1))
     minibatches: int = field(2, "Optimizer steps per pass.", at_least(1))
     micro_batch_tokens: int = field(0, "Maximum tokens (of packed prompts and responses) per device in a micro-batch; results "
@@ -138,6 +141,7 @@ class PPOConfig(SamplingFields, Trained):
         self._check_alarms(config)
         self._check_losses()
         estimator = ADVANTAGES.get(self.advantages, "config.ppo.advantages")
+        self._check_ahead(config, estimator.needs_greedy)
         require_fields(estimator, "advantage estimator", self, "ppo")
         require_fields(POLICY_LOSSES.get(self.policy_loss, "config.ppo.policy_loss"), "policy loss", self, "ppo")
         if self.batch % self.group_size:
@@ -160,6 +164,21 @@ class PPOConfig(SamplingFields, Trained):
         if self.overlong_buffer > self.max_new_tokens:
             raise UserError(f"config.ppo.overlong_buffer is {self.overlong_buffer}; it must be at most "
                             f"config.ppo.max_new_tokens ({self.max_new_tokens})")
+
+    def _check_ahead(self, config: WholeConfig, needs_greedy: bool) -> None:
+        """Checks that nothing needs the newest weights or the rollout in progress."""
+        if not self.sample_ahead:
+            return
+        where = "config.ppo.sample_ahead is set"
+        if needs_greedy:
+            raise UserError(f"{where}, but advantages {self.advantages!r} also sample greedy responses with the newest "
+                            "weights; choose another estimator, or leave sample_ahead at False")
+        if config.reward.while_sampling:
+            raise UserError(f"{where}, but config.reward.while_sampling is set, which scores responses while they are sampled; "
+                            "set one of them to False")
+        if {self.checks.ratio, self.checks.sampler_gap} != {"warn"}:
+            raise UserError(f"{where}, but config.ppo.checks.ratio or sampler_gap is not 'warn'; responses of older weights do "
+                            "not have the ratio 1, so leave both at 'warn'")
 
     def _check_alarms(self, config: WholeConfig) -> None:
         """Checks that there are helpful prompts to measure, and that the reward can score them."""
