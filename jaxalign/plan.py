@@ -9,13 +9,17 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxalign import train
 from jaxalign.commands import run_command
 from jaxalign.config import Config, from_config_dict, reset_unread
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES
+
+if TYPE_CHECKING:
+    from jaxalign.planner.estimate import RunEstimate
+    from jaxalign.planner.placement_choices import Choices
 
 _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
 
@@ -25,7 +29,8 @@ Prints the memory, work and time of each task of a run, by arithmetic, for devic
   --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8
   --gpus=NAMExCOUNT     GPUs instead, as in H100x8
   --shape=NAME          the architecture of a published model, as in Llama-3.1-8B, without its files
-  --search              plan the fastest mesh that fits instead of config.mesh
+  --search              plan the fastest mesh that fits instead of config.mesh, and list placements of stage ppo
+  --write-config=FILE   with --search: write a config file that runs the config with the fastest mesh and placement that fit
   --compile             also compile every step for the topology (minutes; pip install 'jaxalign[aot]')
   --prompt=N            tokens of the longest prompt; default: model.max_length minus the new tokens
   --examples=N          rows of the data file, which determine the number of steps
@@ -37,7 +42,7 @@ Prints the memory, work and time of each task of a run, by arithmetic, for devic
 
 Exit codes: 0 it fits, 1 it does not, 2 a mistake in the arguments.
 """
-_VALUES = ("topology", "gpus", "shape", "prompt", "examples", "prices", "mfu", "hbm", "network")
+_VALUES = ("topology", "gpus", "shape", "prompt", "examples", "prices", "mfu", "hbm", "network", "write-config")
 _SWITCHES = ("search", "compile", "json")
 
 
@@ -48,7 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     own, rest = _take_own(argv[1:])
-    return _plan(read_config([argv[0], *rest], own["shape"]), own)
+    if own["write-config"]:
+        if not own["search"]:
+            raise UserError("--write-config needs --search, which finds the mesh and the placement to write; add --search")
+        from jaxalign.planner.config_file import require_new
+
+        require_new(own["write-config"])
+    return _plan(read_config([argv[0], *rest], own["shape"]), own, rest)
 
 
 def read_config(argv: Sequence[str], shape: str) -> Config:
@@ -67,9 +78,10 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
     return from_config_dict(values)
 
 
-def _plan(config: Config, own: dict[str, Any]) -> int:
+def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
+    """Prints the plan. arguments: those of the config, which `jaxalign.train` reads."""
     # Imported here so that a mistyped flag is reported without importing JAX.
-    from jaxalign.planner import compiled_report, report, search, shapes
+    from jaxalign.planner import compiled_report, placement_choices, placement_report, report, search, shapes
     from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_weights
     from jaxalign.planner.hardware import gpu_cluster, tpu_cluster
     from jaxalign.planner.prices import read_prices
@@ -84,11 +96,14 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     assumptions = Assumptions(own["mfu"], own["hbm"], own["network"])
     policy = shapes.policy_model(config, abstract_sharding(config.mesh), own["shape"] or None)
     given = search.Given(config, policy, cluster, assumptions, own["prompt"], own["examples"])
-    best = search.possible(given)
+    if config.placement.strategy != "flat":
+        given.estimate()  # Raises the sentence on the placement.
+    best, placements = search.possible(given), None
     if own["search"]:
         if not best:
             raise UserError(f"no mesh of all {cluster.devices} devices of {cluster.name} divides this model and its batches; "
                             "choose batch sizes that more meshes divide, or another topology")
+        placements = placement_choices.placement_choices(given)
         given = dataclasses.replace(given, config=best[0].config)
     run = given.estimate()
     sharded = dataclasses.replace(policy, sharding=abstract_sharding(given.config.mesh))
@@ -106,6 +121,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
         content["faster_mesh"] = None if faster is None else search.mesh_words(faster.config.mesh)
         content["requests"] = [dataclasses.asdict(each) for each in requests]
         content["compiled"] = compiled_report.to_json(compiled)
+        content["placements"] = placement_report.to_json(placements, cluster, prices)
         print(json.dumps(content, indent=1))
     else:
         print(report.text(run, weights, own["shape"] or config.model.path or "The model", assumptions, prices))
@@ -115,11 +131,34 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
                   f"{faster.peak / report.GB:.1f} GB); --search plans it.")
         for line in [] if run.fits else report.advised(advice):
             print(line)
+        for line in placement_report.lines(placements, cluster, prices):
+            print(line)
         for line in report.request_lines(requests, config.endpoint):
             print(line)
         if compiled:
             print("\n" + compiled_report.text(compiled))
+    if own["write-config"]:
+        _write_config(own["write-config"], arguments, config, run, placements)
     return 0 if run.fits and all(program.fits for program in compiled) else 1
+
+
+def _write_config(path: str, arguments: Sequence[str], config: Config, run: RunEstimate, placements: Choices | None) -> None:
+    """Writes the config with the fastest placement that fits, else with the plan's mesh, and says on stderr what it wrote.
+
+    config: the config of the arguments. run: its plan with the fastest mesh.
+    """
+    from jaxalign.planner.config_file import write_config
+    from jaxalign.planner.placement_choices import changes
+
+    if placements is not None and placements.best:
+        flags = placements.best[0].flags
+    elif run.fits:
+        flags = changes(config, run.config)
+    else:
+        print(f"{path} is not written, because no mesh fits", file=sys.stderr)
+        return
+    write_config(path, "A config with the fastest mesh and placement that fit " + run.cluster.name + ".", [*arguments, *flags])
+    print(f"wrote {path}, for python -m jaxalign.train --config={path}", file=sys.stderr)
 
 
 def _compiled(config: Config, own: dict[str, Any]):

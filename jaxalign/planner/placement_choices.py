@@ -1,0 +1,288 @@
+"""Chooses placements of stage ppo for a run on one host: those of `placement_schedules` that this project can run.
+
+The models and the rows are those of the run's plan. A placement is kept if `placement.resolve` accepts its entries, the config
+accepts its fields, and it samples the whole batch at once. All roles have one `ppo.micro_batch_tokens`, unlike in the search,
+which cuts each task into parts of its own; the times and the memory are computed again for the value that is chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxalign.config import Config, check, schema
+from jaxalign.errors import UserError
+from jaxalign.placement import meshes
+from jaxalign.placement.machine import Host, Machine
+from jaxalign.placement.meshes import Limits
+from jaxalign.placement.resolve import resolve
+from jaxalign.planner.estimate import RunEstimate, optimizer_kind
+from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, search_schedules
+from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem
+from jaxalign.planner.placement_sets import Member, PlacedSet
+from jaxalign.planner.role_models import GENERATION, PHASES, SCORING, TRAINING, Engine, RoleModel, Workload
+from jaxalign.planner.search import Given, possible
+from jaxalign.registry.rewards import reward_records
+from jaxalign.rewards.scorer import student_model
+from jaxalign.rl.estimators import estimator_of
+from jaxalign.rl.placing import limits_of
+
+_RUN = (FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE)
+"""The schedules that this project runs."""
+_ALIKE = 1.01
+"""Times within this factor are alike: the estimate is coarser."""
+_AMPLE = 0.9
+"""The largest share of a device's memory that a micro-batch larger than necessary may fill."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A placement that the run can use.
+
+    Attributes:
+      found: the placement, with the tasks as they run with the config's micro-batches.
+      config: the run's config with the placement, the mesh of the other stages and the micro-batches.
+      flags: the arguments of `jaxalign.train` that turn the given config into this one.
+      idle: the share of an iteration in which a device of the machine is idle, the mean over the devices.
+    """
+
+    found: Found
+    config: Config
+    flags: tuple[str, ...]
+    idle: float
+
+    @property
+    def peak(self) -> float:
+        """Bytes on the device that needs the most."""
+        return max(group.peak for group in self.found.sets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """The placements of stage ppo.
+
+    Attributes:
+      best: the placements, the fastest first.
+      refused: a sentence that says why there are none; empty if there are some.
+      workload: the rows of an iteration; None if no placement was searched.
+      notes: sentences that say what the figures do not include.
+    """
+
+    best: tuple[Choice, ...] = ()
+    refused: str = ""
+    workload: Workload | None = None
+    notes: tuple[str, ...] = ()
+
+
+def placement_choices(given: Given, keep: int = 4) -> Choices | None:
+    """The fastest placements of stage ppo that fit, among them one with all roles together if it fits; None without ppo.
+
+    given: the inputs of the plan, with the config that the flags of a choice change.
+    """
+    if "ppo" not in given.config.stages:
+        return None
+    refused = _refused(given)
+    base = None if refused else _mesh_of_other_stages(given)
+    if base is None:
+        return Choices(refused=refused or f"no mesh of {given.cluster.name} with mesh.generation=tensor fits the stages other "
+                       "than ppo; the changes above are needed first")
+    problem = _problem(given, base)
+    try:
+        every = search_schedules(problem, _RUN, keep=100)
+    except UserError as error:
+        return Choices(refused=str(error), workload=problem.workload)
+    chosen = [choice for found in every if (choice := _choice(given, base, problem, found)) is not None]
+    if not chosen:
+        return Choices(refused=f"no placement that samples all {problem.workload.batch} responses at once fits on "
+                       f"{given.cluster.name}; choose a smaller config.ppo.batch or more devices", workload=problem.workload)
+    chosen.sort(key=lambda choice: (choice.found.seconds, len(choice.found.sets)))
+    best = chosen[:keep]
+    together = next((choice for choice in chosen if choice.found.schedule == FLAT), None)
+    if together is not None and together not in best:
+        best[-1] = together
+    return Choices(tuple(best), "", problem.workload, _notes(given, problem))
+
+
+def _refused(given: Given) -> str:
+    """Why placements other than flat cannot run or are not modelled; empty if they can."""
+    config, cluster = given.config, given.cluster
+    if cluster.hosts > 1 or cluster.slices > 1:
+        return (f"{cluster.name} has {cluster.hosts} hosts, each with a process of its own, and several processes run only "
+                "strategy flat; plan one host to compare placements")
+    if cluster.devices == 1:
+        return "one device has only strategy flat"
+    if config.mesh.offload:
+        return (f"config.mesh.offload is {config.mesh.offload}, which works with strategy flat only; leave it empty to compare "
+                "placements")
+    if config.sampler != "local":
+        return f"config.sampler is {config.sampler!r}, and the search models only sampling on the devices of the run"
+    records = reward_records(config.reward.source)
+    models = [record.name for record in records if record.is_model or record.asks_judge]
+    unlike = [record.name for record in records if record.name in models and not record.learnt] or models[1:]
+    if unlike:
+        return (f"config.reward.source has {' and '.join(unlike)}, and the search models the reward of one preference model or "
+                "student of this run only")
+    return ""
+
+
+def _mesh_of_other_stages(given: Given) -> RunEstimate | None:
+    """The best plan with mesh.generation "tensor" in which all stages other than ppo fit; None if there is none."""
+    for run in possible(given):
+        others = [task.peak for task in run.tasks if task.task.stage != "ppo"]
+        if run.config.mesh.generation == "tensor" and max(others, default=0.0) <= given.cluster.usable:
+            return run
+    return None
+
+
+def _problem(given: Given, base: RunEstimate) -> Problem:
+    """The roles and the rows of the plan's tasks of stage ppo."""
+    config, policy, mesh = given.config, given.policy, base.config.mesh
+    tasks = {each.task.phase: each.task for each in base.tasks if each.task.stage == "ppo"}
+    stored = "float32" if policy.lora is None else config.lora.base
+    roles = [RoleModel(role, policy.with_head("scalar" if role == "critic" else "lm"),
+                       optimizer=optimizer_kind(config, "ppo", role)) for role in tasks["update"].trains]
+    roles.append(RoleModel("reference", policy, stored))
+    learnt = [record.name for record in reward_records(config.reward.source) if record.learnt]
+    if "distilled" in learnt:
+        roles.append(RoleModel("reward", student_model(config.reward_distill, policy), "float32"))
+    elif learnt:
+        model = policy.with_head("scalar")
+        deeper = dataclasses.replace(model.config, layers=model.config.layers * config.preference.members)
+        roles.append(RoleModel("reward", dataclasses.replace(model, config=deeper), stored))
+    rows = tasks["generate"].rows
+    workload = Workload(rows.length, rows.new, rows.rows, config.ppo.minibatches, config.ppo.epochs,
+                        "policy" in tasks["score"].runs)
+    engine = Engine(given.assumptions, zero=mesh.zero, sequence_parallel=mesh.sequence_parallel)
+    return Problem(tuple(roles), (Devices(given.cluster.chip, given.cluster.devices),), workload, engine)
+
+
+def _notes(given: Given, problem: Problem) -> tuple[str, ...]:
+    """What the times and the memory of a choice do not include."""
+    config = given.config
+    notes = ["Not modelled: the other stages, the checks of step 0, and responses that end early."]
+    if config.ppo.alarms.every:
+        notes.append("The measurements of config.ppo.alarms are not counted.")
+    if not any(role.role == "reward" for role in problem.roles) or len(reward_records(config.reward.source)) > 1:
+        notes.append("The time of a reward on the host is not counted.")
+    if any(record.learnt and record.name == "preference" for record in reward_records(config.reward.source)):
+        if config.preference.members > 1:
+            notes.append(f"The {config.preference.members} preference models count as one model with all their layers.")
+    if given.policy.lora is not None:
+        notes.append("Each role counts a frozen base of its own, although roles with the same mesh share one: memory is at most "
+                     "as stated.")
+    if estimator_of(config.ppo).needs_greedy:
+        notes.append(f"The greedy responses of {config.ppo.advantages} are not counted.")
+    return tuple(notes)
+
+
+def _choice(given: Given, base: RunEstimate, problem: Problem, found: Found) -> Choice | None:
+    """A placement as a config of the run; None if the run cannot use it."""
+    if any(one.variants[GENERATION].parts > 1 for group in found.sets for one in group.members if GENERATION in one.variants):
+        return None
+    usable, length = given.cluster.usable, problem.workload.prompt + problem.workload.new
+    options = {rows * length: _in_parts(found, rows, problem.workload)
+               for rows in (1 << power for power in range(problem.workload.batch.bit_length()))}
+    own = given.config.ppo.micro_batch_tokens
+    if own >= length:
+        options[own] = _in_parts(found, own // length, problem.workload)
+    peaks = {tokens: max(group.peak for group in option.sets) for tokens, option in options.items()}
+    fitting = [tokens for tokens in options if peaks[tokens] <= usable]
+    if not fitting:
+        return None
+    fastest = min(options[tokens].seconds for tokens in fitting)
+    alike = [tokens for tokens in fitting if options[tokens].seconds <= _ALIKE * fastest]
+    ample = [tokens for tokens in alike if peaks[tokens] <= _AMPLE * usable]
+    tokens = own if own in alike else max(ample) if ample else min(alike, key=peaks.__getitem__)
+    config = _config(base, problem, options[tokens], tokens)
+    if not _accepted(config, problem, options[tokens]):
+        return None
+    return Choice(options[tokens], config, changes(given.config, config), _idle(problem, options[tokens]))
+
+
+def _in_parts(found: Found, rows: int, workload: Workload) -> Found:
+    """The placement if every micro-batch has at most `rows` rows of a device."""
+    def resized(one: Member) -> Member:
+        copies, variants = one.times.mesh["data"] * one.times.mesh["fsdp"], {}
+        for phase, chosen in one.variants.items():
+            if phase != GENERATION:
+                total = workload.batch // (workload.minibatches if phase == TRAINING else 1) // copies
+                parts = min(-(-total // rows), max(variant.parts for variant in one.times.tasks[phase]))
+                chosen = min((variant for variant in one.times.tasks[phase] if variant.parts >= parts),
+                             key=lambda variant: variant.parts)
+            variants[phase] = chosen
+        return dataclasses.replace(one, variants=variants)
+
+    sets = [dataclasses.replace(group, members=tuple(map(resized, group.members))) for group in found.sets]
+    if found.schedule == INTERLEAVE:  # The first set is on all devices, the others are on parts of them.
+        main, *scorers = sets
+        sets[0] = dataclasses.replace(main, beside=max(group.resident for group in scorers))
+    phases = {phase: max(sum(group.phases[phase].values()) for group in sets) for phase in PHASES}
+    if found.schedule == INTERLEAVE:
+        phases[SCORING] = sum(sets[0].phases[SCORING].values()) + max(sum(group.phases[SCORING].values()) for group in sets[1:])
+    return dataclasses.replace(found, sets=tuple(sets), phases=phases, seconds=math.fsum(phases.values()) + found.moved)
+
+
+def _config(base: RunEstimate, problem: Problem, found: Found, tokens: int) -> Config:
+    """The plan's config with a placement. A mesh of all roles that is also that of the other stages needs no entries."""
+    config, mesh = base.config, base.config.mesh
+    config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, micro_batch_tokens=tokens))
+    wanted = {tuple(one.times.mesh.items()) for group in found.sets for one in group.members}
+    others = any(task.task.stage != "ppo" for task in base.tasks)
+    if len(found.sets) == 1 and len(wanted) == 1:
+        sizes = dict(*wanted)
+        if not others:
+            return dataclasses.replace(config, mesh=dataclasses.replace(mesh, **sizes))
+        if all(getattr(mesh, axis) == size for axis, size in sizes.items()):
+            return config
+    roles = joined(found.entries)
+    return dataclasses.replace(config, placement=dataclasses.replace(config.placement, strategy="custom", roles=roles))
+
+
+def joined(entries: Sequence[str]) -> tuple[str, ...]:
+    """Entries of `placement.custom` with the roles of equal devices and meshes joined by +."""
+    roles: dict[str, list[str]] = {}
+    for entry in entries:
+        role, _, where = entry.partition("=")
+        roles.setdefault(where, []).append(role)
+    return tuple(f"{'+'.join(names)}={where}" for where, names in roles.items())
+
+
+def _accepted(config: Config, problem: Problem, found: Found) -> bool:
+    """Whether the checks of a run accept a placement."""
+    workload, (devices,) = problem.workload, problem.devices
+    rows = {role.role: workload.batch // (workload.minibatches if role.trained else 1) for role in problem.roles}
+    limits: Mapping[str, Limits] = {role.role: limits_of(role.model, rows[role.role]) for role in problem.roles}
+    mesh = {axis: getattr(config.mesh, axis) for axis in meshes.AXES}
+    machine = Machine((Host(devices.chip.name, devices.count),))
+    try:
+        check(config)
+        placement = resolve(config.placement.strategy, tuple(limits), machine, mesh, custom=config.placement.roles,
+                            limits=limits)
+    except UserError:
+        return False
+    policy, reference = placement.roles["policy"], placement.roles["reference"]
+    return config.ppo.kl_estimator != "full" or (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
+
+
+def _idle(problem: Problem, found: Found) -> float:
+    def busy(group: PlacedSet) -> float:
+        return group.count * math.fsum(group.seconds)
+
+    moving = (problem.count - found.unused) * found.moved
+    return max(0.0, 1 - (math.fsum(map(busy, found.sets)) + moving) / (problem.count * found.seconds))
+
+
+def changes(before: Config, after: Config) -> tuple[str, ...]:
+    """The arguments of `jaxalign.train` that turn one config into another, in the order of the fields."""
+    old, new = schema.flatten(before), schema.flatten(after)
+    return tuple(f"--config.{name}={_value(value)}" for name, value in new.items() if value != old.get(name))
+
+
+def _value(value: object) -> str:
+    """A value on the command line. Entries with commas are strings of a Python tuple."""
+    if not isinstance(value, tuple):
+        return str(value)
+    if not any("," in str(entry) for entry in value):
+        return ",".join(map(str, value))
+    return "({},)".format(", ".join(f'"{entry}"' for entry in value))

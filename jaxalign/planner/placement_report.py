@@ -1,0 +1,84 @@
+"""Reports placements of stage ppo as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import Any
+
+from jaxalign.planner.hardware import Cluster
+from jaxalign.planner.placement_choices import Choice, Choices, joined
+from jaxalign.planner.placement_schedules import FLAT
+from jaxalign.planner.placement_search import SYNCHRONOUS
+from jaxalign.planner.prices import DevicePrices
+from jaxalign.planner.role_models import PHASES
+from jaxalign.tracking.table import ruled
+
+GB = 1e9
+_TITLES = {FLAT: "together", SYNCHRONOUS: "sets"}
+"""The titles of schedules with another title than their name."""
+
+
+def lines(choices: Choices | None, cluster: Cluster, prices: DevicePrices | None) -> list[str]:
+    """The section "Placements" of a plan; empty without choices."""
+    if choices is None:
+        return []
+    if choices.refused:
+        return ["", f"Placements of stage ppo: {choices.refused}."]
+    rows, price = choices.workload, _hourly(cluster, prices)
+    titles = ["", "schedule", *PHASES, "moves", "seconds", "idle", "peak GB", *([prices.currency] if price is not None else [])]
+    table = [titles]
+    for number, choice in enumerate(choices.best, 1):
+        found = choice.found
+        cost = [f"{found.seconds / 3600 * price:.3g}"] if price is not None else []
+        seconds = [f"{value:.3g}" for value in (*(found.phases[phase] for phase in PHASES), found.moved, found.seconds)]
+        table.append([f"{number}", _TITLES.get(found.schedule, found.schedule), *seconds, f"{choice.idle:.0%}",
+                      f"{choice.peak / GB:.1f}", *cost])
+    text = ["", f"Placements of stage ppo: an iteration of {rows.batch} responses, {rows.prompt} prompt tokens and {rows.new} "
+            f"new tokens each, on {cluster.name}", *ruled(table)]
+    for number, choice in enumerate(choices.best, 1):
+        text += ["", f"{number}. {'; '.join(_places(choice))}", *(f"   - {reason}" for reason in choice.found.reasons)]
+        text += [f"   {shlex.quote(flag)}" for flag in choice.flags] or ["   No flag: this is the config as given."]
+    return [*text, "", *choices.notes]
+
+
+def _places(choice: Choice) -> list[str]:
+    """The roles of a placement with their devices and meshes, as in "policy and critic on devices 0-3 with fsdp=4"."""
+    words = []
+    for entry in joined(choice.found.entries):
+        roles, _, where = entry.partition("=")
+        devices, _, mesh = where.partition(":")
+        noun = "devices" if "-" in devices else "device"
+        words.append(f"{', '.join(roles.split('+'))} on {noun} {devices}" + (f" with {mesh}" if "-" in devices else ""))
+    return words
+
+
+def _hourly(cluster: Cluster, prices: DevicePrices | None) -> float | None:
+    """The price of the whole machine for an hour, with devices that a placement leaves unused; None if it is unknown."""
+    price = None if prices is None else prices.hourly.get(cluster.chip.name)
+    return None if price is None else price * cluster.devices
+
+
+def to_json(choices: Choices | None, cluster: Cluster, prices: DevicePrices | None) -> dict[str, Any] | None:
+    """The placements as JSON: seconds and bytes, unrounded; None without choices."""
+    if choices is None:
+        return None
+    price = _hourly(cluster, prices)
+    return {
+        "refused": choices.refused,
+        "workload": None if choices.workload is None else dataclasses.asdict(choices.workload),
+        "notes": list(choices.notes),
+        "best": [{
+            "schedule": choice.found.schedule,
+            "seconds": choice.found.seconds,
+            "phases": choice.found.phases,
+            "moved_seconds": choice.found.moved,
+            "idle": choice.idle,
+            "peak_bytes": choice.peak,
+            "cost": None if price is None else choice.found.seconds / 3600 * price,
+            "unused": choice.found.unused,
+            "roles": list(joined(choice.found.entries)),
+            "reasons": list(choice.found.reasons),
+            "flags": list(choice.flags),
+        } for choice in choices.best],
+    }
