@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxalign.config import Config, check, schema
 from jaxalign.errors import UserError
@@ -21,7 +21,7 @@ from jaxalign.planner.estimate import RunEstimate, optimizer_kind
 from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, search_schedules
 from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem
 from jaxalign.planner.placement_sets import Member, PlacedSet
-from jaxalign.planner.role_models import GENERATION, PHASES, SCORING, TRAINING, Engine, RoleModel, Workload
+from jaxalign.planner.role_models import GENERATION, PHASES, SCORING, TRAINING, Engine, RoleModel, Workload, part_of, placed
 from jaxalign.planner.search import Given, possible
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.scorer import student_model
@@ -32,8 +32,6 @@ _RUN = (FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE)
 """The schedules that this project runs."""
 _ALIKE = 1.01
 """Times within this factor are alike: the estimate is coarser."""
-_AMPLE = 0.9
-"""The largest share of a device's memory that a micro-batch larger than necessary may fill."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +84,7 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
     base = None if refused else _mesh_of_other_stages(given)
     if base is None:
         return Choices(refused=refused or f"no mesh of {given.cluster.name} with mesh.generation=tensor fits the stages other "
-                       "than ppo; the changes above are needed first")
+                       "than ppo; choose a larger machine, or smaller batches for them")
     problem = _problem(given, base)
     try:
         every = search_schedules(problem, _RUN, keep=100)
@@ -96,7 +94,9 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
     if not chosen:
         return Choices(refused=f"no placement that samples all {problem.workload.batch} responses at once fits on "
                        f"{given.cluster.name}; choose a smaller config.ppo.batch or more devices", workload=problem.workload)
-    chosen.sort(key=lambda choice: (choice.found.seconds, len(choice.found.sets)))
+    fastest = min(choice.found.seconds for choice in chosen)
+    # Of those as fast as the best one, the one with the fewest sets is first.
+    chosen.sort(key=lambda choice: (max(choice.found.seconds, _ALIKE * fastest), len(choice.found.sets), choice.found.seconds))
     best = chosen[:keep]
     together = next((choice for choice in chosen if choice.found.schedule == FLAT), None)
     if together is not None and together not in best:
@@ -169,8 +169,8 @@ def _notes(given: Given, problem: Problem) -> tuple[str, ...]:
         if config.preference.members > 1:
             notes.append(f"The {config.preference.members} preference models count as one model with all their layers.")
     if given.policy.lora is not None:
-        notes.append("Each role counts a frozen base of its own, although roles with the same mesh share one: memory is at most "
-                     "as stated.")
+        notes.append("Each role counts a frozen base of its own, although roles with the same mesh share one: memory is at "
+                     "most as stated.")
     if estimator_of(config.ppo).needs_greedy:
         notes.append(f"The greedy responses of {config.ppo.advantages} are not counted.")
     return tuple(notes)
@@ -181,28 +181,32 @@ def _choice(given: Given, base: RunEstimate, problem: Problem, found: Found) -> 
     if any(one.variants[GENERATION].parts > 1 for group in found.sets for one in group.members if GENERATION in one.variants):
         return None
     usable, length = given.cluster.usable, problem.workload.prompt + problem.workload.new
-    options = {rows * length: _in_parts(found, rows, problem.workload)
+    options = {rows * length: _in_parts(found, rows, problem)
                for rows in (1 << power for power in range(problem.workload.batch.bit_length()))}
     own = given.config.ppo.micro_batch_tokens
     if own >= length:
-        options[own] = _in_parts(found, own // length, problem.workload)
+        options[own] = _in_parts(found, own // length, problem)
     peaks = {tokens: max(group.peak for group in option.sets) for tokens, option in options.items()}
     fitting = [tokens for tokens in options if peaks[tokens] <= usable]
-    if not fitting:
-        return None
-    fastest = min(options[tokens].seconds for tokens in fitting)
-    alike = [tokens for tokens in fitting if options[tokens].seconds <= _ALIKE * fastest]
-    ample = [tokens for tokens in alike if peaks[tokens] <= _AMPLE * usable]
-    tokens = own if own in alike else max(ample) if ample else min(alike, key=peaks.__getitem__)
-    config = _config(base, problem, options[tokens], tokens)
-    if not _accepted(config, problem, options[tokens]):
-        return None
-    return Choice(options[tokens], config, changes(given.config, config), _idle(problem, options[tokens]))
+    fastest = min((options[tokens].seconds for tokens in fitting), default=0.0)
+
+    def rank(tokens: int) -> tuple[bool, bool, float]:
+        """The config's own value first, then the smallest of the values that are as fast as the best one."""
+        alike = options[tokens].seconds <= _ALIKE * fastest
+        return not alike, tokens != own, tokens if alike else options[tokens].seconds
+
+    for tokens in sorted(fitting, key=rank):
+        for config in _configs(base, options[tokens], tokens):
+            if _accepted(given, problem, config):
+                return Choice(options[tokens], config, changes(given.config, config), _idle(problem, options[tokens]))
+    return None
 
 
-def _in_parts(found: Found, rows: int, workload: Workload) -> Found:
+def _in_parts(found: Found, rows: int, problem: Problem) -> Found:
     """The placement if every micro-batch has at most `rows` rows of a device."""
-    def resized(one: Member) -> Member:
+    workload = problem.workload
+
+    def resized(one: Member, group: PlacedSet) -> Member:
         copies, variants = one.times.mesh["data"] * one.times.mesh["fsdp"], {}
         for phase, chosen in one.variants.items():
             if phase != GENERATION:
@@ -210,10 +214,14 @@ def _in_parts(found: Found, rows: int, workload: Workload) -> Found:
                 parts = min(-(-total // rows), max(variant.parts for variant in one.times.tasks[phase]))
                 chosen = min((variant for variant in one.times.tasks[phase] if variant.parts >= parts),
                              key=lambda variant: variant.parts)
+            if phase == TRAINING:
+                beside = _beside(one, group, chosen.parts, problem)
+                chosen = dataclasses.replace(chosen, temporary=chosen.temporary + beside)
             variants[phase] = chosen
         return dataclasses.replace(one, variants=variants)
 
-    sets = [dataclasses.replace(group, members=tuple(map(resized, group.members))) for group in found.sets]
+    sets = [dataclasses.replace(group, members=tuple(resized(one, group) for one in group.members))
+            for group in found.sets]
     if found.schedule == INTERLEAVE:  # The first set is on all devices, the others are on parts of them.
         main, *scorers = sets
         sets[0] = dataclasses.replace(main, beside=max(group.resident for group in scorers))
@@ -223,20 +231,26 @@ def _in_parts(found: Found, rows: int, workload: Workload) -> Found:
     return dataclasses.replace(found, sets=tuple(sets), phases=phases, seconds=math.fsum(phases.values()) + found.moved)
 
 
-def _config(base: RunEstimate, problem: Problem, found: Found, tokens: int) -> Config:
-    """The plan's config with a placement. A mesh of all roles that is also that of the other stages needs no entries."""
-    config, mesh = base.config, base.config.mesh
-    config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, micro_batch_tokens=tokens))
+def _beside(one: Member, group: PlacedSet, parts: int, problem: Problem) -> float:
+    """Bytes of the casts and tables of other roles that the program of an update also trains: those with the same mesh."""
+    size = 0.0
+    for other in group.members:
+        if other is not one and other.role.trained and other.times.mesh == one.times.mesh and other.role.model.lora is None:
+            own = placed(other.role, other.times.mesh, part_of(group.chip, group.count), problem.engine)[1]
+            size += own.casts + (own.table if parts > 1 else 0.0)
+    return size
+
+
+def _configs(base: RunEstimate, found: Found, tokens: int) -> Iterator[Config]:
+    """The plan's config with a placement: with strategy flat if all roles have the mesh of the other stages, and custom."""
+    config = dataclasses.replace(base.config, ppo=dataclasses.replace(base.config.ppo, micro_batch_tokens=tokens))
     wanted = {tuple(one.times.mesh.items()) for group in found.sets for one in group.members}
-    others = any(task.task.stage != "ppo" for task in base.tasks)
     if len(found.sets) == 1 and len(wanted) == 1:
-        sizes = dict(*wanted)
-        if not others:
-            return dataclasses.replace(config, mesh=dataclasses.replace(mesh, **sizes))
-        if all(getattr(mesh, axis) == size for axis, size in sizes.items()):
-            return config
+        flat = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **dict(*wanted)))
+        if flat == config or all(task.task.stage == "ppo" for task in base.tasks):
+            yield flat
     roles = joined(found.entries)
-    return dataclasses.replace(config, placement=dataclasses.replace(config.placement, strategy="custom", roles=roles))
+    yield dataclasses.replace(config, placement=dataclasses.replace(config.placement, strategy="custom", roles=roles))
 
 
 def joined(entries: Sequence[str]) -> tuple[str, ...]:
@@ -248,8 +262,8 @@ def joined(entries: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{'+'.join(names)}={where}" for where, names in roles.items())
 
 
-def _accepted(config: Config, problem: Problem, found: Found) -> bool:
-    """Whether the checks of a run accept a placement."""
+def _accepted(given: Given, problem: Problem, config: Config) -> bool:
+    """Whether a run accepts a config with a placement; with strategy flat, also whether its own plan fits."""
     workload, (devices,) = problem.workload, problem.devices
     rows = {role.role: workload.batch // (workload.minibatches if role.trained else 1) for role in problem.roles}
     limits: Mapping[str, Limits] = {role.role: limits_of(role.model, rows[role.role]) for role in problem.roles}
@@ -257,11 +271,12 @@ def _accepted(config: Config, problem: Problem, found: Found) -> bool:
     machine = Machine((Host(devices.chip.name, devices.count),))
     try:
         check(config)
-        placement = resolve(config.placement.strategy, tuple(limits), machine, mesh, custom=config.placement.roles,
-                            limits=limits)
+        if config.placement.strategy == FLAT:
+            return dataclasses.replace(given, config=config).estimate().fits
+        on = resolve("custom", tuple(limits), machine, mesh, custom=config.placement.roles, limits=limits).roles
     except UserError:
         return False
-    policy, reference = placement.roles["policy"], placement.roles["reference"]
+    policy, reference = on["policy"], on["reference"]
     return config.ppo.kl_estimator != "full" or (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.placement_choices import Choice, Choices, joined
-from jaxalign.planner.placement_schedules import FLAT
+from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE
 from jaxalign.planner.placement_search import SYNCHRONOUS
 from jaxalign.planner.prices import DevicePrices
-from jaxalign.planner.role_models import PHASES
+from jaxalign.planner.role_models import PHASES, SCORING
 from jaxalign.tracking.table import ruled
 
 GB = 1e9
@@ -37,9 +37,22 @@ def lines(choices: Choices | None, cluster: Cluster, prices: DevicePrices | None
     text = ["", f"Placements of stage ppo: an iteration of {rows.batch} responses, {rows.prompt} prompt tokens and {rows.new} "
             f"new tokens each, on {cluster.name}", *ruled(table)]
     for number, choice in enumerate(choices.best, 1):
-        text += ["", f"{number}. {'; '.join(_places(choice))}", *(f"   - {reason}" for reason in choice.found.reasons)]
-        text += [f"   {shlex.quote(flag)}" for flag in choice.flags] or ["   No flag: this is the config as given."]
+        text += ["", f"{number}. {'; '.join(_places(choice))}", *(f"   - {reason}" for reason in reasons(choice))]
+        text.append("   " + (" \\\n      ".join(map(shlex.quote, choice.flags)) or "No flag: this is the config as given."))
     return [*text, "", *choices.notes]
+
+
+def reasons(choice: Choice) -> list[str]:
+    """Sentences that say where the time and the memory of a placement go."""
+    found = choice.found
+    if found.schedule != INTERLEAVE:
+        return list(found.reasons)
+    # Its sets share devices, so that a set's own seconds are not those of the phase.
+    halves = [(one.role.role, one.variants[SCORING].seconds) for group in found.sets[1:] for one in group.members]
+    scoring = (f"{SCORING} takes {found.phases[SCORING]:.3g} s; "
+               f"{' and '.join(f'{role} ({seconds:.3g} s)' for role, seconds in halves)} run at the same time")
+    others = [sentence for sentence in found.reasons if f" in {SCORING}" not in sentence]
+    return [scoring if sentence.startswith(f"{SCORING} takes") else sentence for sentence in others]
 
 
 def _places(choice: Choice) -> list[str]:
@@ -78,7 +91,7 @@ def to_json(choices: Choices | None, cluster: Cluster, prices: DevicePrices | No
             "cost": None if price is None else choice.found.seconds / 3600 * price,
             "unused": choice.found.unused,
             "roles": list(joined(choice.found.entries)),
-            "reasons": list(choice.found.reasons),
+            "reasons": reasons(choice),
             "flags": list(choice.flags),
         } for choice in choices.best],
     }
