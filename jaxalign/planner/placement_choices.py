@@ -93,7 +93,7 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
     chosen = [choice for found in every if (choice := _choice(given, base, problem, found)) is not None]
     if not chosen:
         return Choices(refused=f"no placement that samples all {problem.workload.batch} responses at once fits on "
-                       f"{given.cluster.name}; choose a smaller config.ppo.batch or more devices", workload=problem.workload)
+                       f"{given.cluster.name}; choose more devices, or a smaller model or config.ppo.batch", workload=problem.workload)
     fastest = min(choice.found.seconds for choice in chosen)
     # Of those as fast as the best one, the one with the fewest sets is first.
     chosen.sort(key=lambda choice: (max(choice.found.seconds, _ALIKE * fastest), len(choice.found.sets), choice.found.seconds))
