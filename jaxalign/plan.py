@@ -129,11 +129,8 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
         if faster is not None:
             print(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, peak "
                   f"{faster.peak / report.GB:.1f} GB); --search plans it.")
-        for line in [] if run.fits else report.advised(advice):
-            print(line)
-        for line in placement_report.lines(placements, cluster, prices):
-            print(line)
-        for line in report.request_lines(requests, config.endpoint):
+        for line in (*([] if run.fits else report.advised(advice)), *placement_report.lines(placements, cluster, prices),
+                     *report.request_lines(requests, config.endpoint)):
             print(line)
         if compiled:
             print("\n" + compiled_report.text(compiled))

@@ -1,8 +1,9 @@
 """Chooses placements of stage ppo for a run on one host: those of `placement_schedules` that this project can run.
 
 The models and the rows are those of the run's plan. A placement is kept if `placement.resolve` accepts its entries, the config
-accepts its fields, and it samples the whole batch at once. All roles have one `ppo.micro_batch_tokens`, unlike in the search,
-which cuts each task into parts of its own; the times and the memory are computed again for the value that is chosen.
+accepts its fields, and it samples the whole batch at once, as the run does. All roles have one `ppo.micro_batch_tokens`, unlike
+in the search, which cuts each task into parts of its own; the times and the memory are computed again for the value that is
+chosen.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
         return Choices(refused=str(error), workload=problem.workload)
     chosen = [choice for found in every if (choice := _choice(given, base, problem, found)) is not None]
     if not chosen:
-        return Choices(refused=f"no placement that samples all {problem.workload.batch} responses at once fits on "
-                       f"{given.cluster.name}; choose more devices, or a smaller model or config.ppo.batch", workload=problem.workload)
+        return Choices(refused=f"no placement that this project runs fits on {given.cluster.name} with all "
+                       f"{problem.workload.batch} responses sampled at once; choose more devices, or a smaller model or "
+                       "config.ppo.batch", workload=problem.workload)
     fastest = min(choice.found.seconds for choice in chosen)
     # Of those as fast as the best one, the one with the fewest sets is first.
     chosen.sort(key=lambda choice: (max(choice.found.seconds, _ALIKE * fastest), len(choice.found.sets), choice.found.seconds))

@@ -12,15 +12,20 @@ import pytest
 
 from jaxalign import train
 from jaxalign.config import from_config_dict
-from jaxalign.plan import main
 from jaxalign.placement.custom import parse_entry
 from jaxalign.placement.machine import Host, Machine
 from jaxalign.placement.meshes import AXES, Limits
 from jaxalign.placement.resolve import resolve
-from jaxalign.planner.placement_choices import joined
+from jaxalign.plan import main
+from jaxalign.planner.estimate import abstract_sharding
+from jaxalign.planner.hardware import gpu_cluster
+from jaxalign.planner.placement_choices import joined, placement_choices
+from jaxalign.planner.search import Given
+from jaxalign.planner.shapes import policy_model
 
 LLAMA = ("--config=configs/real_size.py:llama31_8b_h100x8", "--config.model.path=unread", "--config.data.train=unread")
 ON_H100 = (*LLAMA, "--shape=Llama-3.1-8B", "--prompt=512", "--gpus=H100x8")
+ALONE = ("--config.stages=ppo", "--config.reward.source=callable", "--config.reward.callable=mine.py:score")
 SMALL = ("--config=configs/ppo.py", "--gpus=L4x8", "--config.preference.members=1")
 # config.json of Llama-3.1-8B; rows of an update of the policy and the critic, and of a batch.
 SHAPE = {"heads": 32, "kv_heads": 8, "mlp": 14336, "embed": 4096, "layers": 32, "vocab": 128256}
@@ -94,15 +99,17 @@ def test_all_roles_together_take_about_as_long_and_as_much_memory_as_in_the_plan
     assert max(task["peak_bytes"] for task in tasks) == pytest.approx(one["peak_bytes"], rel=0.05)
 
 
-def test_disjoint_sets_are_idle_while_others_work():
-    split = [one for one in placements(*ON_H100)["best"] if one["schedule"] == "synchronous"]
-    assert split
-    for one in split:
-        entries = list(map(parse_entry, one["roles"]))
-        away = sum(entry.devices.count for entry in {entry.devices: entry for entry in entries if "policy" not in entry.roles
-                                                     and entry.devices.start}.values())
-        # The devices without the policy wait at least during generation.
-        assert one["idle"] >= away / 8 * one["phases"]["generation"] / one["seconds"] - 1e-9
+def test_a_device_is_idle_while_only_other_sets_work():
+    """The mean over the devices, with one device after the other."""
+    config = from_config_dict(train.read_values(["train", *LLAMA])[0])
+    policy = policy_model(config, abstract_sharding(config.mesh), "Llama-3.1-8B")
+    for choice in placement_choices(Given(config, policy, gpu_cluster("H100x8"), prompt=512)).best:
+        found, busy = choice.found, [0.0] * 8
+        for group, devices in zip(found.sets, found.slices, strict=True):
+            for device in range(devices.start, devices.stop):
+                busy[device] += sum(one.variants[phase].seconds for one in group.members for phase in one.variants)
+        idle = [1 - (seconds + found.moved) / found.seconds for seconds in busy[:8 - found.unused]] + [1.0] * found.unused
+        assert choice.idle == pytest.approx(sum(idle) / 8, abs=1e-9)
 
 
 def test_grpo_has_no_critic():
@@ -117,10 +124,10 @@ def test_a_run_without_ppo_has_no_section():
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
     ((*LLAMA, "--shape=Llama-3.1-70B", "--gpus=H100x8"), "no mesh of H100-80x8"),
-    ((*LLAMA, "--shape=Llama-3.1-8B", "--gpus=H100x8", "--config.stages=ppo", "--config.reward.source=preference",
-      "--config.reward.source=callable", "--config.reward.callable=mine.py:score", "--config.ppo.batch=8192"), ""),
+    ((*LLAMA, "--shape=Llama-3.1-8B", "--gpus=H100x8", *ALONE, "--config.ppo.batch=8192"),
+     "with all 8192 responses sampled at once"),
+    ((*LLAMA, "--shape=Llama-3.1-8B", "--gpus=H100x1", *ALONE), "one device has only"),
     ((*LLAMA, "--shape=Llama-3.1-8B", "--gpus=H100x16"), "2 hosts, each with a process of its own"),
-    (("--config=configs/ppo.py", "--gpus=L4x1"), "one device has only strategy flat"),
     ((*SMALL, "--config.mesh.offload=optimizer"), "which works with strategy flat only"),
     (("--config=configs/direct_rlaif.py", "--gpus=L4x8"), "config.reward.source has ai_feedback"),
 ])
