@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 
 import chex
@@ -139,6 +140,24 @@ def test_a_branch_sees_its_stem_and_not_the_other_branch(stem, branches, way):
                 np.testing.assert_allclose(found[:, own], alone(*given, None)[:, : len(own)], atol=1e-5)
 
 
+@functools.cache
+def values_and_gradients(make, cap: float | None):
+    """A jitted function of (q, k, v, segments), shared by all lengths of documents: (gradients, values)."""
+    config = dataclasses.replace(tiny.DECODER, head_dim=4, attention_softcap=cap)
+
+    @jax.jit
+    def found(q, k, v, segments):
+        attend, counted = make(config, segments.shape, segments), (segments > 0)[..., None, None]
+
+        def loss(*x):
+            values = counted * attend(*x, None)
+            return jnp.sum(values**2), values
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+
+    return found
+
+
 @pytest.mark.parametrize(("lengths", "way"), [
     ([60] * 13, 0), ([64, 128, 128], 0), ([30, 128, 128], 1), ([40, 193, 60], 2), ([128, 128, 60, 60, 200], 2), ([700, 100], 3),
     ([40, 0, 400], 3), ([0, 0, 0, 0], 0),
@@ -155,17 +174,8 @@ def test_documents_of_any_length_use_the_narrowest_window_that_holds_them(length
     segments[0, : len(row)], segments[1, :30] = row, 1
     bands = attention_blocked.bands_of(T)
     assert bands == (1, 2, 3) and attention_blocked.way_of(jnp.asarray(segments), bands) == way
-    config = dataclasses.replace(tiny.DECODER, head_dim=h, attention_softcap=cap)
-    counted = (segments > 0)[..., None, None]
-
-    def found(make):
-        attend = make(config, (B, T), jnp.asarray(segments))
-
-        def fn(*x):
-            return counted * attend(*x, None), jnp.sum(counted * attend(*x, None) ** 2)
-
-        return jax.jit(jax.grad(lambda *x: fn(*x)[1], (0, 1, 2)))(q, k, v), fn(q, k, v)[0]
-
-    chex.assert_trees_all_close(
-        found(attention_blocked.blocked_attention), found(attention_plain.plain_attention), rtol=1e-4, atol=1e-5
+    found, expected = (
+        values_and_gradients(make, cap)(q, k, v, segments)
+        for make in (attention_blocked.blocked_attention, attention_plain.plain_attention)
     )
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)

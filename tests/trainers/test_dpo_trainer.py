@@ -49,11 +49,21 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     assert len(list(tmp_path.glob("reference-train-*.npy"))) == 1
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.builtin)
+SUMMABLE = [name for name in OBJECTIVES.builtin if OBJECTIVES.get(name).summable]
+ALONE = [name for name in OBJECTIVES.builtin if name not in SUMMABLE]
+
+
+@pytest.mark.parametrize("objective", SUMMABLE)
+def test_every_objective_is_accepted(objective):
+    smoothing = {"label_smoothing": 0.1} if OBJECTIVES.get(objective).smoothing_required else {}
+    assert DPO(language_model(), objective, **(FIELDS | smoothing)).section.objective == objective
+
+
+@pytest.mark.parametrize("objective", [*ALONE, "+".join(SUMMABLE)])
 def test_every_objective_takes_a_step(objective):
-    smoothing = OBJECTIVES.get(objective).smoothing_required
-    options = {"label_smoothing": 0.1} if smoothing else {}
-    _, steps = run(objective, steps=1, epochs=1, **options)
+    """Objectives that can be summed take it together, in one program: their sum is finite only if each of them is."""
+    smoothing = {"label_smoothing": 0.1} if "+" in objective else {}
+    _, steps = run(objective, steps=1, epochs=1, **smoothing)
     assert np.isfinite(steps[0].metrics["loss"]) and steps[0].metrics["skipped"] == 0
 
 
