@@ -27,10 +27,10 @@ def setups(**changes):
 
 @pytest.mark.parametrize(
     ("mesh", "changes"),
-    [(None, {}), (None, REINFORCE), (None, {"whiten_advantages": False, "micro_batch_tokens": 16}), ((2, 2, 2), {}),
-     ((8, 1, 1), REINFORCE)],
+    [(None, {"whiten_advantages": False, "micro_batch_tokens": 16}), ((2, 2, 2), {}), ((8, 1, 1), REINFORCE)],
 )
 def test_the_update_equals_one_with_values_computed_before(mesh, changes):
+    """Values are computed before on one device, and in the update on the mesh."""
     alone, before = setups(**changes)
     state = tiny.state(before)
     experience, _ = tiny.experience(before, state, tiny.roles(before, 1), tiny.rollout(before, state.policy.params))
