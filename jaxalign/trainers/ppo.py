@@ -20,6 +20,7 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
+from jaxalign.parallel.role_meshes import moved
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import Reward
 from jaxalign.rewards.checked import as_reward
@@ -29,6 +30,7 @@ from jaxalign.rl.ahead import compile_ahead
 from jaxalign.rl.checks import Check
 from jaxalign.rl.iteration import Iteration, PromptStream
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
+from jaxalign.rl.placing import FLAT
 from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rl.state import (
     PPOState,
@@ -48,7 +50,7 @@ from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
-from jaxalign.trainers.ppo_parts import PPOParts
+from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, trainer_shardings
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
 
@@ -77,6 +79,9 @@ class PPO(PolicyTrainer):
         `jaxalign.rollout.sampler.TokenSampler`, or a function that takes an engine and returns one; None for this process's
         engine.
       stop: texts that end a response, as in `Sampler.generate`; rewards read the text before the first of them.
+      placement: the devices of each role (docs/placement.md): "flat", "interleave", "separate", or a list of entries such as
+        ["policy+critic=0-3:fsdp=4", "reference+reward=4-5", "generator=6-7:tensor=2"]. The policy keeps the mesh with which it
+        was loaded.
       directory: for metrics, checkpoints, the step-0 checks and exact resume; None keeps everything in memory.
       seed: seeds the samples and the order of the prompts.
       trackers: receive the metrics of every step.
@@ -97,7 +102,8 @@ class PPO(PolicyTrainer):
     def __init__(
         self, policy: LanguageModel, reward: Any, *, reward_weights: Sequence[float] | None = None,
         reference: LanguageModel | None = None, start_critic: RewardModel | None = None, sampler: Any = None,
-        stop: Sequence[str] = (), directory=None, seed=0, trackers=(), progress=False, **fields: Any,
+        stop: Sequence[str] = (), placement: str | Sequence[str] = FLAT, directory=None, seed=0, trackers=(), progress=False,
+        **fields: Any,
     ):
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
@@ -115,6 +121,10 @@ class PPO(PolicyTrainer):
         )
         self.setup = make_ppo_setup(section, policy.model)
         scorer, weights = self._as_reward(reward, reward_weights), self._reference_weights(reference)
+        shardings = trainer_shardings(placement, section, policy.model, scorer)
+        if shardings is not None:
+            self.setup = make_ppo_setup(section, policy.model, shardings.get("critic"))
+            scorer = placed_reward(scorer, shardings)
         if start_critic is not None:
             self._critic_weights(start_critic)  # Raises an error for an unsuitable critic before anything runs.
         if sampler is not None:
@@ -124,7 +134,7 @@ class PPO(PolicyTrainer):
             reward=lambda: scorer,
             reference=None if reference is None else lambda: weights,
             critic=None if start_critic is None else lambda: copy_params(self._critic_weights(start_critic)),
-            sampler=sampler, stop=checked_stops(stop, "PPO(stop)"),
+            sampler=sampler, stop=checked_stops(stop, "PPO(stop)"), shardings=shardings,
         )
 
     @classmethod
@@ -229,7 +239,7 @@ class PPO(PolicyTrainer):
                     policy = with_value_head(setup, inputs.trained(start))
                     critic = None
                     if setup.owns_critic and parts.critic is not None:
-                        critic = parts.critic()
+                        critic = moved(parts.critic(), setup.critic.sharding)
                     elif setup.owns_critic:
                         key = jax.random.fold_in(inputs.root_key, streams.KEYS["ppo"]["critic"])
                         critic = critic_from(setup, start if weights is None else weights.on("critic", start), key)
@@ -325,7 +335,7 @@ class PPO(PolicyTrainer):
         if not self.setup.owns_critic:
             raise UserError("PPO(start_critic) is given, but these settings have no separate critic: leave it out, or choose "
                             "advantages with a critic and critic='separate'")
-        if scorer.ensemble is not None or scorer.model != self.setup.critic:
+        if scorer.ensemble is not None or scorer.model != self.setup.critic.on(self.setup.policy.sharding):
             raise UserError("PPO(start_critic) is an ensemble, or does not have the policy's architecture; train one "
                             "RewardModel from the policy's model")
         return strip_frozen(self.inputs.language_model.frozen, params)

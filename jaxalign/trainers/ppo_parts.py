@@ -1,4 +1,4 @@
-"""The parts of an RL run that the trainer `PPO` puts together."""
+"""The parts of an RL run that the trainer `PPO` puts together, and the placement of their roles."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxalign.config import PPOConfig
+from jaxalign.config.schema import checked
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.models.model import Params
+from jaxalign.errors import UserError
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.role_meshes import moved
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.placement.resolve import STRATEGIES
 from jaxalign.rewards.base import Reward
+from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.ahead import Scores
 from jaxalign.rl.alarms import AlarmRun
+from jaxalign.rl.placing import FLAT, place_roles
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.steps.offload import FrozenRole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +60,41 @@ class PPOParts:
     alarms: Callable[[], AlarmRun] | None = None
     stop: tuple[str, ...] = ()
     shardings: Mapping[str, Sharding] | None = None
+
+
+def trainer_shardings(
+    placement: Any, section: PPOConfig, policy: Model, reward: Reward
+) -> Mapping[str, Sharding] | None:
+    """The mesh of each role for the argument `placement` of `PPO`; None for flat.
+
+    Raises:
+      UserError: the argument is not a placement, the placement is not possible, or it moves the policy.
+    """
+    where = "PPO(placement)"
+    if not isinstance(placement, str):
+        entries = checked(placement, tuple[str, ...], where)
+        strategy = "custom"
+    else:
+        entries, strategy = (), placement
+        if strategy not in STRATEGIES[:-1]:
+            raise UserError(f"{where} is {placement!r}; {', '.join(STRATEGIES[:-1])} or a list of entries such as "
+                            "'policy+critic=0-3:fsdp=4' is expected")
+    if strategy == FLAT:
+        return None
+    scorer = reward.scorer.model if isinstance(reward, LearntReward) else None
+    _, shardings = place_roles(section, policy, strategy, scores=scorer is not None, scorer=scorer, entries=entries)
+    if shardings["policy"].mesh != policy.sharding.mesh:
+        raise UserError(f"{where} puts the policy on other devices or another mesh than it was loaded with; load it with "
+                        "load_model(mesh=...) of that mesh on the first devices")
+    return shardings
+
+
+def placed_reward(reward: Reward, shardings: Mapping[str, Sharding]) -> Reward:
+    """The reward with its model on the mesh of the role "reward"; a reward without a model of its own is returned as it is."""
+    if not isinstance(reward, LearntReward):
+        return reward
+    sharding = shardings["reward"]
+    with reward.role.on_device() as params:
+        role = FrozenRole(moved(params, sharding))
+    scorer = dataclasses.replace(reward.scorer, model=reward.scorer.model.on(sharding))
+    return dataclasses.replace(reward, scorer=scorer, role=role)

@@ -19,9 +19,9 @@ class PlacementConfig(Section):
 
     strategy: str = field("flat", "flat: all roles on the devices of config.mesh, in turn; interleave: the reference and the "
                           "reward models on exclusive parts of these devices, at the same time; separate: training on the "
-                          "devices of config.mesh, and sampling and scoring on the other devices; custom: the devices and the "
-                          "mesh of each role are in config.placement.roles.", one_of(*STRATEGIES))
-    generation_devices: int = field(0, "Number of devices for sampling and scoring; 0: those that config.mesh leaves.",
+                          "first devices, with config.mesh, and sampling and scoring on the others; custom: the devices and "
+                          "the mesh of each role are in config.placement.roles.", one_of(*STRATEGIES))
+    generation_devices: int = field(0, "Number of devices for sampling and scoring; config.mesh has the others. 0: half.",
                                     at_least(0), when("strategy", "separate"))
     roles: tuple[str, ...] = field((), "Roles (policy, critic, reference, reward, generator, value) with their devices and "
                                    "optionally their mesh, such as policy+critic=0-3:fsdp=4.", None, when("strategy", "custom"))
