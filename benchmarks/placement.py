@@ -37,7 +37,7 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
-from jaxalign.rl.placing import place_roles
+from jaxalign.rl.placing import place_roles, ppo_run
 from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.steps.offload import FrozenRole
@@ -53,7 +53,7 @@ def place(run: Run, entries: tuple[str, ...], ahead: bool) -> None:
     """Replaces the iteration of a run by one whose roles are placed."""
     given, setup = run.iteration, run.setup
     scorer = given.reward.scorer
-    _, shardings = place_roles(setup.config, setup.policy, "custom", scores=True, scorer=scorer.model, entries=entries)
+    _, shardings = place_roles(ppo_run(setup.config, setup.policy, True, scorer.model), "custom", entries)
     weights = RoleWeights(shardings, None)
     engine = run.engine
     engine = Engine(setup.policy.on(weights.sharding("generator")), engine.batch, engine.max_length, engine.bucket)

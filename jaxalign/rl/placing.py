@@ -1,7 +1,8 @@
-"""Places the roles of an RL run on the devices of this run."""
+"""Places the roles of reinforcement learning on the devices of this run."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -15,40 +16,63 @@ from jaxalign.placement.machine import machine_of, numbered
 from jaxalign.placement.meshes import Limits
 from jaxalign.placement.plan import Placement
 from jaxalign.placement.resolve import resolve
+from jaxalign.placement.roles import role_of
 from jaxalign.rl.estimators import estimator_of
 
 FLAT = "flat"
 
 
-def place_roles(
-    section: PPOConfig, policy: Model, strategy: str, *, scores: bool, scorer: Model | None = None,
-    entries: Sequence[str] = (), generation_devices: int = 0,
-) -> tuple[Placement, dict[str, Sharding]]:
-    """(the placement, the mesh of each role) of an RL run.
+@dataclasses.dataclass(frozen=True)
+class PlacedRun:
+    """What a placement must suit.
+
+    Attributes:
+      roles: the roles without shadows.
+      step: the rows of an optimizer step.
+      batch: the rows that are sampled and scored together.
+      policy: the policy's model on the run's mesh.
+      scorer: the model of the role "reward", whose sizes its mesh must divide; None: unknown.
+    """
+
+    roles: tuple[str, ...]
+    step: int
+    batch: int
+    policy: Model
+    scorer: Model | None = None
+
+
+def ppo_run(section: PPOConfig, policy: Model, scores: bool, scorer: Model | None = None) -> PlacedRun:
+    """The run of stage ppo or of the trainer `PPO`.
 
     Args:
       section: `config.ppo`, or the settings of the trainer.
-      policy: the policy's model on the run's mesh.
-      strategy, entries, generation_devices: see `placement.resolve`; entries are those of custom.
+      policy, scorer: as in `PlacedRun`.
       scores: whether the reward runs a model on devices of this run, which then has the role "reward".
-      scorer: this model, whose sizes the mesh must divide; None: unknown.
+    """
+    owns_critic = estimator_of(section).needs_critic and section.critic == "separate"
+    roles = ("policy", *("critic",) * owns_critic, "reference", *("reward",) * scores)
+    return PlacedRun(roles, section.batch // section.minibatches, section.batch, policy, scorer)
+
+
+def place_roles(
+    run: PlacedRun, strategy: str, entries: Sequence[str] = (), generation_devices: int = 0
+) -> tuple[Placement, dict[str, Sharding]]:
+    """(the placement, the mesh of each role) on the devices of this run.
+
+    strategy, entries, generation_devices: see `placement.resolve`; entries are those of custom.
 
     Raises:
       UserError: the placement is not possible.
     """
-    owns_critic = estimator_of(section).needs_critic and section.critic == "separate"
-    roles = ["policy", *["critic"] * owns_critic, "reference", *["reward"] * scores]
-    devices, step = numbered(jax.devices()), section.batch // section.minibatches
-    limits = {name: limits_of(policy, step if name in ("policy", "critic") else section.batch) for name in roles}
-    if scores:
-        limits["reward"] = Limits(rows=section.batch) if scorer is None else limits_of(scorer, section.batch)
+    devices = numbered(jax.devices())
+    limits = {name: limits_of(run.policy, run.step if role_of(name).trained else run.batch) for name in run.roles}
+    if "reward" in limits:
+        limits["reward"] = Limits(rows=run.batch) if run.scorer is None else limits_of(run.scorer, run.batch)
     placement = resolve(
-        strategy, roles, machine_of(devices), policy.sharding.mesh.shape, generation_devices=generation_devices,
+        strategy, run.roles, machine_of(devices), run.policy.sharding.mesh.shape, generation_devices=generation_devices,
         custom=entries, limits=limits,
     )
-    shardings = role_shardings(placement, policy.sharding, devices)
-    check_options(section, shardings)
-    return placement, shardings
+    return placement, role_shardings(placement, run.policy.sharding, devices)
 
 
 def limits_of(model: Model, rows: int) -> Limits:

@@ -21,6 +21,7 @@ from jaxalign.stages.shared import engines, judges, loops, reads, run_models, so
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import comparison_row
+from jaxalign.stages.shared.placements import online_dpo_placement
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import save_params
@@ -57,9 +58,11 @@ class OnlineDPOStage(BuiltinStage):
         check_host_memory(config.mesh)
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
+        placed = online_dpo_placement(context, model)
+        model, judging = placed.model("policy", model), placed.model("judge", model)
         timeline, shards = Timeline(), Shards(context.directory)
         meter = loops.Meter(timeline, model)
-        judge = judges.make_judge(context, self.name, model, section.batch, meter, trains=True)
+        judge = judges.make_judge(context, self.name, judging, section.batch, meter, trains=True)
         labeller = judges.make_labeller(context, judge)
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         ids = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
@@ -77,6 +80,7 @@ class OnlineDPOStage(BuiltinStage):
             timeline=timeline,
             sampler=config.sampler,
             offload=config.mesh.offload,
+            shardings=placed.shardings,
         )
         trainer = OnlineDPO.from_parts(policy_inputs(context, model, shared=True), section, parts)
         for _ in trainer.fit_encoded(prompts, ids):
@@ -86,4 +90,5 @@ class OnlineDPOStage(BuiltinStage):
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
         summary["checks"] = read_object(context.directory / CHECKS, list)
-        write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
+        summary |= {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]}
+        write_json(context.directory / "summary.json", summary | placed.values)

@@ -16,7 +16,7 @@ from jaxalign.stages.shared import alarms, engines, judges, reads, rewards, run_
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.placements import placed_roles
+from jaxalign.stages.shared.placements import ppo_placement
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.steps.checkpoint import load_params, save_params
 from jaxalign.steps.offload import check_host_memory
@@ -55,11 +55,8 @@ class PPOStage(BuiltinStage):
         check_host_memory(config.mesh)
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
-        shardings, placement = placed_roles(context, policy) or (None, None)
-        policy, scoring, valuing = (
-            policy if shardings is None else policy.on(shardings.get(role, shardings["policy"]))
-            for role in ("policy", "reward", "critic")
-        )
+        placed = ppo_placement(context, policy)
+        policy, scoring, valuing = (placed.model(role, policy) for role in ("policy", "reward", "critic"))
         sets = sources.prompt_sets(context, tokenizer)
         measured = sources.held_out_helpful(context, tokenizer, sets) if section.alarms.every else []
         prompts = sources.stage_prompts(context, tokenizer, self.name, "rl", sets, without=measured)
@@ -77,14 +74,13 @@ class PPOStage(BuiltinStage):
             abstract_start=Run(config, policy).start(self.name, trained=bool(context.start)),
             offload=config.mesh.offload,
             alarms=(lambda: alarms.make_alarms(context, policy, tokenizer, measured)) if measured else None,
-            shardings=shardings,
+            shardings=placed.shardings,
         )
         trainer = PPO.from_parts(policy_inputs(context, policy, shared=True), section, parts)
         for _ in trainer.fit_encoded(prompts, ids):
             pass
         self._save(context, trainer)
-        placed = {} if placement is None else {"placement": placement}
-        write_json(context.directory / "summary.json", self._summary(context) | shares | placed)
+        write_json(context.directory / "summary.json", self._summary(context) | shares | placed.values)
 
     def _save(self, context: StageContext, trainer: PPO) -> None:
         """Saves the stage's parameters: the newest ones, or those of the best measured policy if an alarm ended RL."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import jax
@@ -21,10 +21,12 @@ from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.reasons import COMPARISON, LEAST_ONLINE, advice, too_few, usable_sentence
 from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
+from jaxalign.rl.placed import RoleWeights
 from jaxalign.rollout.sampler import Engine, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps import work
@@ -56,6 +58,7 @@ class OnlineDPOParts:
       timeline: times the phases of an iteration.
       sampler: samples the answers: the value of `config.sampler`.
       offload: the arrays kept in host memory while no program reads them, as in `config.mesh.offload`.
+      shardings: the mesh of each role that `placement.resolve` places; None: all roles share the policy's mesh.
     """
 
     tokenizer: Tokenizer
@@ -69,6 +72,7 @@ class OnlineDPOParts:
     timeline: Timeline
     sampler: str = "local"
     offload: tuple[str, ...] = ()
+    shardings: Mapping[str, Sharding] | None = None
 
 
 class OnlineDPO(Trainer):
@@ -101,14 +105,18 @@ class OnlineDPO(Trainer):
         self._size = section.batch // section.minibatches
         # All iterations pad prompts to the same length, so that sampling compiles once.
         bucket = -(-max(len(prompt) for prompt in ids) // 8) * 8
-        self._engine = Engine(model, 2 * self._size, parts.max_length, bucket)
-        self._sampler = make_sampler(parts.sampler, self._engine, "config.sampler")
         self.frozen = inputs.frozen()
-        self._reference = FrozenRole(inputs.weights(), "frozen" in parts.offload, self.frozen)
+        self._weights = RoleWeights(parts.shardings or {"policy": model.sharding, "reference": model.sharding}, self.frozen)
+        sampled = model.on(self._weights.sharding("generator"))
+        self._engine = Engine(sampled, 2 * self._size, parts.max_length, bucket)
+        self._sampler = make_sampler(parts.sampler, self._engine, "config.sampler")
+        start = self._weights.on("reference", inputs.weights())
+        self._reference = FrozenRole(start, "frozen" in parts.offload, self.frozen)
+        del start  # The role holds the weights, possibly in host memory.
 
         def init() -> TrainState:
             with self._reference.on_device() as start:
-                params = inputs.trained(start)
+                params = inputs.trained(start if parts.shardings is None else inputs.weights())
             return self._offload_optimizer(init_state(model, self.optimizer, params, inputs.key))
 
         loop = dataclasses.replace(
@@ -126,7 +134,7 @@ class OnlineDPO(Trainer):
         parts, section = self._parts, self.section
         index = self._loader.indices(step)
         params = join(self.frozen, state.params)
-        self._sampler.update(params, step)
+        self._sampler.update(self._weights.on("generator", params), step)
         collected = [
             self._collect(params, index[first : first + self._size], step * section.batch + first)
             for first in range(0, section.batch, self._size)
@@ -170,8 +178,8 @@ class OnlineDPO(Trainer):
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
         with parts.timeline.phase("score") as phase:
             with self._reference.on_device() as reference:
-                start = self._logprobs(reference, every)
-            now = self._logprobs(params, every)
+                start = self._logprobs("reference", reference, every)
+            start, now = fetch((start, self._logprobs("policy", params, every)))
             phase.tokens, phase.flops = 2 * int(every.length.sum()), 2 * work.reading_pairs(model, every)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),
@@ -207,11 +215,12 @@ class OnlineDPO(Trainer):
         self._write_checks(checks)
         act_on(checks, section.checks, self.name)
 
-    def _logprobs(self, params: Params, pairs: AnswerPairs) -> np.ndarray:
-        """float32 [B, 2]: the log-probability of every answer under `params` (adapters joined with their base)."""
-        model = self.inputs.model
+    def _logprobs(self, role: str, params: Params, pairs: AnswerPairs) -> jax.Array:
+        """float32 [B, 2]: the log-probability of every answer under `params` (adapters joined with their base), on the mesh of
+        a role."""
+        model = self.inputs.model.on(self._weights.sharding(role))
         batch, parts = packed(self._parts.objective, model, pairs, np.arange(len(pairs.label)))
-        return fetch(answer_logprobs(LogprobArguments(model=model, params=params, pairs=batch, packed=parts)).logprobs)
+        return answer_logprobs(LogprobArguments(model=model, params=params, pairs=batch, packed=parts)).logprobs
 
     def _update(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, DirectMetrics]:
         """(state, metrics) after all minibatches of an iteration; the metrics are means over the updates."""

@@ -18,7 +18,7 @@ from jaxalign.rewards.base import Reward
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.ahead import Scores
 from jaxalign.rl.alarms import AlarmRun
-from jaxalign.rl.placing import FLAT, place_roles
+from jaxalign.rl.placing import FLAT, check_options, place_roles, ppo_run
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.offload import FrozenRole
 
@@ -82,7 +82,8 @@ def trainer_shardings(
     if strategy == FLAT:
         return None
     scorer = reward.scorer.model if isinstance(reward, LearntReward) else None
-    _, shardings = place_roles(section, policy, strategy, scores=scorer is not None, scorer=scorer, entries=entries)
+    _, shardings = place_roles(ppo_run(section, policy, scorer is not None, scorer), strategy, entries)
+    check_options(section, shardings)
     if shardings["policy"].mesh != policy.sharding.mesh:
         raise UserError(f"{where} puts the policy on other devices or another mesh than it was loaded with; load it with "
                         "load_model(mesh=...) of that mesh on the first devices")

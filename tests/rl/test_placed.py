@@ -12,7 +12,7 @@ import pytest
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
-from jaxalign.rl.placing import place_roles
+from jaxalign.rl.placing import place_roles, ppo_run
 from jaxalign.rl.state import init_ppo_state, with_value_head
 from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.steps.offload import FrozenRole
@@ -40,9 +40,7 @@ def iterate(place, steps=2, checks=None, **changes):
     stream, engine, sampling = ppo_iterations.sampled_by(setup, tiny.PROMPTS)
     reference, preference, make, shardings = frozen.reference, frozen.preference, Iteration, {}
     if place:
-        _, shardings = place_roles(
-            setup.config, setup.policy, strategy, scores=True, scorer=scorer.model, entries=entries
-        )
+        _, shardings = place_roles(ppo_run(setup.config, setup.policy, True, scorer.model), strategy, entries)
         if setup.owns_critic:
             setup = dataclasses.replace(setup, critic=setup.critic.on(shardings["critic"]))
         weights = RoleWeights(shardings, None)

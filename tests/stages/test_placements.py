@@ -1,4 +1,4 @@
-"""Stage ppo under the placements of config.placement: the same results, resumed under another one, and what is refused."""
+"""Stages ppo and online_dpo under config.placement: the same results, also resumed under another one, and what is refused."""
 
 from __future__ import annotations
 
@@ -112,10 +112,29 @@ def test_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a
     assert newest is None or newest[1]["policy_loss"] != wanted[1]["policy_loss"]
 
 
+JUDGE = REWARD.with_name("judge.py")
+
+
+@pytest.mark.slow
+def test_online_dpo_gives_the_metrics_of_one_device(folder):
+    fields = {
+        "stages": ("online_dpo",), "feedback": {"judge": f"{JUDGE}:Brevity"}, "reward": {},
+        "online_dpo": {"iterations": 2, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 24, "temperature": 2.0},
+    }
+    roles = ("policy=0-1:data=2", "reference=2-3", "generator=4-7:data=4")
+    for name, placement in (("one", None), ("placed", {"strategy": "custom", "roles": roles})):
+        pipeline.run(from_config_dict({**config(folder, placement), "ppo": {}, **fields}), folder / "online" / name)
+    found, wanted = (read_metrics(folder / "online" / run / "online_dpo" / "metrics.jsonl") for run in ("placed", "one"))
+    assert len(found) == len(wanted) == 2
+    for mine, theirs in zip(found, wanted, strict=True):
+        for name in ("loss", "decided", "kl", "length", "grad_norm"):
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-5), name
+
+
 @pytest.mark.parametrize(("placement", "fields", "message"), [
     ({"strategy": "custom"}, {}, "config.placement.roles is empty; give each role its devices, such as policy"),
     ({"strategy": "custom", "roles": ("policy",)}, {}, "placement entry 'policy' must have roles, devices"),
-    (SEPARATE, {"stages": ("evaluate",)}, "config.stages has no ppo"),
+    (SEPARATE, {"stages": ("evaluate",)}, "config.stages has neither ppo nor online_dpo"),
     (SEPARATE, {"mesh": {"offload": ("optimizer",)}}, "offloading works with strategy flat only"),
     ({}, {"ppo": {"sample_ahead": True, "checks": {"ratio": "stop"}}}, "leave both at 'warn'"),
     ({}, {"ppo": {"sample_ahead": True, "advantages": "remax"}}, "also sample greedy responses with the newest weights"),

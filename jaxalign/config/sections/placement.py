@@ -1,4 +1,4 @@
-"""The placement of the roles of stage ppo on the devices."""
+"""The placement of the roles of stages ppo and online_dpo on the devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from jaxalign.placement.resolve import STRATEGIES
 
 @dataclasses.dataclass(frozen=True)
 class PlacementConfig(Section):
-    """Which role of stage ppo runs on which devices. The placement changes results only by rounding; see docs/placement.md."""
+    """Which role of stages ppo and online_dpo runs on which devices (docs/placement.md). The placement changes results only by
+    rounding."""
 
     strategy: str = field("flat", "flat: all roles on the devices of config.mesh, in turn; interleave: the reference and the "
                           "reward models on exclusive parts of these devices, at the same time; separate: training on the "
@@ -23,8 +24,9 @@ class PlacementConfig(Section):
                           "the mesh of each role are in config.placement.roles.", one_of(*STRATEGIES))
     generation_devices: int = field(0, "Number of devices for sampling and scoring; config.mesh has the others. 0: half.",
                                     at_least(0), when("strategy", "separate"))
-    roles: tuple[str, ...] = field((), "Roles (policy, critic, reference, reward, generator, value) with their devices and "
-                                   "optionally their mesh, such as policy+critic=0-3:fsdp=4.", None, when("strategy", "custom"))
+    roles: tuple[str, ...] = field((), "Roles (policy, critic, reference, reward, judge, generator, value) with their devices "
+                                   "and optionally their mesh, such as policy+critic=0-3:fsdp=4.", None,
+                                   when("strategy", "custom"))
 
     def check(self, config: WholeConfig, name: str) -> None:
         if self.strategy == "flat":
@@ -35,9 +37,9 @@ class PlacementConfig(Section):
         if self.strategy == "custom" and not self.roles:
             raise UserError(f"{where}, but config.placement.roles is empty; give each role its devices, such as "
                             "policy+critic=0-3:fsdp=4")
-        if "ppo" not in config.stages:
-            raise UserError(f"{where}, but config.stages has no ppo, the only stage whose roles can be placed; set the "
-                            "strategy to flat")
+        if not {"ppo", "online_dpo"} & set(config.stages):
+            raise UserError(f"{where}, but config.stages has neither ppo nor online_dpo, the stages whose roles can be placed; "
+                            "set the strategy to flat")
         if config.mesh.offload:
             raise UserError(f"{where}, but config.mesh.offload is {config.mesh.offload}; offloading works with strategy flat "
                             "only: remove one of them")
