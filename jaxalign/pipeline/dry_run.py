@@ -73,9 +73,11 @@ def _check_model(config: Config) -> None:
     # Imported here, with JAX, so that a mistake in the arguments is reported at once.
     from jaxalign.planner.estimate import check_divides
     from jaxalign.planner.shapes import policy_model
+    from jaxalign.stages.shared.placements import check_placements
     from jaxalign.stages.shared.run_models import sharding
 
     check_divides(policy_model(config, sharding(config.mesh)), config.mesh)
+    check_placements(config, config.stages)
 
 
 def _check_rows(config: Config, storage: LocalStorage, pending: list[str], load: Load) -> None:

@@ -120,8 +120,12 @@ def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -
         reason = "will include the new rounds" if name in changes.extended else "changed"
         print(f"[{rounds.label(name)}] {reason}; the old folder is now {storage.path(aside)}", flush=True)
     write_json(storage, CONFIG, to_dict(config))
-    manifests_of = [find_manifest(storage, name) for name in planned]
-    if any(manifest is None or manifest.status != DONE for manifest in manifests_of):  # Otherwise no code of a stage is loaded.
+    manifests_of = {name: find_manifest(storage, name) for name in planned}
+    left = [name for name, manifest in manifests_of.items() if manifest is None or manifest.status != DONE]
+    if left:  # Otherwise no code of a stage is loaded.
+        from jaxalign.stages.shared.placements import check_placements  # Here, since it imports JAX.
+
+        check_placements(config, {rounds.parse(name)[0] for name in left})
         for sentence in unread(config, load):
             print(f"warning: {sentence}", flush=True)
 

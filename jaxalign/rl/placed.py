@@ -27,6 +27,7 @@ from jaxalign.rl.metrics import ExperienceMetrics, UpdateMetrics
 from jaxalign.rl.role_programs import logprobs_of, update_apart, values_of
 from jaxalign.rl.state import PPOState
 from jaxalign.rollout.sampler import sample_rollout
+from jaxalign.steps import work
 from jaxalign.steps.packed import pack_rollout
 
 
@@ -83,22 +84,33 @@ class PlacedIteration(Iteration):
         super().__init__(*args, **options)
         self._weights = weights
         self.fused = None  # The reward runs a program of its own.
+        self._later: dict[str, Callable[[], jax.Array]] = {}  # Programs that start after the reward's.
 
     def update_sampler(self, params: Params, version: int) -> None:
         self.sampler.update(self._weights.on("generator", params), version)
 
     def forward(self, state: PPOState, params: Params, recompute: bool, sampled: Rollout) -> dict[str, jax.Array]:
-        """Starts the programs of the reference, of the critic and, with `recompute`, of the policy."""
-        setup, here, outputs = self.setup, fetch(sampled), {}
+        """Starts the programs of the reference, of the critic and, with `recompute`, of the policy.
+
+        Those of critic and policy start after the reward's if they share devices with it: with interleave, the reward would
+        wait for them, and they for the reference.
+        """
+        setup, here, starts = self.setup, fetch(sampled), {}
         with self.reference.on_device() as reference:
-            outputs["reference"] = self._run(logprobs_of, "reference", setup.reference, reference, here)
+            outputs = {"reference": self._run(logprobs_of, "reference", setup.reference, reference, here)}
         if setup.runs_critic and setup.shares_trunk:
-            outputs["values"] = self._run(values_of, "policy", setup.critic, params, here)
+            starts["values"] = "policy", lambda: self._run(values_of, "policy", setup.critic, params, here)
         elif setup.runs_critic:
             critic = self._weights.on("value", state.critic.params, "critic")
-            outputs["values"] = self._run(values_of, "value", setup.critic, critic, here)
+            starts["values"] = "value", lambda: self._run(values_of, "value", setup.critic, critic, here)
         if recompute:
-            outputs["logprobs"] = self._run(logprobs_of, "policy", setup.policy, params, here)
+            starts["logprobs"] = "policy", lambda: self._run(logprobs_of, "policy", setup.policy, params, here)
+        self._later = {}
+        for name, (role, start) in starts.items():
+            if "reward" in self._weights.roles and self._weights.meets(role, "reward"):
+                self._later[name] = start
+            else:
+                outputs[name] = start()
         return outputs
 
     def _run(self, program, role: str, model: Model, params: Params, here: Rollout) -> jax.Array:
@@ -126,13 +138,20 @@ class PlacedIteration(Iteration):
         pool.shutdown(wait=False)  # The thread ends after its only task.
         return waiting.result
 
+    def _finished(self, begun: Callable[[], Rollout]) -> Rollout:
+        with self.timeline.phase("generate") as phase:
+            rollout = begun()
+            phase.tokens, phase.flops = work.sampled(self.setup.reference, rollout)
+            return rollout
+
     def scored(self, sampled: Rollout, batch: PromptBatch) -> Scored:
         scored = super().scored(sampled, batch)
         return Scored(*rows_moved(tuple(scored), self.setup.policy.sharding))
 
     def experience(self, state: PPOState, params: Params, given: Scoring) -> tuple[Experience, ExperienceMetrics]:
         setup = self.setup
-        outputs, baseline = rows_moved((given.outputs, given.baseline), setup.policy.sharding)
+        outputs = given.outputs | {name: start() for name, start in self._later.items()}
+        outputs, baseline = rows_moved((outputs, given.baseline), setup.policy.sharding)
         return experience_of(OutputArguments(
             setup=setup, outputs=outputs, kl_coef=state.kl_coef, rollout=given.sampled, scores=given.scored.scores,
             kept=given.kept, baseline=baseline,

@@ -157,3 +157,11 @@ def test_a_config_with_a_wrong_placement_is_refused(folder, placement, fields, m
 def test_a_placement_that_the_devices_do_not_allow_stops_the_stage(folder, tmp_path, placement, mesh, fields, message):
     with pytest.raises(UserError, match=re.escape(message)):
         pipeline.run(from_config_dict(config(folder, placement, mesh) | fields), tmp_path / "run")
+
+
+def test_a_placement_is_checked_before_any_stage_runs(folder, tmp_path):
+    values = config(folder, SEPARATE, {"data": 2}, stages=("compare", "preference", "ppo"), reward={},
+                    preference={"max_length": 64}, compare={"max_new_tokens": 8}, feedback={"judge": f"{JUDGE}:Brevity"})
+    with pytest.raises(UserError, match=re.escape("has 2 devices, but policy and critic has 4 (0-3)")):
+        pipeline.run(from_config_dict(values), tmp_path / "run")
+    assert not (tmp_path / "run" / "compare").exists()

@@ -53,8 +53,8 @@ class PPOConfig(SamplingFields, Trained):
                               "computed at this temperature.")
     max_new_tokens: int = like(SamplingFields, "max_new_tokens", default=56)
     sample_ahead: bool = field(False, "Sample the responses of the next iteration before the update of this one, with weights "
-                               "that are one update old. With config.placement.strategy separate or custom, both run at the "
-                               "same time.")
+                               "that are one update old. If config.placement gives the generator devices apart from policy "
+                               "and critic, both run at the same time.")
     epochs: int = field(2, "Passes over the rollout buffer, each in a new random order.", at_least(1))
     minibatches: int = field(2, "Optimizer steps per pass.", at_least(1))
     micro_batch_tokens: int = field(0, "Maximum tokens (of packed prompts and responses) per device in a micro-batch; results "
