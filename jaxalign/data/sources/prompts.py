@@ -72,8 +72,7 @@ def read_prompts(
       name: the `source` of the prompts and the beginning of their ids; empty: the source "file", and ids with the file's name.
       columns: whether prompts keep the other fields of their rows, which must then be the same in all rows.
       renamed: the entries of `config.data.columns`.
-      window: if above 0, read only the rows of `window_of_prompts`, at most this number.
-      seed: selects these rows.
+      window, seed: if window is above 0, read only the rows of `window_of_prompts(rows, window, seed)`.
 
     Returns:
       Prompts with ids "NAME:LINE", "NAME:ITEM" for a JSON array or "NAME:ROW" for a table, and the report on the rows.
@@ -83,8 +82,7 @@ def read_prompts(
     """
     stem, source = name or data_stem(path), name or "file"
     prompts: dict[Dialogue, Prompt] = {}
-    broken: list[BrokenLine] = []
-    duplicates: list[int] = []
+    broken, duplicates = list[BrokenLine](), list[int]()
     names: set[str] | None = None
     count = 0
     rows, read, total = _open(path, renamed, field, window, seed)
