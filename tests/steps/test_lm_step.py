@@ -97,7 +97,8 @@ def test_packed_documents_train_like_separate_documents(mesh, lengths, row_lengt
     rows = tiny.rows(model, padded(pack(documents, row_length)[0], 8, 24))
     loss, found = summed(model, tiny.place(model, params), rows)
     assert float(loss) == pytest.approx(float(total), rel=1e-5, abs=1e-5)
-    chex.assert_trees_all_close(tiny.to_host(found), gradient, rtol=1e-4, atol=1e-5)
+    # Sums of up to 84 tokens reach 10, so that entries near 0 differ by the rounding of larger terms.
+    chex.assert_trees_all_close(tiny.to_host(found), gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_tokens_without_weight_do_not_affect_the_loss(whole):
