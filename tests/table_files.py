@@ -6,6 +6,8 @@ import json
 import pathlib
 from typing import Any
 
+import pytest
+
 Row = dict[str, Any]
 
 
@@ -76,3 +78,20 @@ def prepare_tfds(data_dir: pathlib.Path, name: str, rows: list[Row], kinds: dict
     tfds.disable_progress_bar()
     builder(data_dir=str(data_dir), file_format="array_record").download_and_prepare()
     return f"tfds:{name}"
+
+
+def write_form(folder: pathlib.Path, form: str, rows: list[Row], name: str) -> Any:
+    """Write rows as "jsonl", "folder" (Parquet), "saved" or "tfds", and return the path or name for `config.data`.
+
+    All forms have the name `name`, so that the ids of prompts are equal.
+    """
+    folder.mkdir(exist_ok=True)
+    if form == "jsonl":
+        return write_jsonl(folder / f"{name}.jsonl", rows)
+    if form == "folder":
+        return write_parquet_folder(folder / name, rows, 11)
+    if form == "saved":
+        pytest.importorskip("datasets")
+        return save_dataset(folder / name, rows)
+    pytest.importorskip("tensorflow_datasets")
+    return prepare_tfds(folder, name, rows, dict.fromkeys(rows[0], str))

@@ -48,20 +48,25 @@ def folder(tmp_path_factory):
     return root
 
 
-@pytest.mark.slow
-def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(folder, monkeypatch):
-    pipeline.run(from_config_dict(config(folder)), folder / "flat")
+def run_and_stop(monkeypatch, updates, config, workdir):
+    """Run the stages, and stop by Ctrl-C in the update after `updates` updates."""
     update, done = Iteration.update, []
 
     def fail(self, *args):
-        if len(done) == 2:
+        if len(done) == updates:
             raise KeyboardInterrupt
         done.append(1)
         return update(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017, PT011
         patch.setattr(Iteration, "update", fail)
-        pipeline.run(from_config_dict(config(folder, SEPARATE, {"data": 4})), folder / "cut")
+        pipeline.run(config, workdir)
+
+
+@pytest.mark.slow
+def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(folder, monkeypatch):
+    pipeline.run(from_config_dict(config(folder)), folder / "flat")
+    run_and_stop(monkeypatch, 2, from_config_dict(config(folder, SEPARATE, {"data": 4})), folder / "cut")
     assert len(read_metrics(folder / "cut" / "ppo" / "metrics.jsonl")) == 2
     pipeline.run(from_config_dict(config(folder, CUSTOM)), folder / "cut")
     found, wanted = (read_metrics(folder / run / "ppo" / "metrics.jsonl") for run in ("cut", "flat"))
@@ -88,17 +93,7 @@ def test_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a
         return received(self, step, rollout)
 
     monkeypatch.setattr(Iteration, "_received", noted)
-    update, done = Iteration.update, []
-
-    def fail(self, *args):
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        done.append(1)
-        return update(self, *args)
-
-    with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017, PT011
-        patch.setattr(Iteration, "update", fail)
-        pipeline.run(from_config_dict(config(folder, APART, **AHEAD)), folder / "ahead_cut")
+    run_and_stop(monkeypatch, 3, from_config_dict(config(folder, APART, **AHEAD)), folder / "ahead_cut")
     pipeline.run(from_config_dict(config(folder, APART, **AHEAD)), folder / "ahead_cut")
     found, wanted = (read_metrics(folder / run / "ppo" / "metrics.jsonl") for run in ("ahead_cut", "ahead"))
     assert len(found) == len(wanted) == 4

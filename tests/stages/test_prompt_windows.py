@@ -27,19 +27,6 @@ GOOD = [{"ask": f"good {i}?"} for i in range(60)]
 PURPOSES = ("red_team", "helpful", "rl", "compare", "evaluate")
 
 
-def write(folder, form, rows, name):
-    folder.mkdir(exist_ok=True)
-    if form == "lines":
-        return table_files.write_jsonl(folder / f"{name}.jsonl", rows)
-    if form == "folder":
-        return table_files.write_parquet_folder(folder / name, rows, 11)
-    if form == "saved":
-        pytest.importorskip("datasets")
-        return table_files.save_dataset(folder / name, rows)
-    pytest.importorskip("tensorflow_datasets")
-    return table_files.prepare_tfds(folder, name, rows, dict.fromkeys(rows[0], str))
-
-
 def context(tmp_path, stage="revise", **data):
     model = {"source": "huggingface", "path": "none"}
     data = {"source": "prompts_jsonl", "held_out_share": 0.2, "style": "hh"} | data
@@ -49,7 +36,7 @@ def context(tmp_path, stage="revise", **data):
 
 def read(tmp_path, form, **data):
     """The prompts of every purpose."""
-    red, good = write(tmp_path / form, form, RED, "red"), write(tmp_path / form, form, GOOD, "good")
+    red, good = (table_files.write_form(tmp_path / form, form, rows, name) for rows, name in ((RED, "red"), (GOOD, "good")))
     made = context(tmp_path, red_team=str(red), helpful=str(good), columns=("prompt=ask",), **data)
     sets = sources.prompt_sets(made, WordTokenizer())
     return [[(prompt.id, prompt.messages[0].content) for prompt in sets.of(purpose)] for purpose in PURPOSES]
@@ -58,11 +45,11 @@ def read(tmp_path, form, **data):
 @pytest.mark.parametrize("form", ("folder", "saved", "tfds"))
 def test_the_prompts_of_a_window_are_those_of_json_lines(tmp_path, monkeypatch, form):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-    assert read(tmp_path, form, window=32) == read(tmp_path, "lines", window=32)
+    assert read(tmp_path, form, window=32) == read(tmp_path, "jsonl", window=32)
 
 
 def test_a_window_reads_only_some_rows_of_each_file_from_all_parts_of_it(tmp_path, capsys):
-    red, good, rl, compare, held_out = read(tmp_path, "lines", window=32)
+    red, good, rl, compare, held_out = read(tmp_path, "jsonl", window=32)
     texts = [text for part in (red, good, held_out) for _, text in part]
     assert len(texts) == len(set(texts)) == 64 and len(held_out) == 13  # Two windows of 32, and 20% of their dialogues.
     numbers = [int(text[4:-1]) for text in texts if text.startswith("red")]
@@ -72,7 +59,7 @@ def test_a_window_reads_only_some_rows_of_each_file_from_all_parts_of_it(tmp_pat
 
 
 def test_a_window_of_all_rows_gives_the_prompts_of_a_run_without_windows(tmp_path):
-    assert read(tmp_path, "lines", window=100) == read(tmp_path, "lines")
+    assert read(tmp_path, "jsonl", window=100) == read(tmp_path, "jsonl")
 
 
 def test_prompts_in_text_files_are_read_in_windows(tmp_path):
@@ -80,7 +67,7 @@ def test_prompts_in_text_files_are_read_in_windows(tmp_path):
     (tmp_path / "good.csv").write_text("prompt\n" + "".join(f"good {i}?\n" for i in range(60)))
     data = {"red_team": str(tmp_path / "red.txt"), "helpful": str(tmp_path / "good.csv"), "window": 32}
     sets = sources.prompt_sets(context(tmp_path, **data), WordTokenizer())
-    expected = read(tmp_path, "lines", window=32)
+    expected = read(tmp_path, "jsonl", window=32)
     assert [[prompt.messages[0].content for prompt in sets.of(purpose)] for purpose in PURPOSES] == [
         [text for _, text in part] for part in expected
     ]
@@ -115,7 +102,7 @@ pipeline.run(from_config_dict(json.loads(sys.argv[1])), sys.argv[2])
 
 def cai(folder, form):
     """The config of the stages of Constitutional AI that read prompts, on the data of a format."""
-    red, good = write(folder, form, RED, "red"), write(folder, form, GOOD, "good")
+    red, good = table_files.write_form(folder, form, RED, "red"), table_files.write_form(folder, form, GOOD, "good")
     sizes = {"batch": 16, "max_new_tokens": 48}
     return {
         "stages": ("revise", "sft", "compare", "evaluate"), "compile_cache": str(folder / "cache"),
@@ -134,7 +121,7 @@ def cai(folder, form):
 @pytest.mark.process
 def test_constitutional_ai_on_a_parquet_folder_killed_and_resumed_is_that_on_json_lines(tmp_path):
     write_model(tmp_path / "model")
-    pipeline.run(from_config_dict(cai(tmp_path, "lines")), tmp_path / "whole")
+    pipeline.run(from_config_dict(cai(tmp_path, "jsonl")), tmp_path / "whole")
     command = ["-c", RUN, json.dumps(cai(tmp_path, "folder")), str(tmp_path / "cut")]
     with processes.started(1, command) as running:
         end = time.monotonic() + 240

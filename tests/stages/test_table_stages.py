@@ -21,20 +21,6 @@ ANSWERED = [{"prompt": f"the cat {i} sat", "response": f"yes {i}"} for i in rang
 FORMS = ("folder", "saved", "tfds")
 
 
-def write(folder, form, rows, name):
-    """The rows in a format; every form has the name `name`, so that the ids of prompts are equal."""
-    folder.mkdir(exist_ok=True)
-    if form == "jsonl":
-        return table_files.write_jsonl(folder / f"{name}.jsonl", rows)
-    if form == "folder":
-        return table_files.write_parquet_folder(folder / name, rows, 11)
-    if form == "saved":
-        pytest.importorskip("datasets")
-        return table_files.save_dataset(folder / name, rows)
-    pytest.importorskip("tensorflow_datasets")
-    return table_files.prepare_tfds(folder, name, rows, dict.fromkeys(rows[0], str))
-
-
 def context(tmp_path, stage="sft", **data):
     model = {"source": "huggingface", "path": "none"}
     config = from_config_dict({"stages": (stage,), "model": model, "data": data | {"held_out_share": 0.2, "style": "hh"}})
@@ -47,7 +33,7 @@ def test_stages_get_the_rows_of_json_lines(tmp_path, monkeypatch, form):
     for source, kind, rows in (("preferences_jsonl", "comparisons", PAIRS), ("messages_jsonl", "demonstrations", ANSWERED)):
         found = []
         for kept in ("jsonl", form):
-            path = write(tmp_path / kept, kept, rows, f"rows_{kind}")
+            path = table_files.write_form(tmp_path / kept, kept, rows, f"rows_{kind}")
             train, held_out, _ = sources.source_rows(context(tmp_path, source=source, train=str(path)), WordTokenizer(), kind)
             found.append((list(train), list(held_out)))
         assert found[0] == found[1] and found[0][1]
@@ -58,7 +44,7 @@ def test_prompts_of_every_purpose_are_those_of_json_lines(tmp_path, monkeypatch)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
     for form in ("jsonl", *FORMS):
         rows = {name: [{"ask": f"{name} {i}?"} for i in range(12)] for name in ("red", "good")}
-        red, helpful = (write(tmp_path / form, form, part, name) for name, part in rows.items())
+        red, helpful = (table_files.write_form(tmp_path / form, form, part, name) for name, part in rows.items())
         data = {"source": "prompts_jsonl", "red_team": str(red), "helpful": str(helpful), "columns": ("prompt=ask",)}
         sets = sources.prompt_sets(context(tmp_path, "revise", **data), WordTokenizer())
         found.append([list(sets.of(purpose)) for purpose in ("red_team", "helpful", "rl", "compare", "evaluate")])
@@ -83,7 +69,7 @@ pipeline.run(from_config_dict({
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_on_parquet_is_that_on_json_lines(tmp_path):
     model = str(write_model(tmp_path / "model"))
-    lines, folder = write(tmp_path, "jsonl", PAIRS, "rows"), write(tmp_path, "folder", PAIRS, "rows")
+    lines, folder = (table_files.write_form(tmp_path, form, PAIRS, "rows") for form in ("jsonl", "folder"))
 
     def command(path, workdir):
         return ["-c", RUN, model, "preferences_jsonl", str(path), str(tmp_path / workdir), str(tmp_path / "cache")]
