@@ -1,15 +1,18 @@
-"""Time PPO with roles on two devices of their own against PPO on one of them: `python benchmarks/placement.py`.
+"""Time PPO with roles on two devices against PPO on one of them: `python benchmarks/placement.py`.
 
-Two simulated CPU devices compute with one thread each, so each has at most one core. The same iterations as in
-`ppo_iteration.py` run, in alternation,
+Two simulated CPU devices. The same iterations as in `ppo_iteration.py` run, in alternation,
 
-- in turn: all roles on the first device;
+- in turn: all roles on the first device, all threads on one core;
 - scored apart: the reward model on the second device, so that reference and reward model score at the same time;
 - ahead: sampling on the second device, one step ahead (`ppo.sample_ahead`), while the first scores and updates.
 
-The table has the medians over blocks of `--steps` iterations. Choose `--new` and `--batch` so that sampling takes about as long
-as scoring and updating: then sampling ahead can halve the time. The last line compares with `planner.schedules` from the times
-in turn.
+The last two use two cores, one per device. XLA's CPU client has one pool of threads for all devices, so a device may also use
+the core of the other device while that one waits. Choose `--new` and `--batch` so that sampling takes about as long as scoring
+and updating: then neither waits for long. The line "least" is the time that the longer of the two needs on one core: a smaller
+measured time would come from a shared core.
+
+The table has the medians over blocks of `--steps` iterations. The last lines compare with `planner.schedules` from the times in
+turn.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import statistics
@@ -29,10 +33,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import report, run_main
+from common import report, run_main, timed
 from ppo_iteration import Run, workload_parser
 
-from jaxalign.planner.schedules import IterationTimes, flat, one_step_ahead
+from jaxalign.planner.schedules import IterationTimes, flat, interleave, one_step_ahead
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl.iteration import Iteration
@@ -42,11 +46,21 @@ from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.steps.offload import FrozenRole
 
+ALL_CORES = os.sched_getaffinity(0)
 LAYOUTS = {
     "in turn": (),
     "scored apart": ("policy+critic+reference=0", "reward=1"),
     "ahead": ("policy+critic+reference+reward=0", "generator=1"),
 }
+CORES = {"in turn": 1, "scored apart": 2, "ahead": 2}
+
+
+def use_cores(count: int) -> None:
+    """Restricts all threads of this process to the first `count` cores."""
+    cores = set(sorted(ALL_CORES)[:count])
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # A thread may end meanwhile.
+            os.sched_setaffinity(int(thread), cores)
 
 
 def place(run: Run, entries: tuple[str, ...], ahead: bool) -> None:
@@ -68,6 +82,29 @@ def place(run: Run, entries: tuple[str, ...], ahead: bool) -> None:
         setup, given.stream, LocalSampler(engine), given.padding, given.sampling, reward, given.tokenizer, reference,
         ahead=AheadRollouts(None, 1) if ahead else None,
     )
+
+
+def passes(run: Run, steps: int) -> dict[str, float]:
+    """Median seconds of the pass of each role, in turn on one device: "reference", "values" and "reward"."""
+    place(run, ("policy+critic+reference+reward=0",), False)
+    iteration, spent = run.iteration, {}
+
+    def watch(name: str) -> None:
+        call = getattr(iteration, name)
+
+        def watched(*args):
+            seconds, result = timed(lambda: call(*args))
+            role = "reward" if name == "scored" else "reference" if args[1] == "reference" else "values"
+            spent.setdefault(role, []).append(seconds)
+            return result
+
+        setattr(iteration, name, watched)
+
+    watch("_run")
+    watch("scored")
+    for _ in range(steps + 2):
+        run.step()
+    return {role: statistics.median(seconds[2:]) for role, seconds in spent.items()}
 
 
 @dataclasses.dataclass
@@ -105,27 +142,43 @@ def main(argv: list[str]) -> int:
                 run.step()
             layouts[name] = Layout(run)
         for _ in range(options.blocks):
-            for layout in layouts.values():
+            for name, layout in layouts.items():
+                use_cores(CORES[name])
                 layout.block(options.steps)
-    return _report(options, layouts)
+        use_cores(1)
+        spent = passes(Run(options, Path(folder)), options.steps)
+    return _report(options, layouts, spent)
 
 
-def _report(options: argparse.Namespace, layouts: dict[str, Layout]) -> int:
+def _report(options: argparse.Namespace, layouts: dict[str, Layout], spent: dict[str, float]) -> int:
     found = {
         name: {"step": statistics.median(layout.seconds)}
-        | {phase: statistics.median(spent) for phase, spent in layout.phases.items()}
+        | {phase: statistics.median(seconds) for phase, seconds in layout.phases.items()}
         for name, layout in layouts.items()
     }
-    base, ahead = found["in turn"], found["ahead"]
+    base, apart = found["in turn"], found["scored apart"]
     lines = ["| layout | s per iteration | generate | score | update | ratio |", "|---|---|---|---|---|---|"]
-    for name, times in found.items():
-        phases = " | ".join(f"{times[phase]:.3f}" for phase in ("generate", "score", "update"))
-        lines.append(f"| {name} | {times['step']:.3f} | {phases} | {times['step'] / base['step']:.2f} |")
-    lines.append(f"Scoring apart takes {found['scored apart']['score'] / base['score']:.2f} of the time in turn.")
-    times = IterationTimes(generate=base["generate"], reference=base["score"], policy_update=base["update"])
-    predicted = one_step_ahead(times, 50, scoring="training").seconds_per_update / flat(times, 50).seconds_per_update
-    lines.append(f"One step ahead: {ahead['step'] / base['step']:.2f} of the time in turn; predicted {predicted:.2f}.")
-    return report(options, "placement", {"layouts": found, "predicted_ahead": predicted}, lines)
+    for name, seconds in found.items():
+        phases = " | ".join(f"{seconds[phase]:.3f}" for phase in ("generate", "score", "update"))
+        lines.append(f"| {name} | {seconds['step']:.3f} | {phases} | {seconds['step'] / base['step']:.2f} |")
+    lines.append("Passes in turn: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in spent.items()))
+    value = spent.get("values", 0.0)
+    rest = max(0.0, base["score"] - sum(spent.values()))
+    times = IterationTimes(base["generate"], spent["reference"], (spent["reward"],), value, rest, base["update"])
+    parts = [["reference", "value"] if value else ["reference"], ["reward 0"]]
+    seconds = {
+        "in turn": flat(times, 50).seconds_per_update,
+        "scored apart": interleave(times, 50, parts).seconds_per_update,
+        "ahead": one_step_ahead(times, 50, scoring="training").seconds_per_update,
+    }
+    score = max(spent["reference"] + value, spent["reward"]) + rest
+    lines.append(f"Scoring apart takes {apart['score'] / base['score']:.2f} of the phase in turn; predicted "
+                 f"{score / base['score']:.2f}.")
+    for name in ("scored apart", "ahead"):
+        measured, predicted = found[name]["step"], seconds[name]
+        lines.append(f"An iteration {name}: {measured:.3f} s, {measured / base['step']:.2f} of the time in turn; predicted "
+                     f"{predicted:.3f} s, {predicted / seconds['in turn']:.2f}.")
+    return report(options, "placement", {"layouts": found, "passes": spent, "predicted_s": seconds}, lines)
 
 
 if __name__ == "__main__":
