@@ -22,6 +22,7 @@ _COMMANDS = {
     "watch": "shows runs while they go on: progress, rates, memory, alerts",
     "compare": "writes one HTML page that compares runs: settings, rates, curves, answers",
     "judge-audit": "measures a judge on pairs of answers of which the better one is known",
+    "ratings": "writes blind sheets of answers for people to rate, and imports their ratings",
     "track": "sends the metrics of a run to TensorBoard, Weights & Biases, MLflow or trackio",
     "doctor": "examines this machine, and tests jaxalign on its devices",
     "world": "exports the embedded world as a chat model, or scores answers in it",

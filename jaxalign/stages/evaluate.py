@@ -25,6 +25,7 @@ from jaxalign.data.world import gold
 from jaxalign.data.world.label_scores import label_quality
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
+from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.reasons import gold_labels_sentence
 from jaxalign.records import Prompt, Rollout
@@ -46,9 +47,10 @@ from jaxalign.stages.shared.rewards import make_callable
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.steps import work
-from jaxalign.storage import json_bytes, write_bytes_atomically
+from jaxalign.storage import json_bytes, json_lines, write_bytes_atomically
 from jaxalign.tracking import requests
 from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.ratings.measures import VERDICTS
 from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers.evaluation import contests, rate
 
@@ -89,6 +91,8 @@ class EvaluateStage(BuiltinStage):
         if section.win_rate_prompts and judges.compares(config):
             compared = compare(context, model, rows, names, prompts[: section.win_rate_prompts])
             summary["win_rates"] = [contest.to_dict() for contest in compared]
+            lines = json_lines(row for contest in compared for row in contest.rows())
+            hosts.once(lambda: write_bytes_atomically(context.directory / VERDICTS, lines))
         if "compare" in config.stages and data_source(config).gold:
             labelled = (row_comparison(row) for row in Shards(context.input_directory("compare")).read())
             summary["labels"] = label_quality(world_of(config), labelled)

@@ -30,6 +30,12 @@ class Contest(NamedTuple):
         """The names of the models, and the result of `won`."""
         return {"model": self.model, "against": self.against} | won(self.labelled)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The label of each prompt, for the agreement with people. Equal answers are not decided."""
+        names = {"model": self.model, "against": self.against}
+        return [{"prompt_id": pair.prompt.id, **names, "label": pair.label, "decided": pair.decided,
+                 **({"problem": pair.problem} if pair.problem else {})} for pair in self.labelled]
+
 
 def breakdown(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], contests: Sequence[Contest]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from jaxalign.json_text import parse_json
 from jaxalign.parallel import hosts
 from jaxalign.records import Message, Prompt
-from jaxalign.storage import json_bytes, write_bytes_atomically
+from jaxalign.storage import json_bytes, json_lines, write_bytes_atomically
 from jaxalign.tracking.jsonl import parse_row
 
 TOGETHER = 4
@@ -77,10 +76,10 @@ class Shards:
 
     def write(self, chunk: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes a chunk. All processes return once it is written."""
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        content = json_lines(rows)
 
         def write() -> None:
-            content, path = lines.encode("utf-8", "replace"), self.path(chunk)
+            path = self.path(chunk)
             write_bytes_atomically(path, content)
             hashes = self._hashes() | {path.name: hashlib.sha256(content).hexdigest()}
             write_bytes_atomically(self.directory / "shards.json", json_bytes(dict(sorted(hashes.items()))))

@@ -28,6 +28,7 @@ from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
 from jaxalign.tracking.report.live import live_sentences
+from jaxalign.tracking.report.ratings import human_ratings
 from jaxalign.tracking.report.requests import requests
 from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
@@ -97,7 +98,7 @@ def _page(run: RunFiles, refresh: float | None) -> str:
 
 
 def sections(run: RunFiles, running: str = "") -> list[ReportSection]:
-    """The sections of the changes, the rounds, the stages, the audit and the requests to a server, sorted by
+    """The sections of the changes, the rounds, the stages, people's ratings, the audit and the requests to a server, sorted by
     `ReportSection.order`, then by the order of stages. running: the label of the stage that the opening describes."""
     of_stages, functions = [], []
     for record in run.records:
@@ -105,7 +106,8 @@ def sections(run: RunFiles, running: str = "") -> list[ReportSection]:
             continue
         functions.append(record.report)
         of_stages += _sections_of(record, run)
-    shown = [*changes(run, running), *across_rounds(run), *of_stages, *rl_samples(run), *audit(run), *requests(run), costs(run)]
+    shown = [*changes(run, running), *across_rounds(run), *of_stages, *human_ratings(run), *rl_samples(run), *audit(run),
+             *requests(run), costs(run)]
     return sorted((section for section in shown if section.filled or section.missing), key=lambda section: section.order)
 
 
