@@ -25,7 +25,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_sheet(sheet: Sheet, folder: Path) -> list[Path]:
-    """Writes sheet.html, sheet.csv, sheet.jsonl and key.json, as far as they are missing, since a present file may have ratings.
+    """Writes sheet.html, sheet.csv, sheet.jsonl and key.json. A file that exists is kept, since it may have ratings.
 
     Returns:
       The paths of the four files.

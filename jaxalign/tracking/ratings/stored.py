@@ -72,15 +72,15 @@ def import_ratings(workdir: Path, answers: Answers, key: Path, filled: Path, rat
         raise UserError(f"{key} does not exist; give the key.json of the sheet as --key")
     sheet, models, pairs = _read_key(read_object(key), key)
     if not belongs(answers, sheet, pairs):
-        raise UserError(f"{key} is the key of a sheet of another run than {workdir}, or stage evaluate has written other answers "
-                        "since the export; give the run of the sheet")
+        raise UserError(f"{key} is the key of a sheet of another run than {workdir}, or stage evaluate has written other "
+                        "answers since the export; give the run of the sheet")
     ratings, saved_name = read_filled(filled, sheet, {pair.id for pair in pairs})
     name = rater or saved_name
     if not name:
         raise UserError(f"{filled} does not name its rater; add --rater=NAME")
     if not _NAME.fullmatch(name):
-        raise UserError(f"the rater's name is {name!r}; up to 40 letters, digits, spaces and .'-_ are expected: set another one "
-                        "with --rater=NAME")
+        raise UserError(f"the rater's name is {name!r}; up to 40 letters, digits, spaces and .'-_ are expected: set another "
+                        "one with --rater=NAME")
     rated = Rated(name, sheet, models, pairs, ratings)
     path = workdir / FOLDER / f"{name}-{sheet[1:9]}.json"
     replaces = path.exists()
@@ -100,7 +100,8 @@ def stored_ratings(workdir: Path) -> list[Rated]:
         content = read_object(path)
         sheet, models, pairs = _read_key(content, path)
         ratings = {row["id"]: row.get("rating") for row in content["pairs"]}
-        if not isinstance(content.get("rater"), str) or any(value not in (None, TIE, FIRST, SECOND) for value in ratings.values()):
+        valid = all(value in (None, TIE, FIRST, SECOND) for value in ratings.values())
+        if not valid or not isinstance(content.get("rater"), str):
             raise _damaged(path)
         stored.append(Rated(content["rater"], sheet, models, pairs, ratings))
     return stored

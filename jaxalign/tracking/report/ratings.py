@@ -52,7 +52,7 @@ def human_ratings(run: RunFiles) -> list[ReportSection]:
         figures.append(_figure(run, models, better))
         tables.append(_raters(run, models, group, better))
         others = {_JUDGE: judge_outcomes(verdicts, models), _SCORES: score_outcomes(answers, models)}
-        tables += _agreements(run, models, better, {name: outcomes for name, outcomes in others.items() if outcomes})
+        tables += _agreements(better, {name: outcomes for name, outcomes in others.items() if outcomes})
     missing = [f"The ratings of sheet {rated.sheet} by {rated.rater} are left out, because stage evaluate has written other "
                "answers since; export a new sheet." for rated in stored if rated not in current]
     if current and run.evaluation.get("win_rates") and not verdicts:
@@ -126,7 +126,7 @@ def _rate_cells(better: Sequence[Better], model: str) -> list[str]:
     return [f"{percent(rate.value)}\n{_interval(rate)}", _verdict(rate)]
 
 
-def _agreements(run: RunFiles, models: tuple[str, str], better: Mapping[str, Better], others: Mapping[str, Better]) -> list[Table]:
+def _agreements(better: Mapping[str, Better], others: Mapping[str, Better]) -> list[Table]:
     """A table of the agreement of each two raters, and of each rater and of their majority with the judge and the scores."""
     pairings = list(itertools.combinations(better.items(), 2))
     people = dict(better)
@@ -136,8 +136,8 @@ def _agreements(run: RunFiles, models: tuple[str, str], better: Mapping[str, Bet
     rows = [[capitalized(f"{first} and {second}"), *_agreement_cells(agreed)] for (first, own), (second, other) in pairings
             if (agreed := agreement(own, other)) is not None]
     header = ["Between", "Pairs", "Same outcome", "Cohen's kappa", "Same model, where neither sees a tie"]
-    caption = ("Agreement on the pairs that both rated, with 95% intervals. Kappa is the agreement above chance: 0 is chance, 1 is "
-               "complete. The outcome is either model or a tie; the preference model sees no ties unless its scores are equal.")
+    caption = ("Agreement on the pairs that both rated, with 95% intervals. The outcome is one of the models or a tie. Kappa "
+               "is the agreement above chance: 0 is chance, 1 is complete.")
     return [Table(caption, header, rows)] if rows else []
 
 
