@@ -52,8 +52,8 @@ def _export(workdir: Path, options: dict[str, str]) -> None:
     models = two_models(run, options["models"].split(",") if options["models"] else ())
     sheet = draw_sheet(answers_of(run), models, int(options["pairs"]), int(options["seed"]))
     *sheets, key = write_sheet(sheet, Path(options["out"]).expanduser())
-    print(f"{len(sheet.pairs):,} pairs of answers of {models[0]} and {models[1]}, from {sheet.prompts - sheet.equal:,} prompts "
-          f"with different answers; the answers to {sheet.equal:,} prompts are equal.")
+    print(f"The sheet has {len(sheet.pairs):,} pairs of answers of {models[0]} and {models[1]}. They gave different answers to "
+          f"{sheet.prompts - sheet.equal:,} of {sheet.prompts:,} prompts.")
     print(f"For the raters, one of: {', '.join(map(str, sheets))}\nKeep from the raters: {key}")
 
 
@@ -69,7 +69,7 @@ def _import(workdir: Path, options: dict[str, str]) -> None:
     rated, path, replaces = import_ratings(run.path, answers_of(run), key, filled, options["rater"])
     print(rates_sentence(run, rated.models, {rated.rater: rated.better}))
     if missing := rated.count(None):
-        print(f"{missing:,} of {len(rated.pairs):,} pairs have no rating.")
+        print(f"Pairs without a rating: {missing:,} of {len(rated.pairs):,}.")
     print(f"{'replaced' if replaces else 'written to'} {path}", flush=True)
     if (run.path / "report.html").exists():
         print(f"added to {render_report(run.path)}", flush=True)

@@ -89,12 +89,12 @@ def _verdict(rate: Estimate) -> str:
 
 def _figure(run: RunFiles, models: tuple[str, str], better: Mapping[str, Better]) -> Figure:
     name = f"{model_title(models[1], run.used)} against {model_title(models[0], run.used)}"
-    rates = {rater: win_rate([own], models[1]) for rater, own in better.items()}
-    tones = dict.fromkeys(rates, 0 if len(rates) > 1 else 1)
+    rates = [(rater, win_rate([own], models[1])) for rater, own in better.items()]
+    bars = [Interval(rater, rate.value, rate.low, rate.high, f"{number(rate.count)} of {rate.total:,}")
+            for rater, rate in rates]
     if len(rates) > 1:
-        rates[TOGETHER], tones[TOGETHER] = win_rate(list(better.values()), models[1]), 1
-    bars = [Interval(rater, rate.value, rate.low, rate.high, f"{number(rate.count)} of {rate.total:,}", tones[rater])
-            for rater, rate in rates.items()]
+        rate = win_rate(list(better.values()), models[1])
+        bars.append(Interval(TOGETHER, rate.value, rate.low, rate.high, f"{rate.total:,} pairs", 1))
     note = "A tie counts as half a win. The dashed line marks a draw; whiskers show 95% intervals."
     return Figure(capitalized(name), Markup(plots.interval_bars(f"Win rate of the model {name}", bars, reference=0.5)), note)
 
