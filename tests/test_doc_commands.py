@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from jaxalign import __main__ as program
-from jaxalign import compare, convert, doctor, judge_audit, plan, preview, sample, track, train, watch, world
+from jaxalign import compare, convert, doctor, judge_audit, plan, preview, ratings, sample, track, train, watch, world
 from jaxalign.completion import SHELLS, fields
 from jaxalign.parallel.distributed import take_flags
 
@@ -57,8 +57,8 @@ def parse(name: str, arguments: list[str]) -> None:
         {"sample": sample, "convert": convert}[name]._read_arguments([name, *take_flags(arguments)[1]])
     elif name == "world":
         world._read_arguments([name, *arguments])
-    elif name in ("watch", "compare"):
-        {"watch": watch, "compare": compare}[name]._read(arguments)
+    elif name in ("watch", "compare", "ratings"):
+        {"watch": watch, "compare": compare, "ratings": ratings}[name]._read(arguments)
     elif name == "track":
         track._parse(arguments)
     elif name == "doctor":
