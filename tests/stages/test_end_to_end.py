@@ -13,6 +13,7 @@ from jaxalign import pipeline
 from jaxalign.config import DEFAULT_STAGES as STAGES
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import read_timing
 from tests.small_run import CONFIG, fingerprints, phases_with_operations, read, rows, run
@@ -42,6 +43,18 @@ def test_every_phase_that_runs_a_model_records_tokens_and_operations(done):
         if stage in TRAINED:
             before = timing["start"]["seconds"] + timing["first step"]["seconds"]
             assert before < timing["first step"]["since"] <= before + timing["other"]["seconds"]
+
+
+def test_evaluate_keeps_the_judges_label_of_each_pair(done):
+    """They add up to the win rates of the summary, where a label that is not decided counts half."""
+    rows = read_rows(done / "evaluate" / "win_rates.jsonl")
+    for contest in (won := read(done / "summary.json")["win_rates"]):
+        own = [row for row in rows if (row["model"], row["against"]) == (contest["model"], contest["against"])]
+        decided = [row for row in own if row["decided"]]
+        assert len({row["prompt_id"] for row in own}) == len(own) == contest["total"]
+        assert sum(row["label"] > 0.5 for row in decided) == contest["wins"]
+        assert len(own) - len(decided) == contest["undecided"]
+    assert won and len(rows) == sum(contest["total"] for contest in won)
 
 
 def test_the_report_of_a_run_states_what_its_stages_read(done):

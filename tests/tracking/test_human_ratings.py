@@ -273,8 +273,8 @@ def test_a_pair_counts_once_with_the_mean_of_its_raters():
 
 
 def test_kappa_of_three_outcomes():
-    """70 of 100 agree, by chance 0.5 * 0.6 + 0.3 * 0.3 + 0.2 * 0.1 = 0.41, so kappa is 0.29 / 0.59 = 0.492. Without ties, 64 of 76
-    agree. Cohen's standard error is sqrt(0.7 * 0.3 / (100 * 0.59^2)) = 0.078, so the interval is about 0.34 to 0.64."""
+    """70 of 100 agree, by chance 0.5 * 0.6 + 0.3 * 0.3 + 0.2 * 0.1 = 0.41, so kappa is 0.29 / 0.59 = 0.492. Without ties, 64 of
+    76 agree. Cohen's standard error is sqrt(0.7 * 0.3 / (100 * 0.59^2)) = 0.078, so the interval is about 0.34 to 0.64."""
     counts = {("x", "x"): 44, ("x", "y"): 5, ("x", None): 1, ("y", "x"): 7, ("y", "y"): 20, ("y", None): 3, (None, "x"): 9,
               (None, "y"): 5, (None, None): 6}
     cases = [outcomes for outcomes, count in counts.items() for _ in range(count)]
