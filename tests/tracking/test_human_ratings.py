@@ -320,6 +320,10 @@ def test_without_verdicts_of_single_pairs_the_report_says_so(capsys, run, tmp_pa
     sheet = exported(capsys, run, tmp_path / "sheet")
     imported(capsys, run, sheet, filled_page(sheet, choices(sheet), "Ann"))
     assert "the agreement with the judge is unknown" in page_of(run).sections["human-ratings"]
+    row = {"prompt_id": "e-1", "model": "ppo", "against": "base", "label": 0.5, "decided": False, "problem": "refused"}
+    write_rows(run / "evaluate" / "win_rates.jsonl", [row])
+    shown = page_of(run).text("human-ratings")
+    assert "The judge has no verdict on the rated pairs of base and ppo." in shown and "Ann and the judge" not in shown
 
 
 def test_damaged_ratings_are_one_sentence(capsys, run, tmp_path):

@@ -44,7 +44,7 @@ def human_ratings(run: RunFiles) -> list[ReportSection]:
     answers = answers_of(run)
     current = [rated for rated in stored if rated.belongs(answers)]
     verdicts = read_rows(run.path / "evaluate" / VERDICTS)
-    intro, figures, tables = [], [], []
+    intro, figures, tables, missing = [], [], [], []
     for models in dict.fromkeys(rated.models for rated in current):
         group = [rated for rated in current if rated.models == models]
         better = _by_rater(group)
@@ -53,7 +53,9 @@ def human_ratings(run: RunFiles) -> list[ReportSection]:
         tables.append(_raters(run, models, group, better))
         others = {_JUDGE: judge_outcomes(verdicts, models), _SCORES: score_outcomes(answers, models)}
         tables += _agreements(better, {name: outcomes for name, outcomes in others.items() if outcomes})
-    missing = [f"The ratings of sheet {rated.sheet} by {rated.rater} are left out, because stage evaluate has written other "
+        if verdicts and not any(prompt_id in others[_JUDGE] for own in better.values() for prompt_id in own):
+            missing.append(f"The judge has no verdict on the rated pairs of {models[0]} and {models[1]}.")
+    missing += [f"The ratings of sheet {rated.sheet} by {rated.rater} are left out, because stage evaluate has written other "
                "answers since; export a new sheet." for rated in stored if rated not in current]
     if current and run.evaluation.get("win_rates") and not verdicts:
         missing.append(f"The run has no evaluate/{VERDICTS} with the judge's verdict on each pair, so the agreement with the "
