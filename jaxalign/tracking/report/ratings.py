@@ -71,7 +71,7 @@ def rates_sentence(run: RunFiles, models: tuple[str, str], better: Mapping[str, 
     people = f"{len(better)} people ({joined(list(better))})" if len(better) > 1 else next(iter(better))
     sentence = (f"{people} rated {rate.total:,} pairs of answers of {earlier} and {later}, without the models' names and in "
                 f"random order. {capitalized(later)} has a win rate of {percent(rate.value)} (95% interval "
-                f"{_interval(rate)}; a tie counts as half a win), which is {_verdict(rate)}")
+                f"{_interval(rate)}; a tie counts as half a win). The difference from a draw is {_verdict(rate)}")
     side = "better" if rate.low > 0.5 else "worse"
     return sentence + (f": people find its answers {side}." if _verdict(rate) == MORE else
                        ": these ratings do not show which model is better.")
