@@ -112,10 +112,20 @@ def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float 
     """
     if len(first) != len(second):
         raise ValueError(f"first has {len(first)} cases and second {len(second)}; equal numbers are expected")
-    count = len(first)
-    agreed = sum(a == b for a, b in zip(first, second, strict=True))
+    index = {category: i for i, category in enumerate(dict.fromkeys((*first, *second)))}
+    table = np.zeros((len(index), len(index)), np.int64)
+    np.add.at(table, ([index[category] for category in first], [index[category] for category in second]), 1)
+    return kappa_of_counts(table)
+
+
+def kappa_of_counts(table: np.ndarray) -> float | None:
+    """Cohen's kappa from the number of cases with each two categories; see `cohen_kappa`.
+
+    Args:
+      table: int [K, K]; row i, column j: the cases to which the first rater gives category i and the second one category j.
+    """
     # In whole numbers, so that complete agreement by chance is recognised exactly.
-    chance = sum(list(first).count(category) * list(second).count(category) for category in set(first) | set(second))
+    count, agreed, chance = int(table.sum()), int(np.trace(table)), int(table.sum(axis=0) @ table.sum(axis=1))
     return (agreed * count - chance) / (count * count - chance) if count * count > chance else None
 
 

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxalign.algorithms.statistics import bootstrap_interval, cohen_kappa, wilson_interval
+import numpy as np
+
+from jaxalign.algorithms.statistics import bootstrap_interval, kappa_of_counts, wilson_interval
 from jaxalign.tracking.differences import Estimate
 from jaxalign.tracking.ratings.sheet import Answers
 
@@ -74,11 +76,13 @@ def agreement(first: Better, second: Better) -> Agreement | None:
     if not common:
         return None
     outcomes = [(first[prompt_id], second[prompt_id]) for prompt_id in common]
+    index = {winner: i for i, winner in enumerate({winner: None for pair in outcomes for winner in pair})}
+    cells = np.asarray([index[a] * len(index) + index[b] for a, b in outcomes])
 
-    def kappa(rows: Sequence[int]) -> float | None:
-        return cohen_kappa(*zip(*(outcomes[row] for row in rows), strict=True))
+    def kappa(rows: np.ndarray) -> float | None:
+        return kappa_of_counts(np.bincount(cells[rows], minlength=len(index) ** 2).reshape(len(index), len(index)))
 
-    value = kappa(range(len(outcomes)))
+    value = kappa(np.arange(len(cells)))
     interval = None if value is None else bootstrap_interval(kappa, len(outcomes))
     return Agreement(_same(outcomes), _same([pair for pair in outcomes if None not in pair]),
                      None if value is None else Estimate(value, *(interval or (float("nan"), float("nan"))), None, len(common)))
