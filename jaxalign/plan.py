@@ -83,7 +83,7 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.planner import compiled_report, placement_choices, placement_report, report, search, shapes
     from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_weights
-    from jaxalign.planner.hardware import gpu_cluster, tpu_cluster
+    from jaxalign.planner.hardware import gpu_cluster, topology_cluster
     from jaxalign.planner.prices import read_prices
     from jaxalign.planner.requests import planned_requests
     from jaxalign.planner.topology import parse_topology
@@ -91,7 +91,7 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     if bool(own["topology"]) == bool(own["gpus"]):
         raise UserError("exactly one of --topology (TPUs, as in v5e:4x4) and --gpus (as in H100x8) is expected")
     topology = parse_topology(own["topology"], config.mesh.slices) if own["topology"] else None
-    cluster = gpu_cluster(own["gpus"]) if topology is None else tpu_cluster(topology)
+    cluster = gpu_cluster(own["gpus"]) if topology is None else topology_cluster(topology)
     prices = read_prices(own["prices"]) if own["prices"] else None
     assumptions = Assumptions(own["mfu"], own["hbm"], own["network"])
     policy = shapes.policy_model(config, abstract_sharding(config.mesh), own["shape"] or None)

@@ -123,6 +123,12 @@ class Sharding:
         return self.mesh.devices.flat[0].platform
 
     @property
+    def nvidia(self) -> bool:
+        """Returns whether the mesh is of NVIDIA GPUs, attached ones or those of a topology."""
+        device = self.mesh.devices.flat[0]
+        return device.platform == "gpu" and ("cuda" in device.client.platform_version or "NVIDIA" in device.device_kind)
+
+    @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from jaxalign.errors import UserError
+from jaxalign.planner.gpu_topology import GpuTopology
 from jaxalign.planner.topology import Topology
 
 _DATA = Path(__file__).with_name("hardware.json")
@@ -32,6 +33,7 @@ class Chip:
       link: bandwidth in bytes/s, in one direction, of a torus link or of a GPU's NVLink or PCIe.
       torus_axes: the number of axes of a TPU slice; 0 for GPUs.
       chips_per_host: the number of chips in a host.
+      linked: the number of GPUs that `link` connects: those of a host or, for GB200, of a rack.
       host_network: bytes/s out of a host; None if the vendor sells the chip without a network.
       wrap: when the axes of the torus wrap around: "cubes" (all, if each is a multiple of 4), "sixteen" (an axis of 16) or ""
         (never).
@@ -48,6 +50,7 @@ class Chip:
     link: float
     torus_axes: int
     chips_per_host: int
+    linked: int
     host_network: float | None
     wrap: str
     largest: int
@@ -66,6 +69,7 @@ def chips() -> dict[str, Chip]:
         name: Chip(
             name, row["kind"], row["memory_gb"] * _GIB_OF[row["kind"]], row["bf16_tflops"] * 1e12, row["f32_tflops"] * 1e12,
             row["hbm_gbs"] * 1e9, row["link_gbs"] * 1e9, row.get("torus_axes", 0), row["chips_per_host"],
+            row.get("linked", row["chips_per_host"]),
             None if row["host_network_gbs"] is None else row["host_network_gbs"] * 1e9, row.get("wrap", ""), row["largest"],
             row["source"],
         )
@@ -76,7 +80,7 @@ def chips() -> dict[str, Chip]:
 _KINDS = {
     "v4": ("TPU v4",), "v5e": ("TPU v5 lite", "TPU v5e"), "v5p": ("TPU v5", "TPU v5p"), "v6e": ("TPU v6 lite", "TPU v6e"),
     "A100-40": ("A100-SXM4-40GB", "A100-PCIE-40GB"), "A100-80": ("A100-SXM4-80GB", "A100 80GB"), "H100-80": ("H100 80GB",),
-    "H200": ("H200",), "L4": ("NVIDIA L4",), "RTX4090": ("RTX 4090",),
+    "H200": ("H200",), "B200": ("NVIDIA B200",), "GB200": ("GB200",), "L4": ("NVIDIA L4",), "RTX4090": ("RTX 4090",),
 }
 
 
@@ -140,6 +144,36 @@ def tpu_cluster(topology: Topology) -> Cluster:
         raise UserError(f"topology {topology.name} has {topology.chips // topology.slices} chips; the largest slice of "
                         f"{chip.name} has {chip.largest}: connect several with config.mesh.slices")
     return Cluster(chip, topology.sizes, topology.slices, topology.usable)
+
+
+def topology_cluster(topology: Topology | GpuTopology) -> Cluster:
+    """The devices of a topology (`planner.topology.parse_topology`).
+
+    Raises:
+      UserError: no slice or cluster has that many chips, or no figures are known for the GPU of a description file.
+    """
+    return _described_gpus(topology) if isinstance(topology, GpuTopology) else tpu_cluster(topology)
+
+
+def _described_gpus(topology: GpuTopology) -> Cluster:
+    """The GPUs of a topology. The network of a host with a part of its GPUs is assumed to be the same part."""
+    chip = chip_of(topology.device_kind)
+    if chip is None:
+        known = ", ".join(name for name, chip in chips().items() if chip.kind == "gpu")
+        raise UserError(f"topology {topology.name} describes {topology.device_kind!r}, and the plan has the rates of other GPUs "
+                        f"only ({known}); its name must contain one of theirs, as in 'NVIDIA H100 80GB HBM3'")
+    hosts, gpus, most = topology.hosts, topology.gpus, chip.chips_per_host
+    if gpus > most or most % gpus:
+        counts = ", ".join(str(n) for n in range(1, most + 1) if most % n == 0)
+        raise UserError(f"topology is {topology.name!r} with {gpus} GPUs per host; a host with {chip.name} has {counts}, as in "
+                        f"{topology.kind}:{hosts}x{most}")
+    if topology.chips > chip.largest or (hosts > 1 and chip.host_network is None):
+        most = chip.largest if chip.host_network else most
+        raise UserError(f"topology {topology.name} has {topology.chips} GPUs; at most {most} of {chip.name} can be planned")
+    part = None if chip.host_network is None else chip.host_network * gpus / chip.chips_per_host
+    linked = gpus if chip.linked == chip.chips_per_host else chip.linked
+    chip = dataclasses.replace(chip, chips_per_host=gpus, linked=linked, host_network=part)
+    return Cluster(chip, (topology.chips,), 1, topology.usable)
 
 
 def gpu_cluster(text: str) -> Cluster:

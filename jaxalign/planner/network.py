@@ -30,8 +30,8 @@ def bandwidths(cluster: Cluster, mesh: dict[str, int], slices: int = 1) -> dict[
     """Bytes/s that one device receives in a ring over each mesh axis larger than 1; "slices": over the network between slices.
 
     On a torus, a mesh axis is assigned whole network axes if their sizes multiply to its own. Each gives two links if it wraps
-    around, else one. Any other mesh axis has one link. On GPUs, a mesh axis within a host uses the GPU's own link; an axis that
-    spans hosts uses the device's share of the host's network.
+    around, else one. Any other mesh axis has one link. On GPUs, a mesh axis within the devices that NVLink or
+    PCIe connects (`Chip.linked`) uses the GPU's own link; a larger axis uses the device's share of the host's network.
 
     Args:
       cluster: the devices.
@@ -46,7 +46,7 @@ def bandwidths(cluster: Cluster, mesh: dict[str, int], slices: int = 1) -> dict[
         size = mesh[axis] // (slices if axis == "data" else 1)
         if size > 1:
             if cluster.chip.kind == "gpu":
-                speeds[axis] = cluster.chip.link if inner * size <= cluster.chip.chips_per_host else cluster.far
+                speeds[axis] = cluster.chip.link if inner * size <= cluster.chip.linked else cluster.far
             else:
                 links, free = _take(free, size)
                 speeds[axis] = links * cluster.chip.link

@@ -146,7 +146,7 @@ def transfer_seconds(shadow: RoleModel, shards: int, source: Cluster, target: Cl
       engine: how programs run.
     """
     size = placed(shadow, meshes.complete({}), target, engine)[1].generation
-    near = source.chip == target.chip and source.devices + target.devices <= source.chip.chips_per_host
+    near = source.chip == target.chip and source.devices + target.devices <= source.chip.linked
     sent, received = (part.chip.link if near or part.far is None else part.far for part in (source, target))
     return max(size / source.devices / sent, size / shards / received) / engine.fractions.network
 
@@ -288,7 +288,7 @@ def _resharding(one: _Placed, own: WeightBytes, tensor: int) -> float:
     """
     held = one.mesh["tensor"] * one.mesh["pipeline"] * one.mesh["fsdp"]
     chip = one.cluster.chip
-    near = chip.kind == "tpu" or held <= chip.chips_per_host or one.cluster.far is None
+    near = chip.kind == "tpu" or held <= chip.linked or one.cluster.far is None
     lacking = own.generation * max(0.0, 1 - tensor / held)
     return lacking / ((chip.link if near else one.cluster.far) * one.engine.fractions.network)
 

@@ -1,4 +1,7 @@
-"""TPU topologies by name, for the TPU compiler. `libtpu` provides the compiler on any Linux machine, even without a TPU."""
+"""Topologies by name, and their devices, for which programs compile on any Linux machine.
+
+This module has those of TPUs, for the compiler in `libtpu`; `gpu_topology` has those of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import jax
 from jax.experimental import topologies
 
 from jaxalign.errors import UserError
+from jaxalign.planner.gpu_topology import GpuTopology, gpu_kinds, gpu_topology_devices, names_gpus, parse_gpu_topology
 
 GIB = 1 << 30
 _FORM = re.compile(r"(?P<generation>[a-z0-9]+):(?P<sizes>\d+(?:x\d+)*)")
@@ -73,21 +77,24 @@ class Topology:
         return GENERATIONS[self.generation].usable
 
 
-def parse_topology(text: str, slices: int = 1) -> Topology:
-    """The topology that `text` names, such as v5e:4x4, v6e:8x8, v4:2x2x4 or v5p:4x4x8.
+def parse_topology(text: str, slices: int = 1) -> Topology | GpuTopology:
+    """The topology that `text` names: of TPUs, such as v5e:4x4, v6e:8x8, v4:2x2x4 or v5p:4x4x8, or of GPUs, such as h100:1x8 or
+    FILE:1x8 (`parse_gpu_topology`).
 
     Raises:
       UserError: the text is malformed, or its generation or shape does not exist.
     """
+    if names_gpus(text):
+        return parse_gpu_topology(text, slices)
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise UserError(f"topology is {text!r}; expected a generation and the chips along each axis, as in v5e:4x4 or "
-                        "v5p:4x4x8")
+                        "v5p:4x4x8, or a kind of GPU, the hosts and the GPUs of each host, as in h100:1x8")
     generation, sizes = match["generation"], tuple(map(int, match["sizes"].split("x")))
     if generation not in GENERATIONS:
-        near = difflib.get_close_matches(generation, GENERATIONS, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(generation, (*GENERATIONS, *gpu_kinds()), n=1, cutoff=0.5)
         raise UserError(f"topology is {text!r}, but {generation!r} is not one of the known TPU generations: "
-                        f"{', '.join(GENERATIONS)}{f'; did you mean {near[0]}?' if near else ''}")
+                        f"{', '.join(GENERATIONS)}, or GPUs: {', '.join(gpu_kinds())}{f'; did you mean {near[0]}?' if near else ''}")
     axes = GENERATIONS[generation].axes
     if len(sizes) != axes:
         raise UserError(f"topology is {text!r} with {len(sizes)} axes; {generation} has {axes}, as in "
@@ -101,7 +108,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     return Topology(generation, sizes, slices)
 
 
-def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.Device]:
+def topology_devices(topology: Topology | GpuTopology, needed: int | None = None) -> list[jax.Device]:
     """The devices of a topology, in the compiler's order. Programs compile for them, but cannot run on them.
 
     needed: the number of devices of the mesh; None returns all.
@@ -112,6 +119,11 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
     if needed is not None and needed > topology.chips:
         raise UserError(f"the mesh has {needed} devices, but topology {topology.name} has {topology.chips}; make config.mesh "
                         "smaller or the topology larger")
+    devices = gpu_topology_devices(topology) if isinstance(topology, GpuTopology) else _tpu_devices(topology)
+    return devices[:needed]
+
+
+def _tpu_devices(topology: Topology) -> list[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"the TPU compiler, which --compile needs for {topology.name}, is not installed; run: "
                         "pip install 'jaxalign[aot]'")
@@ -130,7 +142,7 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
             jax.jit(lambda x: x).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"the TPU compiler rejects topology {topology.name}: {str(error).splitlines()[0]}") from error
-    return list(devices)[:needed]
+    return list(devices)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import chex
 import jax
-from jax.extend.backend import get_backend
 
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
@@ -66,8 +65,7 @@ def _kernel(config: DecoderConfig, sharding: Sharding, rows: int) -> tuple[str, 
             return "splash", "splash attention computes in bfloat16 or float32, and config.model.compute_dtype is float16"
         return "splash", uneven if rows % split else None
     if platform == "gpu":
-        nvidia = "cuda" in get_backend("gpu").platform_version
-        return "cudnn", cudnn_refusal(config) if nvidia else "the GPU is not an NVIDIA GPU, and the kernel is part of cuDNN"
+        return "cudnn", cudnn_refusal(config) if sharding.nvidia else "the GPU is not an NVIDIA GPU, and the kernel is part of cuDNN"
     return "plain", f"the platform, {platform}, has no fused kernel (a TPU and an NVIDIA GPU have one)"
 
 
