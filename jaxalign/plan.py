@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,13 @@ _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--conf
 Prints the memory, work and time of each task of a run, by arithmetic, for devices that need not be attached.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
-  --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8
-  --gpus=NAMExCOUNT     GPUs instead, as in H100x8
+  --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8; GPUs: a kind (a100,
+                        h100, h200, b200, gb200) or a description file, the hosts and the GPUs of each host, as in h100:4x8
+  --gpus=NAMExCOUNT     other GPUs, or without --compile, as in H100x8
   --shape=NAME          the architecture of a published model, as in Llama-3.1-8B, without its files
   --search              plan the fastest mesh that fits instead of config.mesh, and list placements of stage ppo
   --write-config=FILE   with --search: write a config file that runs the config with the fastest mesh and placement that fit
-  --compile             also compile every step for the topology (minutes; pip install 'jaxalign[aot]')
+  --compile             also compile every step for the topology (minutes; pip install 'jaxalign[aot]', for GPUs 'jaxalign[aot-cuda]')
   --prompt=N            tokens of the longest prompt; default: model.max_length minus the new tokens
   --examples=N          rows of the data file, which determine the number of steps
   --prices=FILE         JSON with prices and their date, as in configs/prices_example.json
@@ -89,7 +91,7 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     from jaxalign.planner.topology import parse_topology
 
     if bool(own["topology"]) == bool(own["gpus"]):
-        raise UserError("exactly one of --topology (TPUs, as in v5e:4x4) and --gpus (as in H100x8) is expected")
+        raise UserError("exactly one of --topology (as in v5e:4x4 or h100:1x8) and --gpus (as in L4x8) is expected")
     topology = parse_topology(own["topology"], config.mesh.slices) if own["topology"] else None
     cluster = gpu_cluster(own["gpus"]) if topology is None else topology_cluster(topology)
     prices = read_prices(own["prices"]) if own["prices"] else None
@@ -160,18 +162,22 @@ def _write_config(path: str, arguments: Sequence[str], config: Config, run: RunE
 
 def _compiled(config: Config, own: dict[str, Any]):
     """Compiles every step of the run for the topology. Raises UserError without a topology."""
+    from jaxalign.parallel.compile_cache import cache_folder
     from jaxalign.parallel.sharding import make_sharding
     from jaxalign.planner import shapes
     from jaxalign.planner.compiled import compile_run
+    from jaxalign.planner.compiled_report import verdict
     from jaxalign.planner.topology import parse_topology, topology_devices
 
     if not own["topology"]:
-        raise UserError("--compile needs a --topology of TPUs: compiling for GPUs needs an attached GPU")
+        raise UserError("--compile needs a --topology, as in v5e:4x4 or, in place of --gpus, h100:1x8")
     mesh, topology = config.mesh, parse_topology(own["topology"], config.mesh.slices)
     devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
     policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)
+    cache = None if config.compile_cache is None else cache_folder(config.compile_cache)
     return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable,
-                       progress=lambda name: print(f"compiling {name}", file=sys.stderr, flush=True))
+                       progress=lambda program: print(verdict(program), file=sys.stderr, flush=True),
+                       reports=None if cache is None or "://" in cache else pathlib.Path(cache) / "plans", topology=repr(topology))
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -10,43 +10,38 @@ Every figure is for one device. Nothing runs. Neither weights nor a tokenizer ar
 
 from __future__ import annotations
 
-import contextlib
+import concurrent.futures
 import dataclasses
-import functools
-import inspect
+import os
 import pathlib
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+import psutil
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.config import Config
 from jaxalign.models.model import Model
 from jaxalign.planner import hlo_text
+from jaxalign.planner.compiler import (
+    Memory,
+    Report,
+    array_arguments,
+    compile_lowered,
+    lower,
+    names_in_cache_key,
+    remove_old_reports,
+)
 from jaxalign.planner.hlo import Collective, collectives
 from jaxalign.planner.hlo_work import flops
+from jaxalign.planner.kernels import kernels
 from jaxalign.planner.programs import PlannedProgram, Run, device_bytes, run_tasks
 from jaxalign.planner.surprises import surprises
 
-REFUSAL_LINES = 40
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes on one device. `peak` is the maximum in use while the program runs: arguments, results that do not reuse an
-    argument's memory (outputs - aliased), temporaries and the program's code."""
-
-    arguments: int
-    outputs: int
-    aliased: int
-    temporary: int
-    code: int
-
-    @property
-    def peak(self) -> int:
-        return self.arguments + self.outputs - self.aliased + self.temporary + self.code
+_WORKER_BYTES = 4 << 30
+"""Host memory that compiling one program may take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +51,16 @@ class CompiledProgram:
     Attributes:
       stage, phase, role: such as "ppo", "update", "policy, critic". The phases are resharding, sampling, prefill, entering,
         widening, decode, reasoning, labelling, scoring, reward, checks and update.
-      seconds: seconds to lower and compile the program.
+      seconds: seconds to lower and compile the program, or to read its report.
       memory: None if the program does not fit and the compiler rejected it.
       refusal: the first lines of the compiler's error, or "".
-      flops, bytes_accessed: per device, from the compiler's cost analysis, which counts the body of a loop once.
+      flops, bytes_accessed: per device, from the compiler's cost analysis, which counts the body of a loop once. None if the
+        compiler has none, as for GPUs.
       products: FLOPs of the matrix products outside kernels; a product in a loop counts once per iteration. None if the
         compiled text is not available.
       collectives: the communication between devices; a collective in a loop counts once per iteration. None if the compiled
         text is not available.
+      kernels: executions by kernel (`kernels.kernels`); None if the compiled text is not available.
       resident: bytes, by role, of arrays that are on the device while the program runs but are not its arguments.
       usable: bytes of device memory available to programs; None if unknown.
       warnings: sentences about unexpected costs (see `surprises`).
@@ -75,10 +72,11 @@ class CompiledProgram:
     seconds: float
     memory: Memory | None
     refusal: str
-    flops: float
-    bytes_accessed: float
+    flops: float | None
+    bytes_accessed: float | None
     products: int | None
     collectives: tuple[Collective, ...] | None
+    kernels: dict[str, int] | None
     resident: dict[str, int]
     usable: int | None
     warnings: tuple[str, ...]
@@ -101,9 +99,11 @@ def compile_run(
     prompt: int | None = None,
     usable: int | None = None,
     programs: Sequence[str] = (),
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[CompiledProgram], None] | None = None,
+    reports: pathlib.Path | None = None,
+    topology: str = "",
 ) -> list[CompiledProgram]:
-    """Compiles every jitted step of the run's stages, one after another (minutes for large models).
+    """Compiles every jitted step of the run's stages, as many at the same time as cores and memory allow.
 
     Args:
       config: the checked config; its stages determine the programs.
@@ -111,16 +111,47 @@ def compile_run(
       prompt: tokens of the longest prompt; by default model.max_length minus the stage's max_new_tokens.
       usable: bytes of one device's memory (`Topology.usable`).
       programs: compile only the programs with one of these strings in their name; empty compiles all.
-      progress: called with the name of each program before it is compiled, such as "ppo update (policy)".
+      progress: called with each program when it is compiled, in any order and from other threads.
+      reports: a folder that keeps the compiler's reports, so that the same program is compiled once; None: none is kept.
+      topology: a description of the devices, for `reports`.
     """
-    results = []
-    for program in run_programs(config, policy, prompt):
-        if programs and not any(wanted in program.name for wanted in programs):
-            continue
+    chosen = [program for program in run_programs(config, policy, prompt)
+              if not programs or any(wanted in program.name for wanted in programs)]
+    once: dict[str, concurrent.futures.Future[Report]] = {}
+
+    def finish(program: PlannedProgram, report: concurrent.futures.Future[Report], began: float) -> CompiledProgram:
+        compiled = _analysed(program, usable, report.result(), time.perf_counter() - began)
         if progress is not None:
-            progress(program.name)
-        results.append(compile_program(program, usable))
-    return results
+            progress(compiled)
+        return compiled
+
+    # A thread that finishes a program waits for its report, which may be that of another program.
+    with (
+        names_in_cache_key(),
+        concurrent.futures.ThreadPoolExecutor(_workers()) as compilers,
+        concurrent.futures.ThreadPoolExecutor(max(1, len(chosen))) as finishers,
+    ):
+        try:
+            results = []
+            for program in chosen:
+                began = time.perf_counter()
+                lowered = lower(program.step, program.arguments)
+                if lowered.key not in once:
+                    once[lowered.key] = compilers.submit(compile_lowered, lowered, reports, topology)
+                results.append(finishers.submit(finish, program, once[lowered.key], began))
+            compiled = [result.result() for result in results]
+        except BaseException:
+            compilers.shutdown(wait=False, cancel_futures=True)
+            raise
+    if reports is not None:
+        remove_old_reports(reports)
+    return compiled
+
+
+def _workers() -> int:
+    """The number of programs to compile at the same time: one for each core, within the free memory of the machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, psutil.virtual_memory().available // _WORKER_BYTES))
 
 
 def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[PlannedProgram]:
@@ -132,94 +163,39 @@ def run_programs(config: Config, policy: Model, prompt: int | None = None) -> li
 def compile_program(program: PlannedProgram, usable: int | None = None) -> CompiledProgram:
     """Lowers and compiles one program. Returns a result even if the program does not fit; raises any other compiler error."""
     began = time.perf_counter()
-    named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}
-    try:
-        leaves, structure = jax.tree.flatten(program.arguments)
-        compiled, text = _compile(program.step, structure, tuple(leaves))  # In a hashable form, for the cache.
-    except jax.errors.JaxRuntimeError as error:
-        if not str(error).startswith("RESOURCE_EXHAUSTED"):
-            raise
+    with names_in_cache_key():
+        report = compile_lowered(lower(program.step, program.arguments))
+    return _analysed(program, usable, report, time.perf_counter() - began)
+
+
+def _analysed(program: PlannedProgram, usable: int | None, report: Report, seconds: float) -> CompiledProgram:
+    """The figures of a program, from the compiler's report."""
+    named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable, "seconds": seconds}
+    named |= {"memory": report.memory, "refusal": report.refusal, "flops": report.flops, "bytes_accessed": report.bytes_accessed}
+    if report.memory is None:
         held = {role: device_bytes(tree) for role, tree in program.held.items()}
-        words = "\n".join(str(error).splitlines()[:REFUSAL_LINES])
-        return CompiledProgram(
-            **named, seconds=time.perf_counter() - began, memory=None, refusal=words, flops=0.0, bytes_accessed=0.0,
-            products=None, collectives=(), resident=held, warnings=(),
-        )
-    seconds = time.perf_counter() - began
-    kept = _kept(compiled, program.arguments, program.step)
-    arrays = [*kept, *_results(compiled)]
+        return CompiledProgram(**named, products=None, collectives=(), kernels={}, resident=held, warnings=())
+    arrays = array_arguments(program.step, program.arguments)
+    kept = [entry for entry, used in zip(arrays, report.kept, strict=True) if used]
     mesh = next((x.sharding.mesh for _, x in kept if isinstance(x.sharding, NamedSharding)), None)
-    module = None if text is None else hlo_text.parse(text)
+    module = None if report.text is None else hlo_text.parse(report.text)
     traffic, unread = (), ()
     if module is None:
         traffic, unread = None, ("its collectives are unknown: neither the compiler nor JAX provides the compiled text",)
     elif mesh is not None and mesh.size > 1:
         traffic = collectives(module, dict(mesh.shape), program.turns)
-    counted, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    memory = Memory(
-        counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
-        counted.temp_size_in_bytes, counted.generated_code_size_in_bytes,
-    )
     own = {id(leaf) for _, leaf in kept}
     beside = {
         role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
         for role, tree in program.held.items()
     }
-    warnings = surprises(program.phase, traffic or (), ((name, x.shape, x.dtype, x.sharding) for name, x in arrays))
+    shown = [(name, x.shape, x.dtype, x.sharding) for name, x in kept]
+    if mesh is not None:
+        whole = NamedSharding(mesh, PartitionSpec())
+        shown += [(name, shape, np.dtype((np.void, size)), whole) for name, shape, size in report.replicated]
     return CompiledProgram(
-        **named, seconds=seconds, memory=memory, refusal="", flops=cost.get("flops", 0.0),
-        bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
-        products=None if module is None else flops(module, program.turns),
-        resident={role: size for role, size in beside.items() if size}, warnings=unread + warnings,
+        **named, collectives=traffic, products=None if module is None else flops(module, program.turns),
+        kernels=None if module is None else kernels(module, program.turns),
+        resident={role: size for role, size in beside.items() if size},
+        warnings=unread + surprises(program.phase, traffic or (), shown),
     )
-
-
-@functools.lru_cache(maxsize=16)  # Stages that sample share the sampling programs.
-def _compile(step: Callable, structure, leaves: tuple) -> tuple[jax.stages.Compiled, str | None]:
-    """(the compiled program, its text or None).
-
-    Prefers the text that XLA dumps: JAX cannot print every instruction of a TPU compiler newer than itself.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        with _names_in_cache_key():
-            compiled = step.lower(*jax.tree.unflatten(structure, leaves)).compile(compiler_options=options)
-        written = sorted(pathlib.Path(folder).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
-        if written:
-            return compiled, written[-1].read_text(encoding="utf-8")
-    try:
-        return compiled, compiled.as_text()
-    except jax.errors.JaxRuntimeError:
-        return compiled, None
-
-
-@contextlib.contextmanager
-def _names_in_cache_key():
-    """Prevents the persistent compile cache from returning a program with argument names of an older version of the code."""
-    before = jax.config.jax_compilation_cache_include_metadata_in_key
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_compilation_cache_include_metadata_in_key", before)
-
-
-def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.ShapeDtypeStruct]]:
-    """(path, array) of the arguments that the compiled program reads; JAX drops unused arguments."""
-    paths = []
-    for name, argument in zip(inspect.signature(step).parameters, arguments, strict=False):
-        for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
-            if isinstance(leaf, jax.ShapeDtypeStruct):
-                paths.append(((name + jax.tree_util.keystr(path)).removeprefix("arguments."), leaf))
-    used = compiled.in_tree.flatten_up_to(compiled.input_shardings)
-    return [entry for entry, sharding in zip(paths, used, strict=True) if sharding is not None]
-
-
-def _results(compiled) -> list[tuple[str, jax.ShapeDtypeStruct]]:
-    """(path, array) of each result, with the sharding that the compiler chose."""
-    shardings = compiled.out_tree.flatten_up_to(compiled.output_shardings)
-    infos = jax.tree_util.tree_flatten_with_path(compiled.out_info)[0]
-    return [
-        ("result" + jax.tree_util.keystr(path), jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
-        for (path, info), sharding in zip(infos, shardings, strict=True)
-    ]

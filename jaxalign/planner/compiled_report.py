@@ -21,6 +21,21 @@ def sent(program: CompiledProgram) -> dict[str, float]:
     return sizes
 
 
+def hidden(program: CompiledProgram) -> dict[str, float]:
+    """The part of `sent` during which the device computes: of collectives that overlap a matrix product or attention."""
+    overlapping = dataclasses.replace(program, collectives=tuple(one for one in program.collectives or () if one.overlapped))
+    return sent(overlapping)
+
+
+def verdict(program: CompiledProgram) -> str:
+    """One line on a compiled program, such as "ppo update (policy): 47.30 of 78.27 GB, fits, 12 s"."""
+    name = f"{program.stage} {program.phase} ({program.role})"
+    if program.memory is None:
+        return f"{name}: rejected by the compiler, {program.seconds:.0f} s"
+    memory = f"{program.total / GB:.2f}" + ("" if program.usable is None else f" of {program.usable / GB:.2f}")
+    return f"{name}: {memory} GB, {'fits' if program.fits else 'does not fit'}, {program.seconds:.0f} s"
+
+
 def text(programs: Sequence[CompiledProgram]) -> str:
     """A table with a row for each program, then the bytes sent, the warnings and the compiler's errors."""
     rows = [["compiled", "peak", "", "temporary", "resident", "collectives", "GB sent", "seconds to compile"]]
@@ -37,8 +52,12 @@ def text(programs: Sequence[CompiledProgram]) -> str:
         ])
     lines = ["Memory reported by the compiler, GB on each device", *ruled(rows)]
     for program in programs:
-        over = ", ".join(f"{axes or 'no axis'} {size / GB:.2f} GB" for axes, size in sorted(sent(program).items()))
+        overlapping = hidden(program)
+        over = ", ".join(f"{axes or 'no axis'} {size / GB:.2f} GB ({overlapping.get(axes, 0.0) / GB:.2f} during computation)"
+                         for axes, size in sorted(sent(program).items()))
         lines += [f"{program.stage} {program.phase}: each device sends over {over}."] if over else []
+        calls = ", ".join(f"{kernel} {count}" for kernel, count in (program.kernels or {}).items())
+        lines += [f"{program.stage} {program.phase}: kernels and their calls: {calls}."] if calls else []
         lines += [f"{program.stage} {program.phase}: {warning}." for warning in program.warnings]
         if program.refusal:
             lines += [f"The compiler rejected {program.stage} {program.phase}:", *program.refusal.splitlines()]
@@ -54,7 +73,9 @@ def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
             "memory_bytes": None if program.memory is None else dataclasses.asdict(program.memory),
             "resident_bytes": program.resident, "flops": program.flops, "bytes_accessed": program.bytes_accessed,
             "product_flops": program.products,
-            "sent_bytes": None if program.collectives is None else sent(program), "warnings": list(program.warnings),
+            "sent_bytes": None if program.collectives is None else sent(program),
+            "overlapped_bytes": None if program.collectives is None else hidden(program),
+            "kernels": program.kernels, "warnings": list(program.warnings),
             "refusal": program.refusal, "compile_seconds": program.seconds,
         }
         for program in programs

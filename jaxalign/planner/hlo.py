@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxalign.planner.hlo_text import Computation, Instruction, Module, type_bytes
+from jaxalign.planner.kernels import overlapped
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all",
          "collective-broadcast")
@@ -34,6 +35,7 @@ class Collective:
       weight: the program argument that it gathers, such as "params['blocks']['mlp']['up']"; "" if it gathers no argument.
       op_name: the JAX operation that it belongs to.
       rematerialised: whether the compiler repeats it to save memory.
+      overlapped: whether a matrix product or attention runs between its start and its end (`kernels.overlapped`).
       between_slices: whether it is the transfer between slices of a hierarchical collective, over the slower network.
     """
 
@@ -50,6 +52,7 @@ class Collective:
     op_name: str
     rematerialised: bool
     between_slices: bool = False
+    overlapped: bool = False
 
     @property
     def wire(self) -> float:
@@ -112,7 +115,7 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
     op_name = instruction.op_name or (callers[0][1].op_name if callers else "")
     return Collective(
         kind, instruction.name, operand, result, axes, group, times, certain, len(module.loops(computation)), weight, op_name,
-        ".remat" in instruction.name, between,
+        ".remat" in instruction.name, between, overlapped(module, computation, instruction),
     )
 
 

@@ -94,7 +94,8 @@ def parse_topology(text: str, slices: int = 1) -> Topology | GpuTopology:
     if generation not in GENERATIONS:
         near = difflib.get_close_matches(generation, (*GENERATIONS, *gpu_kinds()), n=1, cutoff=0.5)
         raise UserError(f"topology is {text!r}, but {generation!r} is not one of the known TPU generations: "
-                        f"{', '.join(GENERATIONS)}, or GPUs: {', '.join(gpu_kinds())}{f'; did you mean {near[0]}?' if near else ''}")
+                        f"{', '.join(GENERATIONS)}, or GPUs: {', '.join(gpu_kinds())}"
+                        f"{f'; did you mean {near[0]}?' if near else ''}")
     axes = GENERATIONS[generation].axes
     if len(sizes) != axes:
         raise UserError(f"topology is {text!r} with {len(sizes)} axes; {generation} has {axes}, as in "
