@@ -27,13 +27,13 @@ _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--conf
 Prints the memory, work and time of each task of a run, by arithmetic, for devices that need not be attached.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
-  --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8; GPUs: a kind (a100,
-                        h100, h200, b200, gb200) or a description file, the hosts and the GPUs of each host, as in h100:4x8
+  --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8
+                        GPUs: a kind (a100, h100, h200, b200, gb200) or a description file, hosts x GPUs, as in h100:4x8
   --gpus=NAMExCOUNT     other GPUs, or without --compile, as in H100x8
   --shape=NAME          the architecture of a published model, as in Llama-3.1-8B, without its files
   --search              plan the fastest mesh that fits instead of config.mesh, and list placements of stage ppo
   --write-config=FILE   with --search: write a config file that runs the config with the fastest mesh and placement that fit
-  --compile             also compile every step for the topology (minutes; pip install 'jaxalign[aot]', for GPUs 'jaxalign[aot-cuda]')
+  --compile             also compile every step for the topology (minutes; pip install 'jaxalign[aot]' or, for GPUs, [aot-cuda])
   --prompt=N            tokens of the longest prompt; default: model.max_length minus the new tokens
   --examples=N          rows of the data file, which determine the number of steps
   --prices=FILE         JSON with prices and their date, as in configs/prices_example.json
@@ -175,9 +175,10 @@ def _compiled(config: Config, own: dict[str, Any]):
     devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
     policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)
     cache = None if config.compile_cache is None else cache_folder(config.compile_cache)
+    reports = None if cache is None or "://" in cache else pathlib.Path(cache) / "plans"
     return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable,
                        progress=lambda program: print(verdict(program), file=sys.stderr, flush=True),
-                       reports=None if cache is None or "://" in cache else pathlib.Path(cache) / "plans", topology=repr(topology))
+                       reports=reports, topology=json.dumps(dataclasses.asdict(topology)))
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -26,6 +26,7 @@ from jaxalign.config import Config
 from jaxalign.models.model import Model
 from jaxalign.planner import hlo_text
 from jaxalign.planner.compiler import (
+    Lowered,
     Memory,
     Report,
     array_arguments,
@@ -117,10 +118,15 @@ def compile_run(
     """
     chosen = [program for program in run_programs(config, policy, prompt)
               if not programs or any(wanted in program.name for wanted in programs)]
-    once: dict[str, concurrent.futures.Future[Report]] = {}
+    once: dict[str, concurrent.futures.Future[tuple[Report, float]]] = {}
 
-    def finish(program: PlannedProgram, report: concurrent.futures.Future[Report], began: float) -> CompiledProgram:
-        compiled = _analysed(program, usable, report.result(), time.perf_counter() - began)
+    def compile_timed(lowered: Lowered) -> tuple[Report, float]:
+        began = time.perf_counter()
+        return compile_lowered(lowered, reports, topology), time.perf_counter() - began
+
+    def finish(program: PlannedProgram, lowering: float, compiling: concurrent.futures.Future) -> CompiledProgram:
+        report, seconds = compiling.result()
+        compiled = _analysed(program, usable, report, lowering + seconds)
         if progress is not None:
             progress(compiled)
         return compiled
@@ -136,9 +142,10 @@ def compile_run(
             for program in chosen:
                 began = time.perf_counter()
                 lowered = lower(program.step, program.arguments)
+                lowering = time.perf_counter() - began
                 if lowered.key not in once:
-                    once[lowered.key] = compilers.submit(compile_lowered, lowered, reports, topology)
-                results.append(finishers.submit(finish, program, once[lowered.key], began))
+                    once[lowered.key] = compilers.submit(compile_timed, lowered)
+                results.append(finishers.submit(finish, program, lowering, once[lowered.key]))
             compiled = [result.result() for result in results]
         except BaseException:
             compilers.shutdown(wait=False, cancel_futures=True)
@@ -171,7 +178,7 @@ def compile_program(program: PlannedProgram, usable: int | None = None) -> Compi
 def _analysed(program: PlannedProgram, usable: int | None, report: Report, seconds: float) -> CompiledProgram:
     """The figures of a program, from the compiler's report."""
     named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable, "seconds": seconds}
-    named |= {"memory": report.memory, "refusal": report.refusal, "flops": report.flops, "bytes_accessed": report.bytes_accessed}
+    named |= {name: getattr(report, name) for name in ("memory", "refusal", "flops", "bytes_accessed")}
     if report.memory is None:
         held = {role: device_bytes(tree) for role, tree in program.held.items()}
         return CompiledProgram(**named, products=None, collectives=(), kernels={}, resident=held, warnings=())

@@ -181,7 +181,7 @@ def _compile(lowered: Lowered) -> Report:
 def _compiled(lowered: Lowered) -> tuple[jax.stages.Compiled, str | None]:
     """(the compiled program, its text or None).
 
-    Of the TPU compiler, prefers the text that XLA dumps: JAX cannot print every instruction of a TPU compiler newer than itself.
+    For TPUs, prefers the text that XLA dumps: JAX cannot print every instruction of a TPU compiler newer than itself.
     """
     if lowered.gpu:
         compiled = lowered.step.compile(compiler_options=OPTIONS)

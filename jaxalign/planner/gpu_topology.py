@@ -28,9 +28,9 @@ _ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 OPTIONS = {"xla_gpu_autotune_level": 0}
 """Options of the GPU compiler without a GPU: it cannot measure kernels, so it does not choose among them by time."""
 USABLE = 0.95 * 0.97
-"""The share of a GPU's memory that is available to programs. 5% is outside of JAX's allocator, which then has the fraction
-XLA_PYTHON_CLIENT_MEM_FRACTION=0.95: the driver's context, the code of kernels, NCCL's buffers, workspaces of cuBLAS and cuDNN. 3%
-is lost to fragmentation. Both are assumptions."""
+"""The share of a GPU's memory that is available to programs. 5% is outside of JAX's allocator, for which
+XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 leaves the rest: the driver's context, the code of kernels, NCCL's buffers, and cuBLAS's
+workspaces. 3% of the allocator's memory is lost to fragmentation. Both are assumptions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +133,8 @@ def _read_description(file: str) -> tuple[str, str, int]:
     needed = (*next(iter(gpu_kinds().values()))["device"], "major", "platform_name", "device_description_str")
     missing = [name for name in needed if name not in fields]
     if missing:
-        raise UserError(f"the description {file} lacks {', '.join(missing)}; write a GpuTargetConfigProto with all of them, like "
-                        "those in xla/backends/gpu/target_config/specs of OpenXLA")
+        raise UserError(f"the description {file} lacks {', '.join(missing)}; write a GpuTargetConfigProto with all of them, "
+                        "like those in xla/backends/gpu/target_config/specs of OpenXLA")
     if fields["platform_name"] != "CUDA":
         raise UserError(f"the description {file} is for the platform {fields['platform_name']!r}; only CUDA is supported")
     if not fields["device_memory_size"].isdecimal():

@@ -160,8 +160,8 @@ def _described_gpus(topology: GpuTopology) -> Cluster:
     chip = chip_of(topology.device_kind)
     if chip is None:
         known = ", ".join(name for name, chip in chips().items() if chip.kind == "gpu")
-        raise UserError(f"topology {topology.name} describes {topology.device_kind!r}, and the plan has the rates of other GPUs "
-                        f"only ({known}); its name must contain one of theirs, as in 'NVIDIA H100 80GB HBM3'")
+        raise UserError(f"topology {topology.name} describes {topology.device_kind!r}, and the plan has only the rates of "
+                        f"other GPUs ({known}); its name must contain one of theirs, as in 'NVIDIA H100 80GB HBM3'")
     hosts, gpus, most = topology.hosts, topology.gpus, chip.chips_per_host
     if gpus > most or most % gpus:
         counts = ", ".join(str(n) for n in range(1, most + 1) if most % n == 0)

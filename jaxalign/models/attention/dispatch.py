@@ -65,7 +65,8 @@ def _kernel(config: DecoderConfig, sharding: Sharding, rows: int) -> tuple[str, 
             return "splash", "splash attention computes in bfloat16 or float32, and config.model.compute_dtype is float16"
         return "splash", uneven if rows % split else None
     if platform == "gpu":
-        return "cudnn", cudnn_refusal(config) if sharding.nvidia else "the GPU is not an NVIDIA GPU, and the kernel is part of cuDNN"
+        foreign = "the GPU is not an NVIDIA GPU, and the kernel is part of cuDNN"
+        return "cudnn", cudnn_refusal(config) if sharding.nvidia else foreign
     return "plain", f"the platform, {platform}, has no fused kernel (a TPU and an NVIDIA GPU have one)"
 
 
