@@ -90,7 +90,7 @@ def test_a_shape_replaces_the_sizes_of_the_config(capsys):
     (("--topology=v5e:4x4", "--config.mesh.fsdpp=2"), "did you mean fsdp?"),
     (("--topology=v5e:2x2",), "asks for 16 devices, but v5e:2x2 has 4"),
     (("--topology=v5e:4x4", "--serach"), "--serach is not a flag"),
-    (("--gpus=H100x16", "--compile"), "--compile needs a --topology of TPUs"),
+    (("--gpus=H100x16", "--compile"), "--compile needs a --topology, as in v5e:4x4 or"),
 ])
 def test_mistakes_exit_with_2_and_one_sentence(capsys, arguments, sentence):
     given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]

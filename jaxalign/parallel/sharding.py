@@ -120,13 +120,18 @@ class Sharding:
     @property
     def platform(self) -> str:
         """Returns the platform of the mesh: "cpu", "gpu" or "tpu"."""
-        return self.mesh.devices.flat[0].platform
+        return self.device.platform
 
     @property
     def nvidia(self) -> bool:
         """Returns whether the mesh is of NVIDIA GPUs, attached ones or those of a topology."""
-        device = self.mesh.devices.flat[0]
-        return device.platform == "gpu" and ("cuda" in device.client.platform_version or "NVIDIA" in device.device_kind)
+        version, kind = self.device.client.platform_version, self.device.device_kind
+        return self.platform == "gpu" and ("cuda" in version or "NVIDIA" in kind)
+
+    @property
+    def device(self) -> jax.Device:
+        """Returns the first device of the mesh; all are of one kind."""
+        return self.mesh.devices.flat[0]
 
     @property
     def replicated(self) -> NamedSharding:

@@ -91,8 +91,9 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
             # A collective that the TPU compiler overlaps with other work appears several times in the text, with one channel.
             channel = re.search(r"channel_id=(\d+)", instruction.attributes)
             key = int(channel[1]) if channel else one.name
-            if key not in by_channel or one.total > by_channel[key].total:
-                by_channel[key] = one
+            other = by_channel.get(key, one)
+            larger = one if one.total > other.total else other
+            by_channel[key] = dataclasses.replace(larger, overlapped=one.overlapped or other.overlapped)
     return tuple(by_channel.values())
 
 

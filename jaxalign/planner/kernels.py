@@ -9,7 +9,7 @@ from jaxalign.planner.hlo_text import Computation, Instruction, Module
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _TRITON = re.compile(r'"kind":"__triton(\w*)"')
-_TPU_OVERLAP = "async_collective_fusion"
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 def kernels(module: Module, unknown_trips: int = 1) -> dict[str, int]:
@@ -49,22 +49,37 @@ def overlapped(module: Module, computation: Computation, start: Instruction) -> 
     Args:
       module: the program.
       computation: the computation of the collective.
-      start: its start, such as all-gather-start; a synchronous collective overlaps nothing.
+      start: the collective: its start, such as all-gather-start, or the whole collective in a computation that an asynchronous
+        call starts. Any other collective is synchronous and overlaps nothing.
     """
-    callers = module.callers.get(computation.name, [])
-    if callers and callers[0][1].opcode == "async-start":
+    callers, channel = module.callers.get(computation.name, []), _CHANNEL.search(start.attributes)
+    target = _TARGET.search(computation.root.attributes)
+    fused = target is not None and target[1] == "AsyncCollectiveStart"  # The form of the TPU compiler.
+    if callers and (fused or callers[0][1].opcode == "async-start"):
         computation, start, _ = callers[0]
-    elif callers and _TPU_OVERLAP in callers[0][1].name + computation.name:
-        return any(_computes(module, one) for one in computation.instructions.values())
-    if not start.opcode.endswith("-start"):
+    elif not start.opcode.endswith("-start"):
         return False
+
+    def ends(instruction: Instruction) -> bool:
+        if instruction.opcode == "fusion":
+            root = module.computations[instruction.calls("calls")].root
+            return fused and "AsyncCollectiveDone" in root.attributes and _has_channel(module, instruction, channel)
+        return instruction.opcode.endswith("-done") and start.name in instruction.operands
+
     place = list(computation.instructions).index(start.name)
     for instruction in itertools.islice(computation.instructions.values(), place + 1, None):
-        if start.name in instruction.operands and instruction.opcode.endswith("-done"):
+        if ends(instruction):
             return False
         if _computes(module, instruction):
             return True
     return False
+
+
+def _has_channel(module: Module, call: Instruction, channel: re.Match | None) -> bool:
+    """Whether a called computation has a collective with this channel."""
+    inside = module.computations[call.calls("calls")].instructions.values()
+    found = [match[1] for one in inside if (match := _CHANNEL.search(one.attributes))]
+    return channel is not None and channel[1] in found
 
 
 def _computes(module: Module, instruction: Instruction) -> bool:

@@ -15,7 +15,6 @@ import pytest
 from jaxalign.config import Mesh
 from jaxalign.errors import UserError
 from jaxalign.models.attention import blocked as attention_blocked
-from jaxalign.models.attention import dispatch as attention
 from jaxalign.models.attention import plain as attention_plain
 from jaxalign.models.attention.dispatch import kind_of_attention
 from jaxalign.models.model import Model
@@ -25,9 +24,10 @@ from tests import tiny
 BFLOAT16 = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64)
 
 
-def on(monkeypatch, platform: str, version: str = "") -> None:
-    monkeypatch.setattr(Sharding, "platform", platform)
-    monkeypatch.setattr(attention, "get_backend", lambda platform: types.SimpleNamespace(platform_version=version))
+def on(monkeypatch, platform: str, kind: str = "", version: str = "") -> None:
+    """Makes the device of every mesh appear to be of another platform."""
+    device = types.SimpleNamespace(platform=platform, device_kind=kind, client=types.SimpleNamespace(platform_version=version))
+    monkeypatch.setattr(Sharding, "device", device)
 
 
 def kind(config, T: int = 256, setting: str = "auto") -> str:
@@ -54,7 +54,7 @@ def test_a_tpu_uses_splash_attention_for_rows_of_a_block_or_more(monkeypatch):
     ({"head_dim": 20}, "a multiple of 8 up to 128; this model's is 20"),
 ])
 def test_an_nvidia_gpu_uses_cudnn_if_it_supports_the_model(monkeypatch, changes, reason):
-    on(monkeypatch, "gpu", "PJRT C API\ncuda 12090")
+    on(monkeypatch, "gpu", "Tesla V100-SXM2-16GB", "PJRT C API\ncuda 12090")
     config = dataclasses.replace(BFLOAT16, **changes)
     assert kind(BFLOAT16) == kind(dataclasses.replace(BFLOAT16, window=9)) == "cudnn" and kind(config) == "plain"
     with pytest.raises(UserError, match=reason):
@@ -62,7 +62,7 @@ def test_an_nvidia_gpu_uses_cudnn_if_it_supports_the_model(monkeypatch, changes,
 
 
 def test_another_gpu_uses_plain_attention(monkeypatch):
-    on(monkeypatch, "gpu", "PJRT C API\nrocm 60300")
+    on(monkeypatch, "gpu", "AMD Instinct MI300X", "PJRT C API\nrocm 60300")
     assert kind(BFLOAT16) == "plain"
     with pytest.raises(UserError, match="not an NVIDIA GPU"):
         kind(BFLOAT16, setting="fused")

@@ -16,7 +16,7 @@ import jaxalign.models.model
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner.compiled import compile_program, compile_run
-from jaxalign.planner.compiled_report import text, to_json
+from jaxalign.planner.compiled_report import text, to_json, verdict
 from jaxalign.planner.programs import PlannedProgram, device_bytes
 from jaxalign.planner.shapes import policy_model
 from jaxalign.planner.topology import parse_topology, topology_devices
@@ -57,14 +57,26 @@ def test_resident_arrays_that_a_program_does_not_use_count():
 
 
 def test_a_refused_program_keeps_the_message_of_the_compiler():
-    class Refused:
-        def lower(self, *arguments):
+    class Refused(Step):
+        def compile(self, **options):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory\nby 3G")
 
     state = array(jax.devices(), P("fsdp"), 8, KB)
     found = compile_program(made(Refused(), state, policy=[state]), usable=KB)
     assert (found.memory, found.fits, found.total) == (None, False, None)
     assert found.refusal == "RESOURCE_EXHAUSTED: Ran out of memory\nby 3G" and found.resident == {"policy": 4 * KB}
+
+
+class Step:
+    """A jitted step of one argument, which is also its own lowered form."""
+
+    def __call__(self, state): ...
+
+    def lower(self, *arguments):
+        return self
+
+    def as_text(self) -> str:
+        return type(self).__name__
 
 
 def no_text(self):
@@ -91,8 +103,8 @@ def test_a_program_without_text_gets_a_warning_and_its_memory_is_counted(monkeyp
 
 
 def test_any_other_failure_is_raised():
-    class Broken:
-        def lower(self, *arguments):
+    class Broken(Step):
+        def compile(self, **options):
             raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
@@ -104,7 +116,7 @@ def test_a_run_on_cpu_devices_reports_each_program_and_the_traffic_of_fsdp():
     shown = []
     policy = policy_model(changes, make_sharding(changes.mesh))
     (found,) = compile_run(changes, policy, progress=shown.append)
-    assert shown == ["sft update (policy)"] and (found.stage, found.phase, found.role) == ("sft", "update", "policy")
+    assert shown == [found] and verdict(found).startswith("sft update (policy): 0.00 GB, fits, ") and (found.stage, found.phase, found.role) == ("sft", "update", "policy")
     kinds = {one.kind for one in found.collectives}
     assert "all-gather" in kinds and all(one.axes == ("fsdp",) for one in found.collectives)
     assert any(one.weight.startswith("state.params['blocks']") and one.times == 2 for one in found.collectives)  # 2 layers
