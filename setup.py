@@ -80,6 +80,8 @@ setuptools.setup(
         "tpu": ["jax[tpu]>=0.10"],
         # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
+        # The GPU compiler, which also runs on machines without a GPU; its version is that of JAX.
+        "aot-cuda": ["jax[cuda12]>=0.10"],
         # The client of OpenAI-compatible servers (jaxalign/endpoint).
         "endpoint": ["aiohttp", "aiolimiter", "stamina"],
         # `jaxalign watch --prometheus`.

@@ -10,8 +10,8 @@ QUERIES = {"default_backend", "get_backend", "backends", "xla_bridge", "devices"
            "local_device_count"}
 # These run on the devices of the process: they make its mesh, or examine, measure or place what runs on it.
 ALLOWED = {
-    "diagnosis/gpu.py", "diagnosis/machine.py", "diagnosis/selftest.py", "parallel/mesh.py", "parallel/sharding.py",
-    "rl/placing.py", "stages/reward_distill.py", "steps/offload.py", "tracking/system.py",
+    "diagnosis/machine.py", "diagnosis/selftest.py", "parallel/mesh.py", "parallel/sharding.py", "rl/placing.py",
+    "steps/offload.py", "tracking/system.py",
 }
 
 

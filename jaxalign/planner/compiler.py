@@ -149,6 +149,7 @@ def compile_lowered(lowered: Lowered, folder: pathlib.Path | None = None, topolo
     except (OSError, ValueError, TypeError, KeyError, zlib.error):
         report = _compile(lowered)
     with contextlib.suppress(OSError):  # A folder that cannot be written only costs time.
+        folder.mkdir(parents=True, exist_ok=True)
         write_bytes_atomically(file, report.to_bytes())
     return report
 

@@ -176,5 +176,6 @@ def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int)
             if repeat >= _WARM_UP:
                 seconds.append(time.perf_counter() - began)
     teacher, student = map(statistics.median, taken)
-    measured = {"rows": rows, "width": width, "repeats": _REPEATS, "device": jax.devices()[0].device_kind}
+    device = scorers[0][0].model.sharding.device.device_kind
+    measured = {"rows": rows, "width": width, "repeats": _REPEATS, "device": device}
     return measured | {"teacher_seconds": teacher, "student_seconds": student, "speedup": teacher / student}

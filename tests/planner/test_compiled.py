@@ -116,7 +116,8 @@ def test_a_run_on_cpu_devices_reports_each_program_and_the_traffic_of_fsdp():
     shown = []
     policy = policy_model(changes, make_sharding(changes.mesh))
     (found,) = compile_run(changes, policy, progress=shown.append)
-    assert shown == [found] and verdict(found).startswith("sft update (policy): 0.00 GB, fits, ") and (found.stage, found.phase, found.role) == ("sft", "update", "policy")
+    assert shown == [found] and verdict(found).startswith("sft update (policy): 0.00 GB, fits, ")
+    assert (found.stage, found.phase, found.role) == ("sft", "update", "policy")
     kinds = {one.kind for one in found.collectives}
     assert "all-gather" in kinds and all(one.axes == ("fsdp",) for one in found.collectives)
     assert any(one.weight.startswith("state.params['blocks']") and one.times == 2 for one in found.collectives)  # 2 layers

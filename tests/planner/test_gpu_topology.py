@@ -27,16 +27,17 @@ from jaxalign.planner.topology import parse_topology, topology_devices
 from tests import tiny
 from tests.planner.tiny_config import config
 
-needs_cuda = pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="the GPU compiler is not installed")
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="the GPU compiler is not installed"
+)
 ONE = dict.fromkeys(("data", "fsdp", "tensor", "context", "pipeline"), 1)
-GIB = 1 << 30
 
 
 @pytest.mark.parametrize(("text", "chips"), [("h100:1x8", 8), ("h200:4x8", 32), ("a100:2x8", 16), ("b200:1x8", 8),
                                              ("gb200:18x4", 72), ("a100-40:1x2", 2)])
 def test_gpus_of_a_topology(text, chips):
     found = parse_topology(text)
-    assert (found.chips, found.name) == (chips, text) and parse_topology(text.upper()).name == text
+    assert (found.chips, found.name) == (chips, text) and parse_topology(text.replace("h", "H")).name == text
     assert topology_cluster(found).devices == chips and topology_cluster(found).usable == found.usable
 
 
@@ -58,7 +59,7 @@ def test_usable_memory_leaves_5_percent_to_the_driver_and_3_percent_to_fragmenta
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("h10:1x8", "'h10' is not one of the known TPU generations: v4, .* or GPUs: a100, a100-40, h100, h200, b200, gb200; did you"),
+    ("h10:1x8", "'h10' is not one of the known TPU generations: v4, .* or GPUs: a100, .*, gb200; did you mean h100"),
     ("h100:8", "'h100:8'; expected a kind of GPU, the hosts and the GPUs of each host, as in h100:1x8"),
     ("h100:1x8x2", "expected a kind of GPU"),
     ("h100:0x8", "expected a kind of GPU"),
@@ -102,7 +103,8 @@ def test_a_description_file_is_read_and_an_incomplete_one_is_refused(tmp_path):
 
 def test_nvlink_connects_a_host_and_of_gb200_a_rack():
     """Bytes/s one way: NVLink has 900 GB/s both ways on the H100 and 1800 on the GB200; each GPU has 400 Gbit/s outside."""
-    assert bandwidths(topology_cluster(parse_topology("h100:4x8")), ONE | {"data": 4, "fsdp": 8}) == {"fsdp": 450e9, "data": 50e9}
+    hosts = topology_cluster(parse_topology("h100:4x8"))
+    assert bandwidths(hosts, ONE | {"data": 4, "fsdp": 8}) == {"fsdp": 450e9, "data": 50e9}
     assert bandwidths(topology_cluster(parse_topology("h100:2x4")), ONE | {"fsdp": 8}) == {"fsdp": 50e9}
     rack = topology_cluster(parse_topology("gb200:36x4"))
     assert bandwidths(rack, ONE | {"data": 2, "fsdp": 72}) == {"fsdp": 900e9, "data": 50e9}

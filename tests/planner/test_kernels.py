@@ -23,10 +23,10 @@ GPU = """HloModule jit_f, is_scheduled=true
 
 ENTRY %main (x: f32[8,8]) -> f32[64,8] {
   %x = f32[8,8]{1,0} parameter(0)
-  %all-gather-start = (f32[8,8]{1,0}, f32[64,8]{1,0}) all-gather-start(%x), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}
+  %all-gather-start = (f32[8,8]{1,0}, f32[64,8]{1,0}) all-gather-start(%x), channel_id=1, replica_groups=[1,8]<=[8]
   BETWEEN
   %all-gather-done = f32[64,8]{1,0} all-gather-done(%all-gather-start)
-  %later = f32[8,8]{1,0} fusion(%x, %x), kind=kCustom, calls=%product, backend_config={"fusion_backend_config":{"kind":"__triton_gemm"}}
+  %later = f32[8,8]{1,0} fusion(%x, %x), kind=kCustom, calls=%product, backend_config={"kind":"__triton_gemm"}
   ROOT %last = f32[64,8]{1,0} copy(%all-gather-done)
 }
 """

@@ -25,7 +25,7 @@ def test_chips(text, chips):
 @pytest.mark.parametrize(("text", "sentence"), [
     ("v5e4x4", r"'v5e4x4'; expected a generation and the chips along each axis, as in v5e:4x4 or v5p:4x4x8"),
     ("v5e:", "a generation and the chips along each axis"),
-    ("v5x:4x4", r"'v5x' is not one of the known TPU generations: v4, v5e, v5p, v6e; did you mean v5[ep]\?"),
+    ("v5x:4x4", r"'v5x' is not one of the known TPU generations: v4, v5e, v5p, v6e, or GPUs: a100, .*; did you mean v5[ep]\?"),
     ("v5p:4x4", "'v5p:4x4' with 2 axes; v5p has 3, as in v5p:4x4x8"),
     ("v6e:4x4x4", "with 3 axes; v6e has 2, as in v6e:4x4"),
     ("v5e:3x3", "multiples of 2, as a host has 2 x 2 chips: v5e:4x4, for example"),
