@@ -177,7 +177,7 @@ def _compiled(config: Config, own: dict[str, Any]):
     cache = None if config.compile_cache is None else cache_folder(config.compile_cache)
     reports = None if cache is None or "://" in cache else pathlib.Path(cache) / "plans"
     return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable,
-                       progress=lambda program: print(verdict(program), file=sys.stderr, flush=True),
+                       progress=lambda program: sys.stderr.write(verdict(program) + "\n"),
                        reports=reports, topology=json.dumps(dataclasses.asdict(topology)))
 
 
