@@ -14,6 +14,7 @@ from jaxalign import __version__
 from jaxalign.errors import UserError, print_error
 
 _COMMANDS = {
+    "init": "writes a config, prompts and a constitution for a model of your own, and checks whether the model can judge",
     "train": "runs the stages of a config, or resumes an interrupted run",
     "plan": "estimates the memory, time and cost of a run for devices that need not be attached",
     "preview": "prints the tokens that a model or a judge sees, and which of them the model learns from",

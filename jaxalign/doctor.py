@@ -34,7 +34,6 @@ runs a tiny PPO run with its step-0 checks on the devices (about a minute).
 
 Exit codes: 0 no problem, 1 a problem, 2 a mistake in the arguments.
 """
-_MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +78,7 @@ def _print_all(findings: Iterable[Finding], as_json: bool) -> list[Finding]:
     """Prints each finding when it is known, and returns all."""
     printed = []
     for finding in findings:
-        line = json.dumps(finding._asdict()) if as_json else f"{_MARKS[finding.status]} {finding.topic}: {finding.text}"
+        line = json.dumps(finding._asdict()) if as_json else finding.line()
         print(line, flush=True)
         printed.append(finding)
     if not as_json:

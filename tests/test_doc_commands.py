@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from jaxalign import __main__ as program
-from jaxalign import compare, convert, doctor, judge_audit, plan, preview, ratings, sample, track, train, watch, world
+from jaxalign import compare, convert, doctor, init, judge_audit, plan, preview, ratings, sample, track, train, watch, world
 from jaxalign.completion import SHELLS, fields
 from jaxalign.parallel.distributed import take_flags
 
@@ -61,8 +61,8 @@ def parse(name: str, arguments: list[str]) -> None:
         {"watch": watch, "compare": compare, "ratings": ratings}[name]._read(arguments)
     elif name == "track":
         track._parse(arguments)
-    elif name == "doctor":
-        doctor.read_arguments([name, *arguments])
+    elif name in ("doctor", "init"):
+        {"doctor": doctor, "init": init}[name].read_arguments([name, *arguments])
     elif name == "--completion":
         assert arguments[0] in SHELLS
     elif name != "config":  # `python -m jaxalign.config` has no arguments.

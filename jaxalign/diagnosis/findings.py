@@ -1,10 +1,11 @@
-"""The record of one finding of the doctor."""
+"""The record of one finding of `jaxalign doctor` or `jaxalign init`."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 Status = Literal["ok", "note", "problem"]
+_MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
 
 class Finding(NamedTuple):
@@ -19,3 +20,7 @@ class Finding(NamedTuple):
     topic: str
     status: Status
     text: str
+
+    def line(self) -> str:
+        """The finding as a line for the terminal."""
+        return f"{_MARKS[self.status]} {self.topic}: {self.text}"

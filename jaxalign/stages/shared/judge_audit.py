@@ -60,12 +60,13 @@ class _Recorded:
         return self.verdicts
 
 
-def audit_judge(context: StageContext, limit: int = 0) -> dict[str, Any]:
+def audit_judge(context: StageContext, limit: int = 0, pairs: Sequence[Comparison] | None = None) -> dict[str, Any]:
     """Audits the judge of a stage, and each member of a jury.
 
     Args:
       context: of the stage (`context.directory.name`), "compare" or "evaluate".
       limit: the number of pairs to read from each file; 0 reads all.
+      pairs: some of the built-in gold pairs; None for those of `gold_pairs`.
 
     Returns:
       The content of judge_audit.json (docs/data_formats.md).
@@ -76,7 +77,10 @@ def audit_judge(context: StageContext, limit: int = 0) -> dict[str, Any]:
     config, stage = context.config, context.directory.name
     judges.feedback_files(config, stage)  # Checks the judge and its templates, as the run does before its first stage.
     _check_finished(context, stage)
-    pairs, files = gold_pairs(config, limit)
+    if pairs is None:
+        pairs, files = gold_pairs(config, limit)
+    else:
+        files = [{"path": BUILT_IN, "rows": len(pairs), "pairs": len(pairs)}]
     questions = _questions(config, pairs)
     name, members = judge_name(config, stage), []
     if name == "model":
