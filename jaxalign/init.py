@@ -127,8 +127,8 @@ def _fitting(facts: ModelFacts, folder: Path, choice: Choice, say) -> tuple[Choi
         if found.fits:
             say("memory", "ok", f"{found.sentence()}, with {storage.words}")
             return choice, True
-    say("memory", "problem", f"{found.sentence()}, even with {storage.words}; take a smaller model or a larger device: jaxalign "
-        "plan tells which one suffices")
+    say("memory", "problem", f"{found.sentence()}, even with {storage.words}; take a smaller model, or a larger device "
+        "(jaxalign plan tells which one suffices)")
     return choice, False
 
 
