@@ -119,6 +119,7 @@ def _sizes() -> tuple[Setting, ...]:
         Setting("compare.prompts", 48, "each gives one pair for the preference model"), Setting("compare.batch", 16),
         Setting("preference.members", 1), Setting("preference.batch", 8),
         Setting("ppo.iterations", 4), Setting("ppo.batch", 16), Setting("ppo.prompts", 48),
+        Setting("ppo.alarms.every", 2, "report refusals, lengths and repetitions during RL"), Setting("ppo.alarms.prompts", 8),
         Setting("evaluate.prompts", 16), Setting("evaluate.batch", 16), Setting("evaluate.win_rate_prompts", 16),
     )
 
