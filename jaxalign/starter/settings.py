@@ -149,6 +149,7 @@ def rehearsal(choice: Choice) -> Block | None:
         settings += [
             Setting("feedback.max_outside_mass", 1.0, "verdicts count that are no answer to the question"),
             Setting("feedback.undecided_margin", 0.0, "labels count that prefer neither answer"),
+            Setting("feedback.ties", False, "as above"),
             Setting("feedback.consistent", False, "labels count that contradict themselves"),
         ]
     if choice.keep:
