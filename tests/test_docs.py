@@ -149,7 +149,7 @@ def test_every_option_in_the_tables_for_other_libraries_exists_here():
 def test_options_named_in_the_notes_exist():
     """Anything in backticks that looks like a config option must be one."""
     sections = "|".join(field.name for field in dataclasses.fields(Config()))
-    for page in [DOCS / "coming_from.md", DOCS / "dpo.md", DOCS / "troubleshooting.md", *ALGORITHMS]:
+    for page in [*(DOCS / f"{name}.md" for name in ("coming_from", "dpo", "troubleshooting", "cai_your_model")), *ALGORITHMS]:
         for name in re.findall(rf"`((?:{sections})\.[\w.]+)(?:=[^`]*)?`", text_of(page)):
             if not re.search(r"\.(py|md)$", name) and not name.startswith("reward.reward_"):
                 assert _exists_here_or_there(page, name), f"{page.name} names {name}"

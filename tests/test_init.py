@@ -77,22 +77,14 @@ def test_another_judge_is_one_line(models, tmp_path):
     assert (config.feedback.judge, config.judge.path) == ("model", (str(models["chatml"]),))
 
 
-def test_a_model_that_cannot_judge_gets_a_rehearsal_and_a_warning(models, tmp_path, capsys):
-    """A random model judges by chance and gives the answer letters little probability."""
-    assert started(tmp_path / "own", models["chatml"]) == 0
-    out = capsys.readouterr().out
-    assert "PROBLEM judge: this model cannot judge: " in out and "most of its probability is for other text" in out
-    assert "its results mean nothing" in out and 'JUDGE = "http://localhost:8000/v1"' in out
-    assert all(f"\n  {part} " in out for part in ("prompt", "answer", "critique", "revision"))
-    config = read_config(tmp_path / "own")
-    assert config.feedback.max_outside_mass == 1.0 and not config.feedback.consistent
-    assert "A REHEARSAL" in (tmp_path / "own" / "config.py").read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_two_commands_lead_to_a_report(models, tmp_path, kind):
+def test_two_commands_lead_to_a_report(models, tmp_path, capsys, kind):
+    """A random model judges by chance and gives the answer letters little probability, so its run is a rehearsal."""
     assert started(tmp_path / "own", models[kind]) == 0
+    out = capsys.readouterr().out
+    assert "PROBLEM judge: this model cannot judge: " in out and "most of its probability is for other text" in out
+    assert "its results mean nothing" in out and all(f"\n  {part} " in out for part in ("prompt", "critique", "revision"))
     command = ["train", f"--config={tmp_path}/own/config.py", f"--workdir={tmp_path}/own/run", *SMALL]
     assert train.main(command) == 0
     assert "Warnings" in (tmp_path / "own" / "run" / "report.html").read_text()
