@@ -25,7 +25,8 @@ def facts(**changes) -> ModelFacts:
 @pytest.mark.parametrize("kind", [BASE, CHAT, THINKS, MARKED])
 def test_the_file_gives_the_config_that_was_checked(tmp_path, kind):
     model = facts(kind=kind, parameters=500_000_000, positions=320)
-    choices = itertools.product(template_sets(model), STORAGES, (False, True), ((), ("grown", "cut_off")))
+    sets = template_sets(model)
+    choices = [(sets[0], storage, False, ()) for storage in STORAGES] + [(sets[-1], STORAGES[0], True, ("grown", "cut_off"))]
     for place, values in enumerate(choices):
         folder = tmp_path / str(place)
         folder.mkdir()
