@@ -38,7 +38,7 @@ from jaxalign.stages.shared.conversion import convert  # noqa: E402
 from tests.small_run import CONFIG  # noqa: E402
 
 SECONDS = 60
-CLOCKS = ("timing.jsonl", "system.jsonl", ".lock")
+CLOCKS = ("timing.jsonl", "device_times.jsonl", "system.jsonl", ".lock")
 NO_CHANGE = "nothing to damage"
 
 

@@ -22,6 +22,7 @@ from jaxalign.stages.shared import manifest as manifests
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import DONE, find_manifest, fingerprint, new_manifest
 from jaxalign.storage import LocalStorage, Storage, write_json
+from jaxalign.tracking import device_times
 from jaxalign.tracking.sinks import identity
 from jaxalign.tracking.sinks.replay import send_finished
 from jaxalign.tracking.timing import rest_of
@@ -200,6 +201,6 @@ def _forget(stage: Stage, folder: str, storage: Storage) -> None:
 
     The user can then correct the config and repeat the command without --overwrite.
     """
-    setup = {manifests.FILE, TIMING, identity.FILE, *stage.setup_files}
+    setup = {manifests.FILE, TIMING, device_times.FILE, identity.FILE, *stage.setup_files}
     if not any(storage.size(f"{folder}/{file}") for file in storage.list(folder) if file not in setup):
         storage.remove(folder)

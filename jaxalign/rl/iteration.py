@@ -24,12 +24,13 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Experience, Prompt, Rollout
-from jaxalign.rewards.base import Reward, RewardBatch, Scored
+from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.estimators import check_estimates, estimator_of
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
 from jaxalign.rl.monitor import Monitor, OnChecks
+from jaxalign.rl.program_times import RunProgram, unrecorded
 from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import PPOSetup, PPOState
@@ -139,6 +140,8 @@ class Iteration:
       UserError: `config.ppo.micro_batch_tokens` is too small for one row.
     """
 
+    program: RunProgram = staticmethod(unrecorded)
+
     def __init__(
         self, setup: PPOSetup, stream: PromptStream, sampler: TokenSampler, padding: Padding, sampling: Sampling,
         reward: Reward, tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None,
@@ -194,9 +197,15 @@ class Iteration:
         with self.timeline.phase("generate") as phase:
             self.update_sampler(params, version)
             listener = None if self.ahead is not None else self.reward.listen(batch.prompts)
-            rollout = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, self.sampling, listener)
+            rollout = self.respond(batch, key, self.sampling, listener)
             phase.tokens, phase.flops = work.sampled(self.setup.reference, rollout)
             return rollout
+
+    def respond(self, batch: PromptBatch, key: jax.Array, sampling: Sampling, listener: Listener | None = None) -> Rollout:
+        """Samples a response to each prompt of a batch with the sampler's weights."""
+        return self.program("generate", "generator", lambda: sample_rollout(
+            self.sampler, self.padding, batch.ids, key, batch.rows, sampling, listener
+        ))
 
     def _received(self, step: int, rollout: Rollout) -> Rollout:
         """A rollout on the devices, split over the batch axes."""
@@ -255,7 +264,8 @@ class Iteration:
 
     def scored(self, sampled: Rollout, batch: PromptBatch) -> Scored:
         """The scores of a rollout from a reward that is not fused."""
-        return self.reward.score(self.reward_batch(sampled, batch.prompts, batch.rows.start))
+        given = self.reward_batch(sampled, batch.prompts, batch.rows.start)
+        return self.program("reward", "reward", lambda: self.reward.score(given))
 
     def forward(self, state: PPOState, params: Params, recompute: bool, sampled: Rollout) -> dict[str, jax.Array]:
         """Starts what can run while the reward scores; nothing if one program runs all roles. params: the policy's, joined."""
@@ -289,7 +299,7 @@ class Iteration:
         """`update` of a state on the devices."""
         read = self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
         with read as reference:
-            return ppo_update(self.setup, state, experience, self.frozen, reference)
+            return ppo_update(self.setup, state, experience, self.frozen, reference, self.program)
 
     def offload_optimizer_state(self, state: PPOState) -> PPOState:
         """Moves the optimizer states of a state, concrete or abstract, to host memory, if configured (`offload_optimizer`)."""
@@ -325,9 +335,8 @@ class Iteration:
     def _baseline(self, batch: PromptBatch, key: jax.Array):
         """(float32 [B]: rewards of greedy responses to the same prompts; bool [B]: which rows have one, or None if all do)."""
         greedy = dataclasses.replace(self.sampling, temperature=0.0)
-        best = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, greedy)
-        best = place_rows(self.setup.policy.sharding, best)
-        scored = self.reward.score(self.reward_batch(best, batch.prompts, batch.rows.start))
+        best = place_rows(self.setup.policy.sharding, self.respond(batch, key, greedy))
+        scored = self.scored(best, batch)
         return greedy_baseline(self.setup.config, best, jnp.nan_to_num(jnp.asarray(scored.scores))), scored.kept
 
     def _scoring_work(self) -> tuple[int, float]:

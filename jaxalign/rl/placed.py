@@ -7,6 +7,7 @@ scoring, because responses end one by one and rewards may read their text.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,10 +24,10 @@ from jaxalign.rewards.base import Scored
 from jaxalign.rl.arguments import OutputArguments, RoleArguments
 from jaxalign.rl.experience import experience_of
 from jaxalign.rl.iteration import Iteration, PromptBatch, Scoring
-from jaxalign.rl.metrics import ExperienceMetrics, UpdateMetrics
+from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
+from jaxalign.rl.program_times import ProgramTimes
 from jaxalign.rl.role_programs import logprobs_of, update_apart, values_of
 from jaxalign.rl.state import PPOState
-from jaxalign.rollout.sampler import sample_rollout
 from jaxalign.steps import work
 from jaxalign.steps.packed import pack_rollout
 
@@ -43,10 +44,13 @@ class RoleWeights:
         self._shardings = shardings
         self._frozen = {shardings["policy"].mesh: frozen}
 
+    def placed_role(self, role: str) -> str:
+        """The role whose devices a role uses: itself, or the role that it shadows."""
+        return role if role in self._shardings else {"generator": "policy", "value": "critic"}.get(role, role)
+
     def sharding(self, role: str) -> Sharding:
         """The mesh of a role."""
-        owner = {"generator": "policy", "value": "critic"}.get(role, role)
-        return self._shardings[role] if role in self._shardings else self._shardings[owner]
+        return self._shardings[self.placed_role(role)]
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -77,17 +81,33 @@ class PlacedIteration(Iteration):
 
     Args:
       weights: the weights on the meshes of the roles.
+      times: records when programs run; None for no record.
       other arguments: as in `Iteration`; `sampler` samples on the mesh of the generator.
     """
 
-    def __init__(self, *args: Any, weights: RoleWeights, **options: Any):
+    def __init__(self, *args: Any, weights: RoleWeights, times: ProgramTimes | None = None, **options: Any):
         super().__init__(*args, **options)
-        self._weights = weights
+        self._weights, self._times = weights, times
         self.fused = None  # The reward runs a program of its own.
         self._later: dict[str, Callable[[], jax.Array]] = {}  # Programs that start after the reward's.
 
+    def __call__(self, state: PPOState, step: int) -> tuple[PPOState, IterationMetrics]:
+        with contextlib.nullcontext() if self._times is None else self._times.iteration(step):
+            return super().__call__(state, step)
+
+    def program(self, name: str, role: str, start: Callable[[], Any], *needs: Any, **watched: Any) -> Any:
+        """See `program_times.RunProgram`."""
+        return start() if self._times is None else self._times.run(
+            name, self._weights.placed_role(role), start, *needs, **watched)
+
     def update_sampler(self, params: Params, version: int) -> None:
-        self.sampler.update(self._weights.on("generator", params), version)
+        self.sampler.update(self._copied("generator", params), version)
+
+    def _copied(self, role: str, params: Params, of: str = "policy") -> Params:
+        """`RoleWeights.on`, recorded if it copies."""
+        if self._weights.sharding(of).mesh == self._weights.sharding(role).mesh:
+            return self._weights.on(role, params, of)
+        return self.program("copy of weights", role, lambda: self._weights.on(role, params, of))
 
     def forward(self, state: PPOState, params: Params, recompute: bool, sampled: Rollout) -> dict[str, jax.Array]:
         """Starts the programs of the reference, of the critic and, with `recompute`, of the policy.
@@ -97,14 +117,15 @@ class PlacedIteration(Iteration):
         """
         setup, here, starts = self.setup, fetch(sampled), {}
         with self.reference.on_device() as reference:
-            outputs = {"reference": self._run(logprobs_of, "reference", setup.reference, reference, here)}
+            outputs = {"reference": self._run("reference", logprobs_of, "reference", setup.reference, reference, here)}
         if setup.runs_critic and setup.shares_trunk:
-            starts["values"] = "policy", lambda: self._run(values_of, "policy", setup.critic, params, here)
+            starts["values"] = "policy", lambda: self._run("values", values_of, "policy", setup.critic, params, here)
         elif setup.runs_critic:
-            critic = self._weights.on("value", state.critic.params, "critic")
-            starts["values"] = "value", lambda: self._run(values_of, "value", setup.critic, critic, here)
+            critic = self._copied("value", state.critic.params, "critic")
+            starts["values"] = "value", lambda: self._run("values", values_of, "value", setup.critic, critic, here)
         if recompute:
-            starts["logprobs"] = "policy", lambda: self._run(logprobs_of, "policy", setup.policy, params, here)
+            starts["logprobs"] = "policy", lambda: self._run(
+                "log-probabilities", logprobs_of, "policy", setup.policy, params, here)
         self._later = {}
         for name, (role, start) in starts.items():
             if "reward" in self._weights.roles and self._weights.meets(role, "reward"):
@@ -113,13 +134,14 @@ class PlacedIteration(Iteration):
                 outputs[name] = start()
         return outputs
 
-    def _run(self, program, role: str, model: Model, params: Params, here: Rollout) -> jax.Array:
+    def _run(self, name: str, function, role: str, model: Model, params: Params, here: Rollout) -> jax.Array:
         sharding = self._weights.sharding(role)
         rollout, parts = pack_rollout(here, self.setup.config.micro_batch_tokens, sharding)
-        return program(RoleArguments(
+        given = RoleArguments(
             model=model.on(sharding), temperature=self.setup.config.temperature or 1.0, params=params, rollout=rollout,
             parts=parts,
-        ))
+        )
+        return self.program(name, role, lambda: function(given))
 
     def begin_next(self, params: Params, state: PPOState, step: int, scored: bool) -> Callable[[], Rollout] | None:
         """On devices of its own, the generator samples in a thread.
@@ -134,7 +156,7 @@ class PlacedIteration(Iteration):
         batch, key = self.stream.at(step + 1), self._key(state, step + 1)
         self.update_sampler(params, step)  # A copy: the update donates the policy's weights.
         pool = ThreadPoolExecutor(1, "generate")
-        waiting = pool.submit(sample_rollout, self.sampler, self.padding, batch.ids, key, batch.rows, self.sampling)
+        waiting = pool.submit(self.respond, batch, key, self.sampling)
         pool.shutdown(wait=False)  # The thread ends after its only task.
         return waiting.result
 
@@ -152,10 +174,12 @@ class PlacedIteration(Iteration):
         setup = self.setup
         outputs = given.outputs | {name: start() for name, start in self._later.items()}
         outputs, baseline = rows_moved((outputs, given.baseline), setup.policy.sharding)
-        return experience_of(OutputArguments(
+        arguments = OutputArguments(
             setup=setup, outputs=outputs, kl_coef=state.kl_coef, rollout=given.sampled, scores=given.scored.scores,
             kept=given.kept, baseline=baseline,
-        ))
+        )
+        needs = ("reference", "reward", "values", "log-probabilities")
+        return self.program("advantages", "policy", lambda: experience_of(arguments), needs)
 
     def check_start(self, state: PPOState, sampled: Rollout, experience: Experience) -> None:
         with self.reference.on_device() as reference:
@@ -166,4 +190,4 @@ class PlacedIteration(Iteration):
         if not self.setup.critic_apart:
             return super().run_update(state, experience)
         frozen = self.frozen, self._weights.frozen("critic")
-        return update_apart(self.setup, state, experience, frozen)
+        return update_apart(self.setup, state, experience, frozen, program=self.program)

@@ -13,6 +13,7 @@ from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import CriticArguments, RoleArguments, UpdateArguments
 from jaxalign.rl.losses import totals, value_loss
 from jaxalign.rl.metrics import UpdateMetrics
+from jaxalign.rl.program_times import RunProgram, unrecorded
 from jaxalign.rl.responses import response_stats, response_values
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.update import (
@@ -89,7 +90,8 @@ def _joined_metrics(
 
 
 def update_apart(
-    setup: PPOSetup, state: PPOState, batch: Experience, frozen: Sequence, reference_params=None
+    setup: PPOSetup, state: PPOState, batch: Experience, frozen: Sequence, reference_params=None,
+    program: RunProgram = unrecorded,
 ) -> tuple[PPOState, UpdateMetrics]:
     """`update.ppo_update` with policy and critic on meshes of their own, which run at the same time.
 
@@ -101,18 +103,27 @@ def update_apart(
       batch: the experience, on the policy's mesh.
       frozen: the base under the adapters on the mesh of the policy and on that of the critic; None each without adapters.
       reference_params: as in `UpdateArguments`.
+      program: runs the jitted calls of policy and critic.
     """
     shardings = setup.policy.sharding, setup.critic.sharding
     (order, packed), (critic_order, critic_packed) = minibatches(setup, state, batch, shardings)
     valued = rows_moved(batch, setup.critic.sharding)
-    policy, metrics, ran = policy_epochs(state.policy, UpdateArguments(
+    given = UpdateArguments(
         setup=setup, batch=batch, order=order, packed=packed, frozen=frozen[0], reference_params=reference_params,
-    ), state.kl_coef, state.step)
+    )
+    policy, metrics, ran = program(
+        "policy update", "policy", lambda: policy_epochs(state.policy, given, state.kl_coef, state.step),
+        watched=lambda result: result[1:],
+    )
     known = jnp.ones(len(order)) if setup.config.target_kl is None else ran
-    critic, learnt = critic_epochs(state.critic, CriticArguments(
+    critic_given = CriticArguments(
         setup=setup, batch=valued, order=critic_order, packed=critic_packed, frozen=frozen[1],
         ran=jax.device_put(known, setup.critic.sharding.replicated),
-    ))
+    )
+    critic, learnt = program(
+        "critic update", "critic", lambda: critic_epochs(state.critic, critic_given),
+        ("advantages",) if setup.config.target_kl is None else ("policy update",), lambda result: result[1],
+    )
     learnt = moved(learnt, setup.policy.sharding)
     step, kl_coef, means = _joined_metrics(setup, state.kl_coef, state.step, batch, metrics, ran, learnt)
     return PPOState(step, policy, critic, kl_coef), means

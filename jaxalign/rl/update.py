@@ -22,6 +22,7 @@ from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import UpdateArguments
 from jaxalign.rl.losses import Totals, first_value_loss, joint_loss, policy_loss, totals, value_loss, with_values
 from jaxalign.rl.metrics import UpdateMetrics
+from jaxalign.rl.program_times import RunProgram, unrecorded
 from jaxalign.rl.responses import experience_mask
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.steps.metrics import GradientMetrics
@@ -104,7 +105,7 @@ def critic_update(
 
 
 def ppo_update(
-    setup: PPOSetup, state: PPOState, batch: Experience, frozen=None, reference_params=None
+    setup: PPOSetup, state: PPOState, batch: Experience, frozen=None, reference_params=None, program: RunProgram = unrecorded
 ) -> tuple[PPOState, UpdateMetrics]:
     """Runs all epochs over one experience of B rows.
 
@@ -117,15 +118,18 @@ def ppo_update(
       batch: the experience of the iteration.
       frozen: the base that models with adapters share, or None.
       reference_params: the reference's joined parameters if `setup.loss_reads_reference`, else None.
+      program: runs the jitted call.
 
     Returns:
       (state, metrics); most metrics are means over the minibatches that ran.
     """
     (order, packed), = minibatches(setup, state, batch, (setup.policy.sharding,))
-    return packed_update(state, UpdateArguments(
+    given = UpdateArguments(
         setup=setup, batch=batch, order=order, packed=packed, frozen=frozen,
         reference_params=strip_frozen(frozen, reference_params),
-    ))
+    )
+    name = "policy and critic update" if setup.owns_critic else "policy update"
+    return program(name, "policy", lambda: packed_update(state, given), watched=lambda result: result[1])
 
 
 def minibatches(

@@ -1,4 +1,4 @@
-"""The time of a stage by phase, in `timing.jsonl`, the only file of a run that contains clock times.
+"""The time of a stage by phase, in `timing.jsonl`. `device_times.py` has the times of single programs.
 
 A row is {"phase", "seconds", "tokens", "flops", "peak"}, plus "since" for a first step. A row covers one run of a phase or the
 sum over several runs. Every start of the stage appends rows, so totals over the file are the cost of the stage, including

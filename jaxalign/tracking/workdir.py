@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from jaxalign.config import Config, rounds, to_dict
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.registry.stages import STAGES, StageRecord, ordered, policies_before, stages_in_order
+from jaxalign.tracking import device_times
+from jaxalign.tracking.device_times import IterationTimes, read_device_times
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.judge_audit import FILE
 from jaxalign.tracking.metrics import read_metrics
@@ -21,7 +23,8 @@ from jaxalign.tracking.timing import PhaseTotal, read_timing
 class StageFiles:
     """The files of one stage; missing files are empty. `status` is "done", "running", or None without a manifest. `inputs` has
     the stages that it read, by its manifest; None without a record of them. `config` has the config fields that it depends on,
-    by dotted name, and `left_out` the rows that did not fit (`LEFT_OUT`)."""
+    by dotted name, `left_out` the rows that did not fit (`LEFT_OUT`), and `device_times` those of a stage whose roles have
+    devices of their own."""
 
     name: str
     status: str | None = None
@@ -31,6 +34,7 @@ class StageFiles:
     inputs: tuple[str, ...] | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    device_times: Sequence[IterationTimes] = ()
 
     @property
     def started(self) -> bool:
@@ -220,7 +224,8 @@ def _read_stage(path: Path) -> StageFiles:
     recorded = _read_manifest(manifest)
     inputs = recorded.get("inputs")
     return StageFiles(path.name, recorded.get("status"), read_object(summary), read_metrics(metrics), read_timing(timing),
-                      None if inputs is None else tuple(inputs), recorded.get("config") or {}, read_object(path / LEFT_OUT))
+                      None if inputs is None else tuple(inputs), recorded.get("config") or {}, read_object(path / LEFT_OUT),
+                      read_device_times(path / device_times.FILE))
 
 
 def read_config(workdir: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from jaxalign.rl.checks import Check
 from jaxalign.rl.iteration import Iteration, PromptStream
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
 from jaxalign.rl.placing import FLAT
+from jaxalign.rl.program_times import recorded_in
 from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rl.state import (
     PPOState,
@@ -226,7 +227,9 @@ class PPO(PolicyTrainer):
             reference = FrozenRole(start, "frozen" in parts.offload, self.frozen)
             del start  # The role holds the weights, possibly in host memory.
             sampler = make_sampler(parts.sampler or "local", self._engine, parts.sampler_name)
-            make = Iteration if weights is None else functools.partial(PlacedIteration, weights=weights)
+            make = Iteration if weights is None else functools.partial(
+                PlacedIteration, weights=weights, times=recorded_in(inputs.loop.directory, parts.shardings)
+            )
             self._iteration = iteration = make(
                 setup, self._stream, sampler, self._engine.padding, parts.sampling, parts.reward(), parts.tokenizer,
                 reference, self.frozen, "optimizer" in parts.offload, self._record, parts.stop, self._ahead_rollouts(),

@@ -19,13 +19,14 @@ from jaxalign.data.sources.tfds_part import is_tfds
 from jaxalign.errors import UserError
 from jaxalign.stages.shared.base import Stage
 from jaxalign.storage import LocalStorage, Storage, read_json, write_json
+from jaxalign.tracking import device_times
 from jaxalign.tracking.sinks import identity
 
 RUNNING, DONE = "running", "done"
 FILE = "manifest.json"
 _ARRAYS = "_CHECKPOINT_METADATA"  # Orbax's file in a folder of parameters, which contains their checksums.
 _WORKDIR = "../"  # Begins the name of an output in the work directory itself.
-_NO_OUTPUT = (FILE, "timing.jsonl", "speed.json", "trackers.json", identity.FILE)
+_NO_OUTPUT = (FILE, "timing.jsonl", device_times.FILE, "speed.json", "trackers.json", identity.FILE)
 NO_RESULT = ("preference.on_failure",)
 """Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
 
