@@ -7,7 +7,6 @@ scoring, because responses end one by one and rewards may read their text.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,7 +24,7 @@ from jaxalign.rl.arguments import OutputArguments, RoleArguments
 from jaxalign.rl.experience import experience_of
 from jaxalign.rl.iteration import Iteration, PromptBatch, Scoring
 from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
-from jaxalign.rl.program_times import ProgramTimes
+from jaxalign.rl.program_times import ProgramTimes, RunProgram
 from jaxalign.rl.role_programs import logprobs_of, update_apart, values_of
 from jaxalign.rl.state import PPOState
 from jaxalign.steps import work
@@ -44,13 +43,10 @@ class RoleWeights:
         self._shardings = shardings
         self._frozen = {shardings["policy"].mesh: frozen}
 
-    def placed_role(self, role: str) -> str:
-        """The role whose devices a role uses: itself, or the role that it shadows."""
-        return role if role in self._shardings else {"generator": "policy", "value": "critic"}.get(role, role)
-
     def sharding(self, role: str) -> Sharding:
         """The mesh of a role."""
-        return self._shardings[self.placed_role(role)]
+        owner = {"generator": "policy", "value": "critic"}.get(role, role)
+        return self._shardings[role] if role in self._shardings else self._shardings[owner]
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -75,6 +71,12 @@ class RoleWeights:
             return join(self.frozen(role), params)
         return join(self.frozen(role), moved(strip_frozen(self.frozen(of), params), self.sharding(role)))
 
+    def on_recorded(self, role: str, params: Params, program: RunProgram, of: str = "policy") -> Params:
+        """`on`, with `program` if it copies."""
+        if self.sharding(of).mesh == self.sharding(role).mesh:
+            return self.on(role, params, of)
+        return program("copy of weights", role, lambda: self.on(role, params, of))
+
 
 class PlacedIteration(Iteration):
     """`Iteration` with roles on meshes of their own. `reference` has its parameters on the mesh of its role.
@@ -87,27 +89,17 @@ class PlacedIteration(Iteration):
 
     def __init__(self, *args: Any, weights: RoleWeights, times: ProgramTimes | None = None, **options: Any):
         super().__init__(*args, **options)
-        self._weights, self._times = weights, times
+        self._weights, self._times = weights, times or ProgramTimes(None, {})
+        self.program = self._times.run
         self.fused = None  # The reward runs a program of its own.
         self._later: dict[str, Callable[[], jax.Array]] = {}  # Programs that start after the reward's.
 
     def __call__(self, state: PPOState, step: int) -> tuple[PPOState, IterationMetrics]:
-        with contextlib.nullcontext() if self._times is None else self._times.iteration(step):
+        with self._times.iteration(step):
             return super().__call__(state, step)
 
-    def program(self, name: str, role: str, start: Callable[[], Any], *needs: Any, **watched: Any) -> Any:
-        """See `program_times.RunProgram`."""
-        return start() if self._times is None else self._times.run(
-            name, self._weights.placed_role(role), start, *needs, **watched)
-
     def update_sampler(self, params: Params, version: int) -> None:
-        self.sampler.update(self._copied("generator", params), version)
-
-    def _copied(self, role: str, params: Params, of: str = "policy") -> Params:
-        """`RoleWeights.on`, recorded if it copies."""
-        if self._weights.sharding(of).mesh == self._weights.sharding(role).mesh:
-            return self._weights.on(role, params, of)
-        return self.program("copy of weights", role, lambda: self._weights.on(role, params, of))
+        self.sampler.update(self._weights.on_recorded("generator", params, self.program), version)
 
     def forward(self, state: PPOState, params: Params, recompute: bool, sampled: Rollout) -> dict[str, jax.Array]:
         """Starts the programs of the reference, of the critic and, with `recompute`, of the policy.
@@ -121,7 +113,7 @@ class PlacedIteration(Iteration):
         if setup.runs_critic and setup.shares_trunk:
             starts["values"] = "policy", lambda: self._run("values", values_of, "policy", setup.critic, params, here)
         elif setup.runs_critic:
-            critic = self._copied("value", state.critic.params, "critic")
+            critic = self._weights.on_recorded("value", state.critic.params, self.program, "critic")
             starts["values"] = "value", lambda: self._run("values", values_of, "value", setup.critic, critic, here)
         if recompute:
             starts["logprobs"] = "policy", lambda: self._run(

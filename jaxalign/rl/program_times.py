@@ -15,6 +15,7 @@ import jax
 
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.placement.machine import numbered
+from jaxalign.placement.roles import role_of
 from jaxalign.tracking import device_times
 from jaxalign.tracking.device_times import IterationTimes, ProgramTime
 
@@ -71,13 +72,13 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
-def recorded_in(directory: Path | None, shardings: Mapping[str, Sharding] | None) -> ProgramTimes | None:
-    """The record of a run in its directory; None for a run in memory or one whose roles share a mesh.
+def recorded_in(directory: Path | None, shardings: Mapping[str, Sharding] | None) -> ProgramTimes:
+    """The record of a run in its directory. A run in memory, or one whose roles share a mesh, records nothing.
 
     shardings: the mesh of each role; None if all have the policy's.
     """
     if directory is None or shardings is None:
-        return None
+        return ProgramTimes(None, {})
     return ProgramTimes(directory / device_times.FILE, device_groups(shardings))
 
 
@@ -106,12 +107,14 @@ class ProgramTimes:
     (about 0.05 ms of the host's time, without waiting for the device) and one line of about 1 kB per iteration.
 
     Args:
-      path: the file (`tracking.device_times`).
+      path: the file (`tracking.device_times`); None records nothing.
       groups: the roles on each group of devices (`device_groups`).
       clock: for tests.
     """
 
-    def __init__(self, path: Path, groups: Mapping[str, tuple[str, ...]], clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self, path: Path | None, groups: Mapping[str, tuple[str, ...]], clock: Callable[[], float] = time.perf_counter
+    ):
         self._path, self._groups, self._clock = path, groups, clock
         self._waiting = {group: ThreadPoolExecutor(1, f"devices {group}") for group in groups}
         self._lock = threading.Lock()
@@ -122,10 +125,13 @@ class ProgramTimes:
     def iteration(self, number: int) -> Iterator[None]:
         """Records the programs that the body starts. At its end, their results must be ready. The first iteration drops the
         file's rows of it and of later ones."""
-        first, began, self._programs = not self._opened, self._clock(), []
-        if first:
+        if self._path is None:
+            yield
+            return
+        if first := not self._opened:
             device_times.drop_from(self._path, number)
             self._opened = True
+        began, self._programs = self._clock(), []
         try:
             yield
             for waiting in self._waiting.values():
@@ -141,7 +147,7 @@ class ProgramTimes:
         watched: Callable[[T], Any] = lambda result: result,
     ) -> T:
         """See `RunProgram`. Outside of an iteration, and for a role that is not placed, nothing is recorded."""
-        groups = tuple(group for group, roles in self._groups.items() if role in roles)
+        groups = self._groups_of(role) or self._groups_of(role_of(role).shadows)
         if self._programs is None or not groups:
             return start()
         with self._lock:
@@ -153,6 +159,9 @@ class ProgramTimes:
         for group in groups:
             self._waiting[group].submit(self._wait, program, arrays)
         return result
+
+    def _groups_of(self, role: str | None) -> tuple[str, ...]:
+        return tuple(group for group, roles in self._groups.items() if role in roles)
 
     def _wait(self, program: _Started, arrays: list[jax.Array]) -> None:
         with contextlib.suppress(Exception):  # The error of a program is raised where its result is used.

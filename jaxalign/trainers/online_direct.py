@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
@@ -27,6 +28,7 @@ from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.rl.placed import RoleWeights
+from jaxalign.rl.program_times import recorded_in
 from jaxalign.rollout.sampler import Engine, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps import work
@@ -110,6 +112,7 @@ class OnlineDPO(Trainer):
         sampled = model.on(self._weights.sharding("generator"))
         self._engine = Engine(sampled, 2 * self._size, parts.max_length, bucket)
         self._sampler = make_sampler(parts.sampler, self._engine, "config.sampler")
+        self._times = recorded_in(inputs.loop.directory, parts.shardings)
         start = self._weights.on("reference", inputs.weights())
         self._reference = FrozenRole(start, "frozen" in parts.offload, self.frozen)
         del start  # The role holds the weights, possibly in host memory.
@@ -131,10 +134,14 @@ class OnlineDPO(Trainer):
         return move_optimizer_state(state, to_host) if "optimizer" in self._parts.offload else state
 
     def _iterate(self, state: TrainState, step: int) -> tuple[TrainState, OnlineDirectMetrics]:
+        with self._times.iteration(step):
+            return self._run_iteration(state, step)
+
+    def _run_iteration(self, state: TrainState, step: int) -> tuple[TrainState, OnlineDirectMetrics]:
         parts, section = self._parts, self.section
         index = self._loader.indices(step)
         params = join(self.frozen, state.params)
-        self._sampler.update(self._weights.on("generator", params), step)
+        self._sampler.update(self._weights.on_recorded("generator", params, self._times.run), step)
         collected = [
             self._collect(params, index[first : first + self._size], step * section.batch + first)
             for first in range(0, section.batch, self._size)
@@ -167,13 +174,16 @@ class OnlineDPO(Trainer):
         twice = [self._ids[i] for i in index for _ in range(2)]
         with parts.timeline.phase("generate") as phase:
             key = jax.random.fold_in(self.inputs.root_key, keys["samples"])
-            rollout = sample_rollout(self._sampler, self._engine.padding, twice, key, rows, parts.sampling, versions=False)
+            rollout = self._times.run("generate", "generator", lambda: sample_rollout(
+                self._sampler, self._engine.padding, twice, key, rows, parts.sampling, versions=False
+            ))
             phase.tokens, phase.flops = work.sampled(model, rollout)
         if first_row == 0:
             self._check(params, place_rows(model.sharding, rollout))
         texts = styles.response_texts(parts.tokenizer, rollout, parts.style)
         asked = [Pair(self._prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
-        labelled = parts.label(asked, jax.random.fold_in(self.inputs.root_key, keys["labels"]), first_row)
+        labels_key = jax.random.fold_in(self.inputs.root_key, keys["labels"])
+        labelled = self._times.run("labels", "judge", lambda: parts.label(asked, labels_key, first_row))
         answered = answer_pairs(rollout, labelled, parts.undecided)
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
         with parts.timeline.phase("score") as phase:
@@ -220,7 +230,9 @@ class OnlineDPO(Trainer):
         a role."""
         model = self.inputs.model.on(self._weights.sharding(role))
         batch, parts = packed(self._parts.objective, model, pairs, np.arange(len(pairs.label)))
-        return answer_logprobs(LogprobArguments(model=model, params=params, pairs=batch, packed=parts)).logprobs
+        given = LogprobArguments(model=model, params=params, pairs=batch, packed=parts)
+        name = "reference" if role == "reference" else "log-probabilities"
+        return self._times.run(name, role, lambda: answer_logprobs(given).logprobs)
 
     def _update(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, DirectMetrics]:
         """(state, metrics) after all minibatches of an iteration; the metrics are means over the updates."""
@@ -231,7 +243,9 @@ class OnlineDPO(Trainer):
             arguments = DirectArguments(
                 model=model, optimizer=self.optimizer, section=objective, batch=batch, frozen=self.frozen, packed=parts
             )
-            state, metrics = direct_step(state, arguments)
+            state, metrics = self._times.run(
+                "policy update", "policy", functools.partial(direct_step, state, arguments), watched=lambda result: result[1]
+            )
             measured.append(metrics)
         return self._offload_optimizer(state), jax.tree.map(lambda *values: sum(values) / len(values), *measured)
 

@@ -17,12 +17,13 @@ from jaxalign.tracking.workdir import RunFiles
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A plot with its caption; `legend` names the curves if there are several."""
+    """A plot with its caption; `legend` names the curves or bars if there are several. `wide`: as wide as the page."""
 
     title: str
     svg: Markup
     note: str = ""
     legend: tuple[str, ...] = ()
+    wide: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from jaxalign.tracking.report import prose
 from jaxalign.tracking.report.blocks import ReportSection
 from jaxalign.tracking.report.changes import changes
 from jaxalign.tracking.report.costs import costs
+from jaxalign.tracking.report.device_times import device_times
 from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.judge_audit import audit
 from jaxalign.tracking.report.live import live_sentences
@@ -98,7 +99,8 @@ def _page(run: RunFiles, refresh: float | None) -> str:
 
 
 def sections(run: RunFiles, running: str = "") -> list[ReportSection]:
-    """The sections of the changes, the rounds, the stages, people's ratings, the audit and the requests to a server, sorted by
+    """The sections of the changes, the rounds, the stages, people's ratings, the audit, the requests to a server and the
+    costs, sorted by
     `ReportSection.order`, then by the order of stages. running: the label of the stage that the opening describes."""
     of_stages, functions = [], []
     for record in run.records:
@@ -107,7 +109,7 @@ def sections(run: RunFiles, running: str = "") -> list[ReportSection]:
         functions.append(record.report)
         of_stages += _sections_of(record, run)
     shown = [*changes(run, running), *across_rounds(run), *of_stages, *human_ratings(run), *rl_samples(run), *audit(run),
-             *requests(run), costs(run)]
+             *requests(run), *device_times(run), costs(run)]
     return sorted((section for section in shown if section.filled or section.missing), key=lambda section: section.order)
 
 

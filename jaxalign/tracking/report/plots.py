@@ -10,6 +10,7 @@ from jaxalign.tracking.report.svg import HEIGHT, WIDTH, Scale, bin_means, elemen
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 36
 _ROW, _BAR_LEFT, _BAR_RIGHT = 40, 4, 12  # The height of a labelled bar, and the margins of the bars.
+_WIDE, _LANE = 960, 48  # The width of a timeline, and the height of its rows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +135,47 @@ def time_bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
                           class_="bar tone-1")]
     spoken = "; ".join(f"{label} {seconds(spent)}" for label, spent in rows)
     return svg(parts, f"{title}: {spoken}.", 32 * len(rows) + 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """A row of a timeline: its label, and its bars as (name, start, end)."""
+
+    label: str
+    bars: Sequence[tuple[str, float, float]]
+
+
+def timeline(title: str, lanes: Sequence[Lane], names: Sequence[str], marks: Sequence[tuple[float, str]], end: float) -> str:
+    """Bars over time, in a row for each lane; the empty part of a row is grey.
+
+    Args:
+      title: the title, for screen readers.
+      lanes: the rows. Bars of one row do not overlap.
+      names: the names of all bars, in the page's tones 1, 2, ...
+      marks: times at which something begins, in seconds, with texts.
+      end: the end of the axis, which begins at 0, in seconds.
+    """
+    x, bottom = Scale(0.0, end, _BAR_LEFT, _WIDE - _BAR_RIGHT), 22 + _LANE * len(lanes)
+    parts = []
+    for row, lane in enumerate(lanes):
+        top = 22 + row * _LANE
+        parts += [text(_BAR_LEFT, top + 14, lane.label),
+                  element("rect", x=x(0.0), y=top + 20, width=x(end) - x(0.0), height=22, class_="track")]
+        for name, began, ended in lane.bars:
+            width = max(x(ended) - x(began), 0.8)
+            note = hint(f"{name}: {ended - began:.3g} s, from {began:.3g} to {ended:.3g} s")
+            tone = names.index(name) + 1
+            parts.append(element("rect", note, x=x(began), y=top + 20, width=width, height=22, class_=f"bar tone-{tone}"))
+            if width > 6.2 * len(name) + 8:
+                parts.append(text(x(began) + width / 2, top + 35, name, class_="within", text_anchor="middle"))
+    for at, label in marks:
+        parts += [element("line", x1=x(at), x2=x(at), y1=4, y2=bottom, class_="reference"),
+                  text(x(at) + 5, 13, label, class_="tick")]
+    parts += [text(x(value), bottom + 16, f"{tick_text(value)} s", class_="tick", text_anchor="middle" if value else "start")
+              for value in ticks(0.0, end, 8)]
+    spoken = "; ".join(f"{lane.label}: " + ", ".join(f"{name} {ended - began:.3g} s" for name, began, ended in lane.bars)
+                       for lane in lanes)
+    return svg(parts, f"{title}. {spoken}.", bottom + 20, _WIDE)
 
 
 def _axes(x: Scale, y: Scale, x_label: str, whole_x: bool = False) -> list[str]:

@@ -34,9 +34,9 @@ def hint(content: str) -> str:
     return element("title", html.escape(content))
 
 
-def svg(parts: Iterable[str], label: str, height: int = HEIGHT) -> str:
+def svg(parts: Iterable[str], label: str, height: int = HEIGHT, width: int = WIDTH) -> str:
     """The whole drawing; `label` is its text for screen readers."""
-    return element("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label)
+    return element("svg", "".join(parts), viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
 
 
 class Scale:
