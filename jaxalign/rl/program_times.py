@@ -160,7 +160,7 @@ class ProgramTimes:
             self._waiting[group].submit(self._wait, program, arrays)
         return result
 
-    def _groups_of(self, role: str | None) -> tuple[str, ...]:
+    def _groups_of(self, role: str) -> tuple[str, ...]:
         return tuple(group for group, roles in self._groups.items() if role in roles)
 
     def _wait(self, program: _Started, arrays: list[jax.Array]) -> None:

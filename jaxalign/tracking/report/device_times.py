@@ -64,7 +64,7 @@ def _timeline(rows: Sequence[IterationTimes], names: Sequence[str]) -> Figure:
     """The timeline of consecutive iterations whose durations are closest to the median."""
     shown = typical(rows)
     *offsets, end = itertools.accumulate((row.seconds for row in shown), initial=0.0)
-    lanes = [Lane(f"Devices {_name(group, row.groups)}", [
+    lanes = [Lane(f"Devices {_name(group, shown[0].groups)}", [
         (program.name, at + program.start, at + program.end)
         for at, row in zip(offsets, shown, strict=True) for program in row.on(group)
     ]) for group in shown[0].groups]
