@@ -13,9 +13,11 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
 from jaxalign.rl.placing import place_roles, ppo_run
+from jaxalign.rl.program_times import recorded_in
 from jaxalign.rl.state import init_ppo_state, with_value_head
 from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.steps.offload import FrozenRole
+from jaxalign.tracking.device_times import FILE, busy_seconds, read_device_times
 from jaxalign.tracking.metrics import by_name
 from tests import ppo_iterations, tiny
 from tests.feedback.fakes import WordTokenizer
@@ -31,7 +33,7 @@ PLACES = {
 }
 
 
-def iterate(place, steps=2, checks=None, **changes):
+def iterate(place, steps=2, checks=None, directory=None, **changes):
     """(the last state, metrics of each iteration, the devices of each role) of iterations under a placement; None: one mesh."""
     strategy, entries, mesh = PLACES[place] if place else ("", (), None)
     setup = tiny.setup(mesh, **changes)
@@ -44,7 +46,7 @@ def iterate(place, steps=2, checks=None, **changes):
         if setup.owns_critic:
             setup = dataclasses.replace(setup, critic=setup.critic.on(shardings["critic"]))
         weights = RoleWeights(shardings, None)
-        make = functools.partial(PlacedIteration, weights=weights)
+        make = functools.partial(PlacedIteration, weights=weights, times=recorded_in(directory, shardings))
         engine = Engine(setup.policy.on(weights.sharding("generator")), engine.batch, engine.max_length, engine.bucket)
         scorer = dataclasses.replace(scorer, model=scorer.model.on(shardings["reward"]))
         reference, preference = weights.on("reference", reference), weights.on("reward", preference)
@@ -115,3 +117,25 @@ def test_the_checks_before_the_first_update_hold():
     found = []
     iterate("separate", 1, found.extend)
     assert len(found) == 5 and all(check.passed for check in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "groups"), [
+    ("custom", {"0-3": ["policy update", "advantages"], "6-7": ["copy of weights", "generate", "reward"],
+                "4-5": ["copy of weights", "reference", "values", "critic update"]}),
+    ("interleave", {"0": ["generate", "reference", "values", "advantages", "policy and critic update"],
+                    "1": ["generate", "reward", "values", "advantages", "policy and critic update"]}),
+])
+def test_each_program_of_an_iteration_runs_once_on_its_devices_and_the_rest_is_idle_time(place, groups, tmp_path):
+    iterate(place, directory=tmp_path)
+    rows = read_device_times(tmp_path / FILE)
+    assert [(row.iteration, row.first) for row in rows] == [(0, True), (1, False)]
+    for row in rows:
+        by_group = {group: sorted(program.name for program in row.on(group)) for group in row.groups}
+        assert sorted(by_group.values()) == sorted(map(sorted, groups.values()))
+        for group in row.groups:
+            ends = [0.0, *(program.end for program in row.on(group))]
+            starts = [*(program.start for program in row.on(group)), row.seconds]
+            assert all(end <= start + 1e-5 for end, start in zip(ends, starts, strict=True))
+            idle = sum(start - end for start, end in zip(starts, ends, strict=True))
+            assert idle + sum(busy_seconds([row], group).values()) == pytest.approx(row.seconds)

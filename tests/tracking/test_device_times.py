@@ -41,16 +41,16 @@ def test_the_section_has_the_shares_of_all_iterations_but_the_first(tmp_path):
     text = page.text("devices-ppo")
     assert "Share of the time of 6 iterations, without the first." in text
     assert "0: policy, critic 60.0% - - 5.0% 35.0%" in text and "1: reference, generator 45.0% 50.0% 5.0% - -" in text
-    assert "Devices 0 (policy, critic) were idle for 60.0% of the time, the largest share of all groups." in text
+    assert "Device 0 (policy, critic) was idle for 60.0% of the time, the largest share of all groups." in text
     assert "For 5.0% of the time no device ran one of these programs" in text
     # Sampling takes 50% and the update 35%, which is what their overlap saves.
-    assert "ppo.sample_ahead would sample during the update and save at most 35.0% of the time" in text
+    assert "ppo.sample_ahead=True, responses would be sampled during the update, which saves at most 35.0%" in text
     assert 'href="#devices-ppo">Devices</a>' in source and "Programs of 3 typical iterations" in text
 
 
 @pytest.mark.parametrize("ppo", [{"sample_ahead": True}, {"advantages": "remax"}, {"checks": {"ratio": "stop"}}])
 def test_sampling_ahead_is_advised_only_if_the_config_allows_it(tmp_path, ppo):
-    assert "sample_ahead would" not in report(tmp_path, [row(i, first=i == 0) for i in range(3)], **ppo)[1].text("devices-ppo")
+    assert "sample_ahead" not in report(tmp_path, [row(i, first=i == 0) for i in range(3)], **ppo)[1].text("devices-ppo")
 
 
 def test_the_devices_that_the_others_wait_for_are_named(tmp_path):
@@ -58,8 +58,8 @@ def test_the_devices_that_the_others_wait_for_are_named(tmp_path):
     programs = (ProgramTime("reference", ("1",), 0.0, 1.0), ProgramTime("policy update", ("0",), 1.0, 10.0))
     rows = [IterationTimes(i, i == 0, 10.0, groups, programs) for i in range(3)]
     text = report(tmp_path, rows)[1].text("devices-ppo")
-    assert "Devices 1 (reference) were idle for 90.0%" in text
-    assert "They mostly wait for devices 0, which were busy for 90.0% of the time" in text
+    assert "Device 1 (reference) was idle for 90.0%" in text
+    assert "Meanwhile, device 0 was busy for 90.0% of the time" in text
 
 
 def test_a_run_without_a_placement_has_no_section_and_one_iteration_a_reason(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from jaxalign.tracking.device_times import IterationTimes, busy_seconds, seconds_without_programs
-from jaxalign.tracking.formatting import percent
+from jaxalign.tracking.formatting import capitalized, percent
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import LAST, Figure, ReportSection, Table
 from jaxalign.tracking.report.plots import Lane
@@ -43,7 +43,7 @@ def _section(run: RunFiles, label: str, rows: Sequence[IterationTimes], several:
     shares = {group: {name: spent / total for name, spent in busy_seconds(rows, group).items()} for group in groups}
     names = tuple(dict.fromkeys(program.name for row in rows for program in row.programs))
     intro = [_idle_sentence(groups, shares), *_advice(run, words[0], groups, shares), *_host_sentence(rows, total)]
-    cells = [[_name(group, groups), percent(_idle(busy)), *(percent(busy[name]) if name in busy else "-" for name in names)]
+    cells = [[f"{group}: {', '.join(groups[group])}", percent(_idle(busy)), *(percent(busy.get(name)) for name in names)]
              for group, busy in shares.items()]
     counted = f"{len(rows):,} iterations" if len(rows) > 1 else "1 iteration"
     table = Table(f"Share of the time of {counted}, without the first. The time between iterations, for metrics and "
@@ -51,9 +51,9 @@ def _section(run: RunFiles, label: str, rows: Sequence[IterationTimes], several:
     return ReportSection(anchor, title, " ".join(intro), (), (_timeline(rows, names),), (table,), nav=nav, order=LAST)
 
 
-def _name(group: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """A group with its roles: "0-3: policy, critic"."""
-    return f"{group}: {', '.join(groups[group])}"
+def _devices(group: str, roles: str = "") -> str:
+    """The subject of a sentence and its verb: "device 1 was" or "devices 0-3 were"."""
+    return f"device {group} {roles}was" if group.isdecimal() else f"devices {group} {roles}were"
 
 
 def _idle(busy: Mapping[str, float]) -> float:
@@ -64,7 +64,7 @@ def _timeline(rows: Sequence[IterationTimes], names: Sequence[str]) -> Figure:
     """The timeline of consecutive iterations whose durations are closest to the median."""
     shown = typical(rows)
     *offsets, end = itertools.accumulate((row.seconds for row in shown), initial=0.0)
-    lanes = [Lane(f"Devices {_name(group, shown[0].groups)}", [
+    lanes = [Lane(f"Device{'' if group.isdecimal() else 's'} {group}: {', '.join(shown[0].groups[group])}", [
         (program.name, at + program.start, at + program.end)
         for at, row in zip(offsets, shown, strict=True) for program in row.on(group)
     ]) for group in shown[0].groups]
@@ -88,7 +88,8 @@ def typical(rows: Sequence[IterationTimes]) -> list[IterationTimes]:
 def _idle_sentence(groups: Mapping[str, Sequence[str]], shares: Shares) -> str:
     group = max(shares, key=lambda group: _idle(shares[group]))
     most = ", the largest share of all groups" if len(groups) > 1 else ""
-    return f"Devices {group} ({', '.join(groups[group])}) were idle for {percent(_idle(shares[group]))} of the time{most}."
+    devices, idle = _devices(group, f"({', '.join(groups[group])}) "), percent(_idle(shares[group]))
+    return capitalized(f"{devices} idle for {idle} of the time{most}.")
 
 
 def _advice(run: RunFiles, stage: str, groups: Mapping[str, Sequence[str]], shares: Shares) -> list[str]:
@@ -96,13 +97,13 @@ def _advice(run: RunFiles, stage: str, groups: Mapping[str, Sequence[str]], shar
     most = max(shares, key=lambda group: _idle(shares[group]))
     saved = _saved_by_sampling_ahead(groups, shares)
     if stage == "ppo" and _can_sample_ahead(run) and saved >= _NOTABLE:
-        return [f"ppo.sample_ahead would sample during the update and save at most {percent(saved)} of the time; each rollout "
-                "would then come from weights that are one update old."]
+        return ["With ppo.sample_ahead=True, responses would be sampled during the update, which saves at most "
+                f"{percent(saved)} of the time; each rollout then comes from weights that are one update old."]
     busiest = min(shares, key=lambda group: _idle(shares[group]))
     busy, apart = 1 - _idle(shares[busiest]), set(groups[most]).isdisjoint(groups[busiest])
     if apart and busy >= 0.5 and _idle(shares[most]) >= 0.5:
-        return [f"They mostly wait for devices {busiest}, which were busy for {percent(busy)} of the time: give these more of "
-                "the devices, or let the roles share devices (config.placement)."]
+        return [f"Meanwhile, {_devices(busiest)} busy for {percent(busy)} of the time: give the roles there more devices, or let "
+                "all roles share devices (config.placement)."]
     return []
 
 

@@ -168,9 +168,10 @@ def timeline(title: str, lanes: Sequence[Lane], names: Sequence[str], marks: Seq
             parts.append(element("rect", note, x=x(began), y=top + 20, width=width, height=22, class_=f"bar tone-{tone}"))
             if width > 6.2 * len(name) + 8:
                 parts.append(text(x(began) + width / 2, top + 35, name, class_="within", text_anchor="middle"))
+    tracks = [(38 + row * _LANE, 68 + row * _LANE) for row in range(len(lanes))]
     for at, label in marks:
-        parts += [element("line", x1=x(at), x2=x(at), y1=4, y2=bottom, class_="reference"),
-                  text(x(at) + 5, 13, label, class_="tick")]
+        parts.append(text(x(at) + 5, 13, label, class_="tick"))
+        parts += [element("line", x1=x(at), x2=x(at), y1=above, y2=below, class_="axis") for above, below in [(3, 16), *tracks]]
     parts += [text(x(value), bottom + 16, f"{tick_text(value)} s", class_="tick", text_anchor="middle" if value else "start")
               for value in ticks(0.0, end, 8)]
     spoken = "; ".join(f"{lane.label}: " + ", ".join(f"{name} {ended - began:.3g} s" for name, began, ended in lane.bars)
