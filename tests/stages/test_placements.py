@@ -12,6 +12,7 @@ from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.rl.iteration import Iteration
+from jaxalign.tracking.device_times import FILE, read_device_times
 from jaxalign.tracking.metrics import read_metrics
 from tests.folders import write_model
 
@@ -74,6 +75,11 @@ def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(fol
     for mine, theirs in zip(found, wanted, strict=True):
         for name in ("score", "reward", "kl_k1", "policy_loss", "value_loss", "grad_norm", "critic_grad_norm", "entropy"):
             assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-5), name
+    timed = read_device_times(folder / "cut" / "ppo" / FILE)
+    assert [row.iteration for row in timed] == [0, 1, 2] and [list(row.groups) for row in timed[1:]] == [
+        ["0-3", "4-7"], ["0-1", "2-3", "4-5", "6-7"]]
+    assert FILE not in json.loads((folder / "cut" / "ppo" / "manifest.json").read_text())["outputs"]
+    assert not (folder / "flat" / "ppo" / FILE).exists()
     summary = json.loads((folder / "cut" / "ppo" / "summary.json").read_text())
     assert summary["placement"]["roles"]["policy"] == {"devices": "0-1", "mesh": {"data": 2}}
     assert "placement" not in json.loads((folder / "flat" / "ppo" / "summary.json").read_text())
@@ -121,6 +127,11 @@ def test_online_dpo_gives_the_metrics_of_one_device(folder):
         pipeline.run(from_config_dict({**config(folder, placement), "ppo": {}, **fields}), folder / "online" / name)
     found, wanted = (read_metrics(folder / "online" / run / "online_dpo" / "metrics.jsonl") for run in ("placed", "one"))
     assert len(found) == len(wanted) == 2
+    _, second = read_device_times(folder / "online" / "placed" / "online_dpo" / FILE)
+    # The answers of each of the two minibatches are sampled and scored, and each is trained on in each epoch.
+    assert [program.name for program in second.on("4-7")] == ["copy of weights", "generate", "generate"]
+    assert [program.name for program in second.on("2-3")] == ["reference"] * 2
+    assert [program.name for program in second.on("0-1")] == ["log-probabilities"] * 2 + ["policy update"] * 2
     for mine, theirs in zip(found, wanted, strict=True):
         for name in ("loss", "decided", "kl", "length", "grad_norm"):
             assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-5), name

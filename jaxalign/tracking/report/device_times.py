@@ -102,8 +102,8 @@ def _advice(run: RunFiles, stage: str, groups: Mapping[str, Sequence[str]], shar
     busiest = min(shares, key=lambda group: _idle(shares[group]))
     busy, apart = 1 - _idle(shares[busiest]), set(groups[most]).isdisjoint(groups[busiest])
     if apart and busy >= 0.5 and _idle(shares[most]) >= 0.5:
-        return [f"Meanwhile, {_devices(busiest)} busy for {percent(busy)} of the time: give the roles there more devices, or let "
-                "all roles share devices (config.placement)."]
+        return [f"Meanwhile, {_devices(busiest)} busy for {percent(busy)} of the time: give the roles there more devices, or "
+                "let all roles share devices (config.placement)."]
     return []
 
 
