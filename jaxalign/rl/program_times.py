@@ -104,8 +104,8 @@ class ProgramTimes:
     devices that receive it.
 
     Times are about 0.1 ms late, because a thread must wake up. The cost per program and group is one task of a thread: about
-    0.1 ms of processor time, of which the caller waits for 0.02 ms. The thread does not hold Python's lock while it waits, and the
-    devices do no additional work. Each iteration adds one line of about 1 kB to the file.
+    0.1 ms of processor time, of which the caller waits for 0.02 ms. The thread does not hold Python's lock while it waits, and
+    the devices do no additional work. Each iteration adds one line of about 1 kB to the file.
 
     Args:
       path: the file (`tracking.device_times`); None records nothing.
