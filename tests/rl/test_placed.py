@@ -123,8 +123,8 @@ def test_the_checks_before_the_first_update_hold():
 @pytest.mark.parametrize(("place", "groups"), [
     ("custom", {"0-3": ["advantages", "policy update"], "4-5": ["critic update", "reference", "values"],
                 "6-7": ["copy of weights", "generate", "reward"]}),
-    ("interleave", {"0": ["advantages", "generate", "policy and critic update", "reference", "values"],
-                    "1": ["advantages", "generate", "policy and critic update", "reward", "values"]}),
+    ("interleave", {"0-3": ["advantages", "generate", "policy and critic update", "reference", "values"],
+                    "4-7": ["advantages", "generate", "policy and critic update", "reward", "values"]}),
 ])
 def test_each_program_of_an_iteration_runs_once_on_its_devices_and_the_rest_is_idle_time(place, groups, tmp_path):
     iterate(place, directory=tmp_path)
