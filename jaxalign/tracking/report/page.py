@@ -100,8 +100,10 @@ def _page(run: RunFiles, refresh: float | None) -> str:
 
 def sections(run: RunFiles, running: str = "") -> list[ReportSection]:
     """The sections of the changes, the rounds, the stages, people's ratings, the audit, the requests to a server and the
-    costs, sorted by
-    `ReportSection.order`, then by the order of stages. running: the label of the stage that the opening describes."""
+    costs, sorted by `ReportSection.order`, then by the order of stages.
+
+    running: the label of the stage that the opening describes.
+    """
     of_stages, functions = [], []
     for record in run.records:
         if record.report is None or record.report in functions:  # Stages that share a function share its sections.
