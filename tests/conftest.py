@@ -42,7 +42,13 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes millions of objects that live long; with Python's thresholds, 8% of the time is garbage collection.
-gc.set_threshold(10_000, 20, 20)
+gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_collection_finish():
+    """Leave the modules of all tests out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

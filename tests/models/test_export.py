@@ -54,8 +54,9 @@ def _model(tmp_path, config, head="lm", sharding=None, vocab_multiple=1):
     decoder = read_config(_folder(tmp_path / "config", config), vocab_multiple=vocab_multiple).decoder
     model = Model(decoder, head, sharding or one_device())
     # Move norms and biases away from their initial values, so that a missing one changes the result.
-    params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(1.0 * x.size)).reshape(x.shape), model.init(jax.random.key(0)))
-    return model, jax.device_put(params, model.shardings())
+    params = tiny.to_host(model.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: x + 0.1 * np.cos(np.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
+    return model, tiny.place(model, params)
 
 
 def _theirs(folder, kind="AutoModelForCausalLM"):
