@@ -138,11 +138,13 @@ def test_greedy_takes_the_likeliest_token_with_its_log_probability_at_temperatur
 
 def test_the_noise_depends_only_on_key_row_and_position():
     """With equal logits the token shows the noise: it is the same exactly if (key, row, position) is the same."""
-    flat, sampling = jnp.zeros((4, 1000)), Sampling(8, (2,))
+    @functools.partial(jax.jit, static_argnums=4)
+    def drawn(key, rows, positions, mine, variant):
+        return sample(jnp.zeros((len(rows), 1000)), row_keys(jax.random.key(key), rows), positions, mine, variant)[0]
 
     def tokens(key, rows, positions):
-        keys = row_keys(jax.random.key(key), jnp.asarray(rows))
-        return np.asarray(sample(flat[: len(rows)], keys, jnp.asarray(positions), *settings(sampling, len(rows)))[0])
+        mine = settings(Sampling(8, (2,)), len(rows))
+        return np.asarray(drawn(key, np.asarray(rows), np.asarray(positions), *mine))
 
     first = tokens(0, [5, 6, 7, 8], [3, 3, 4, 4])
     assert len(set(first)) == 4
