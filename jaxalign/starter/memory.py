@@ -43,7 +43,7 @@ def this_device() -> Cluster:
     limit = (device.memory_stats() or {}).get("bytes_limit")
     usable = float(limit) if limit else USABLE * psutil.virtual_memory().available
     name = f"this machine ({device.device_kind})" if device.platform == "cpu" else device.device_kind
-    chip = Chip(name, device.platform, usable, 1.0, 1.0, 1.0, 1.0, 0, 1, None, "", 1, "this machine")
+    chip = Chip(name, device.platform, usable, 1.0, 1.0, 1.0, 1.0, 0, 1, 1, None, "", 1, "this machine")
     return Cluster(chip, (1,), 1, usable)
 
 

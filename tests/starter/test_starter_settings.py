@@ -62,7 +62,7 @@ def test_the_memory_of_a_run_has_at_least_its_weights(tmp_path):
     """PPO holds policy, critic, reference and preference model in float32, and two moments of the first two."""
     folder = write_model(tmp_path / "model", max_length=1024)
     model = facts(folder=folder, positions=1024)
-    chip = Chip("c", "cpu", 1e9, 1.0, 1.0, 1.0, 1.0, 0, 1, None, "", 1, "")
+    chip = Chip("c", "cpu", 1e9, 1.0, 1.0, 1.0, 1.0, 0, 1, 1, None, "", 1, "")
     found = fit(make_config(model, Choice("chat"), tmp_path), Cluster(chip, (1,), 1, 1e9))
     weights = 2 * (16 * (4 + 2 + 2) * 4 + 16 * 16 + 3 * 16 * 20)  # Attention and MLP of two layers, without tables and norms.
     assert found.peak > 4 * weights * (4 + 2 * 2) and found.fits
