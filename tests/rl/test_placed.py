@@ -90,10 +90,17 @@ CASES = [
 ]
 
 
+@functools.cache
+def placed(place, variant):
+    """(the last state, metrics, tokens, the devices of each role, the checks before the first update) under a placement."""
+    checks = []
+    return *iterate(place, checks=checks.extend, **VARIANTS[variant]), checks
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "variant"), CASES)
 def test_every_placement_gives_the_tokens_and_the_metrics_of_one_device(place, variant):
-    _, metrics, tokens, _ = iterate(place, **VARIANTS[variant])
+    _, metrics, tokens, *_ = placed(place, variant)
     _, wanted, wanted_tokens, _ = expected(variant)
     for found, want in zip(tokens, wanted_tokens, strict=True):
         np.testing.assert_array_equal(found, want)
@@ -114,9 +121,8 @@ def test_the_trained_models_stay_on_their_own_devices():
 
 @pytest.mark.slow
 def test_the_checks_before_the_first_update_hold():
-    found = []
-    iterate("separate", 1, found.extend)
-    assert len(found) == 5 and all(check.passed for check in found)
+    *_, checks = placed("separate", "once")
+    assert len(checks) == 5 and all(check.passed for check in checks)
 
 
 @pytest.mark.slow
