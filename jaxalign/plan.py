@@ -6,6 +6,7 @@ Exit codes: 0 it fits, 1 it does not, 2 a user error (one sentence on stderr, no
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -19,8 +20,14 @@ from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES
 
 if TYPE_CHECKING:
+    from jaxalign.planner.compiled import CompiledProgram
     from jaxalign.planner.estimate import RunEstimate
-    from jaxalign.planner.placement_choices import Choices
+    from jaxalign.planner.placement_choices import Choice, Choices
+    from jaxalign.planner.placement_kinds import KindChoices
+    from jaxalign.planner.prices import DevicePrices
+    from jaxalign.planner.role_topologies import RoleTopology
+    from jaxalign.planner.search import Given
+    from jaxalign.planner.weights import WeightBytes
 
 _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
 
@@ -29,6 +36,7 @@ Prints the memory, work and time of each task of a run, by arithmetic, for devic
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
   --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8
                         GPUs: a kind (a100, h100, h200, b200, gb200) or a description file, hosts x GPUs, as in h100:4x8
+                        for groups of roles (docs/placement.md): policy+critic=v5p:2x2x4,generator+reference=v5e:2x4
   --gpus=NAMExCOUNT     other GPUs, or without --compile, as in H100x8
   --shape=NAME          the architecture of a published model, as in Llama-3.1-8B, without its files
   --search              plan the fastest mesh that fits instead of config.mesh, and list placements of stage ppo
@@ -80,105 +88,202 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
     return from_config_dict(values)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is printed.
+
+    Attributes:
+      given: the inputs, with the fastest mesh if the plan searched it.
+      run: the estimate.
+      prices: the prices; None without --prices.
+      faster: a faster mesh that fits; None without one.
+      placements: the placements of a search on one machine; kinds: those of a search on several.
+      compiled: the compiled programs.
+      auto: what strategy auto would choose.
+    """
+
+    given: Given
+    run: RunEstimate
+    prices: DevicePrices | None
+    faster: RunEstimate | None
+    placements: Choices | None
+    kinds: KindChoices | None
+    compiled: Sequence[CompiledProgram]
+    auto: tuple[str, ...]
+
+    @functools.cached_property
+    def advice(self) -> list[tuple[str, RunEstimate]]:
+        """Changes with which a run without a placement fits."""
+        from jaxalign.planner import search
+
+        return [] if self.run.fits or self.run.placed else search.advice(self.given)
+
+    @functools.cached_property
+    def weights(self) -> dict[str, WeightBytes]:
+        """Those of each role on config.mesh."""
+        from jaxalign.planner.estimate import abstract_sharding, role_weights
+
+        policy = self.given.policy.on(abstract_sharding(self.given.config.mesh))
+        roles = dict.fromkeys(role for task in self.run.tasks for role in task.task.stays)
+        return {role: role_weights(self.given.config, policy, role)[1] for role in roles}
+
+    @property
+    def choice(self) -> Choice | None:
+        """The fastest placement that one program can run; None without a search or a placement."""
+        if self.kinds is not None:
+            return self.kinds.fastest_program and self.kinds.fastest_program.choice
+        return self.placements.best[0] if self.placements is not None and self.placements.best else None
+
+
 def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     """Prints the plan. arguments: those of the config, which `jaxalign.train` reads."""
     # Imported here so that a mistyped flag is reported without importing JAX.
-    from jaxalign.planner import compiled_report, placement_choices, placement_report, report, search, shapes
-    from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_weights
-    from jaxalign.planner.hardware import gpu_cluster, topology_cluster
+    from jaxalign.planner import placement_choices, placement_kinds, search
     from jaxalign.planner.prices import read_prices
-    from jaxalign.planner.requests import planned_requests
-    from jaxalign.planner.topology import parse_topology
 
-    if bool(own["topology"]) == bool(own["gpus"]):
-        raise UserError("exactly one of --topology (as in v5e:4x4 or h100:1x8) and --gpus (as in L4x8) is expected")
-    topology = parse_topology(own["topology"], config.mesh.slices) if own["topology"] else None
-    cluster = gpu_cluster(own["gpus"]) if topology is None else topology_cluster(topology)
+    given, groups, auto = _given(config, own)
+    config, cluster = given.config, given.cluster
     prices = read_prices(own["prices"]) if own["prices"] else None
-    assumptions = Assumptions(own["mfu"], own["hbm"], own["network"])
-    policy = shapes.policy_model(config, abstract_sharding(config.mesh), own["shape"] or None)
-    given = search.Given(config, policy, cluster, assumptions, own["prompt"], own["examples"])
-    if config.placement.strategy != "flat":
-        given.estimate()  # Raises the sentence on the placement.
-    best, placements = search.possible(given), None
+    flat = config.placement.strategy == "flat"
+    best, placements, kinds = search.possible(given) if flat else (), None, None
     if own["search"]:
         if not best:
             raise UserError(f"no mesh of all {cluster.devices} devices of {cluster.name} divides this model and its batches; "
                             "choose batch sizes that more meshes divide, or another topology")
-        placements = placement_choices.placement_choices(given)
+        if given.others:
+            kinds = placement_kinds.kind_choices(given, prices)
+        else:
+            placements = placement_choices.placement_choices(given)
         given = dataclasses.replace(given, config=best[0].config)
-    run = given.estimate()
-    sharded = dataclasses.replace(policy, sharding=abstract_sharding(given.config.mesh))
-    roles = dict.fromkeys(role for task in run.tasks for role in task.task.stays)
-    weights = {role: role_weights(config, sharded, role)[1] for role in roles}
-    advice = [] if run.fits else search.advice(given)
+    run = given.estimate() if flat else _placed(given, groups)
     # The fastest mesh that fits is worth a line if it saves at least 5% of the time.
     saves = best and best[0].fits and not (run.fits and best[0].seconds > 0.95 * run.seconds)
-    faster = best[0] if saves else None
-    compiled = _compiled(given.config, own) if own["compile"] else []
-    requests = planned_requests(config, own["prompt"])
-    if own["json"]:
-        content = report.to_json(run, weights, assumptions, prices)
-        content["advice"] = [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in advice]
-        content["faster_mesh"] = None if faster is None else search.mesh_words(faster.config.mesh)
-        content["requests"] = [dataclasses.asdict(each) for each in requests]
-        content["compiled"] = compiled_report.to_json(compiled)
-        content["placements"] = placement_report.to_json(placements, cluster, prices)
-        print(json.dumps(content, indent=1))
-    else:
-        print(report.text(run, weights, own["shape"] or config.model.path or "The model", assumptions, prices))
-        print(report.verdict(run))
-        if faster is not None:
-            print(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, peak "
-                  f"{faster.peak / report.GB:.1f} GB); --search plans it.")
-        for line in (*([] if run.fits else report.advised(advice)), *placement_report.lines(placements, cluster, prices),
-                     *report.request_lines(requests, config.endpoint)):
-            print(line)
-        if compiled:
-            print("\n" + compiled_report.text(compiled))
+    compiled = _compiled(given, groups) if own["compile"] else []
+    plan = _Plan(given, run, prices, best[0] if saves else None, placements, kinds, compiled, auto)
+    print(json.dumps(_json(plan), indent=1) if own["json"] else _text(plan, own["shape"] or config.model.path or "The model"))
     if own["write-config"]:
-        _write_config(own["write-config"], arguments, config, run, placements)
+        # Auto is planned as flat here, and the flags change flat.
+        changed = [*arguments, "--config.placement.strategy=flat"] if auto else arguments
+        program = None if kinds is None else kinds.fastest_program
+        machine = cluster.name if program is None else program.machines[0]
+        _write_config(own["write-config"], changed, config, run, plan.choice, machine)
     return 0 if run.fits and all(program.fits for program in compiled) else 1
 
 
-def _write_config(path: str, arguments: Sequence[str], config: Config, run: RunEstimate, placements: Choices | None) -> None:
+def _json(plan: _Plan) -> dict[str, Any]:
+    """All numbers of the plan, unrounded."""
+    from jaxalign.planner import compiled_report, placement_kinds_report, placement_report, report, search
+    from jaxalign.planner.requests import planned_requests
+
+    given = plan.given
+    return report.to_json(plan.run, plan.weights, given.assumptions, plan.prices) | {
+        "advice": [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in plan.advice],
+        "faster_mesh": None if plan.faster is None else search.mesh_words(plan.faster.config.mesh),
+        "requests": [dataclasses.asdict(each) for each in planned_requests(given.config, given.prompt)],
+        "compiled": compiled_report.to_json(plan.compiled),
+        "placements": placement_report.to_json(plan.placements, given.cluster, plan.prices),
+        "kinds": placement_kinds_report.to_json(plan.kinds),
+    }
+
+
+def _text(plan: _Plan, name: str) -> str:
+    """The tables of the plan, its verdict and what follows from it. name: the model's."""
+    from jaxalign.planner import compiled_report, placement_kinds_report, placement_report, report, search
+    from jaxalign.planner.requests import planned_requests
+
+    given, run, faster = plan.given, plan.run, plan.faster
+    lines = [report.text(run, plan.weights, name, given.assumptions, plan.prices), report.verdict(run)]
+    if faster is not None:
+        lines.append(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, "
+                     f"peak {faster.peak / report.GB:.1f} GB); --search plans it.")
+    lines += [f"config.placement.strategy=auto would choose {sentence}." for sentence in plan.auto]
+    lines += [] if run.fits or run.placed else report.advised(plan.advice)
+    lines += placement_report.lines(plan.placements, given.cluster, plan.prices)
+    lines += placement_kinds_report.lines(plan.kinds, plan.prices)
+    lines += report.request_lines(planned_requests(given.config, given.prompt), given.config.endpoint)
+    return "\n".join(lines + (["\n" + compiled_report.text(plan.compiled)] if plan.compiled else []))
+
+
+def _given(config: Config, own: dict[str, Any]) -> tuple[Given, list[RoleTopology], tuple[str, ...]]:
+    """(the inputs of the plan, the topologies by role, what strategy auto would choose). Auto is replaced by its choice, or by
+    flat for a search, which lists what auto chooses from."""
+    from jaxalign.planner import placement_auto, shapes
+    from jaxalign.planner.estimate import Assumptions, abstract_sharding
+    from jaxalign.planner.hardware import gpu_cluster
+    from jaxalign.planner.role_topologies import clusters_of, parse_topologies, require_placement
+    from jaxalign.planner.search import Given
+
+    if bool(own["topology"]) == bool(own["gpus"]):
+        raise UserError("exactly one of --topology (as in v5e:4x4 or h100:1x8) and --gpus (as in L4x8) is expected")
+    groups = parse_topologies(own["topology"], config.mesh.slices) if own["topology"] else []
+    cluster, *others = clusters_of(groups) or map(gpu_cluster, own["gpus"].split(","))
+    assumptions, strategy = Assumptions(own["mfu"], own["hbm"], own["network"]), config.placement.strategy
+    if groups:
+        require_placement(groups, strategy)
+    if others and strategy in ("flat", "auto") and not own["search"]:
+        raise UserError(f"several machines are given, but config.placement.strategy is {strategy}; add --search to compare "
+                        "placements on them, or set the strategy to separate or custom")
+    if own["search"] and strategy not in ("flat", "auto"):
+        raise UserError(f"config.placement.strategy is {strategy!r}, but --search compares placements itself; set it to flat, "
+                        "or plan the placement without --search")
+    policy = shapes.policy_model(config, abstract_sharding(config.mesh), own["shape"] or None)
+    given = Given(config, policy, cluster, assumptions, own["prompt"], own["examples"], tuple(others))
+    if strategy != "auto":
+        return given, groups, ()
+    chosen = placement_auto.AutoPlacement(sentences=("flat, for stages other than ppo",))
+    if own["search"]:
+        chosen = placement_auto.AutoPlacement(sentences=("the first of these placements if it is clearly faster than flat",))
+    elif "ppo" in config.stages:
+        chosen = placement_auto.choose(given)
+    placement = dataclasses.replace(config.placement, strategy="custom" if chosen.roles else "flat", roles=chosen.roles)
+    return dataclasses.replace(given, config=dataclasses.replace(config, placement=placement)), groups, chosen.sentences
+
+
+def _placed(given: Given, groups: Sequence[RoleTopology]) -> RunEstimate:
+    """The plan of a config with a placement."""
+    from jaxalign.planner.placed_estimate import check_groups, estimate_placed
+
+    run = estimate_placed(given)
+    for stage in run.placed:
+        check_groups(stage.placement, [(roles, cluster) for (roles, _), cluster in zip(groups, run.clusters, strict=False)])
+    return run
+
+
+def _write_config(
+    path: str, arguments: Sequence[str], config: Config, run: RunEstimate, choice: Choice | None, machine: str
+) -> None:
     """Writes the config with the fastest placement that fits, else with the plan's mesh, and says on stderr what it wrote.
 
-    config: the config of the arguments. run: its plan with the fastest mesh.
+    config: the config of the arguments. run: its plan with the fastest mesh. choice: the fastest placement that one program can
+    run; None without one. machine: the name of its devices.
     """
     from jaxalign.planner.config_file import write_config
     from jaxalign.planner.placement_choices import changes
 
-    if placements is not None and placements.best:
-        flags = placements.best[0].flags
+    if choice is not None:
+        flags = choice.flags
     elif run.fits:
         flags = changes(config, run.config)
     else:
         print(f"{path} is not written, because no mesh fits", file=sys.stderr)
         return
-    write_config(path, "A config with the fastest mesh and placement that fit " + run.cluster.name + ".", [*arguments, *flags])
+    write_config(path, f"A config with the fastest mesh and placement that fit {machine}.", [*arguments, *flags])
     print(f"wrote {path}, for python -m jaxalign.train --config={path}", file=sys.stderr)
 
 
-def _compiled(config: Config, own: dict[str, Any]):
-    """Compiles every step of the run for the topology. Raises UserError without a topology."""
+def _compiled(given: Given, groups: Sequence[RoleTopology]):
+    """Compiles every step of the run for the topologies. Raises UserError without one."""
     from jaxalign.parallel.compile_cache import cache_folder
-    from jaxalign.parallel.sharding import make_sharding
-    from jaxalign.planner import shapes
-    from jaxalign.planner.compiled import compile_run
+    from jaxalign.planner.compiled_placed import compile_for
     from jaxalign.planner.compiled_report import verdict
-    from jaxalign.planner.topology import parse_topology, topology_devices
 
-    if not own["topology"]:
+    if not groups:
         raise UserError("--compile needs a --topology, as in v5e:4x4 or, in place of --gpus, h100:1x8")
-    mesh, topology = config.mesh, parse_topology(own["topology"], config.mesh.slices)
-    devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
-    policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)
-    cache = None if config.compile_cache is None else cache_folder(config.compile_cache)
+    kept = given.config.compile_cache
+    cache = None if kept is None else cache_folder(kept)
     reports = None if cache is None or "://" in cache else pathlib.Path(cache) / "plans"
-    return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable,
-                       progress=lambda program: sys.stderr.write(verdict(program) + "\n"),
-                       reports=reports, topology=json.dumps(dataclasses.asdict(topology)))
+    return compile_for(given, [topology for _, topology in groups], reports=reports,
+                       progress=lambda program: sys.stderr.write(verdict(program) + "\n"))
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -29,6 +29,8 @@ from jaxalign.placement.roles import SHADOWS, role_of
 from jaxalign.placement.slices import DeviceSlice, allocate
 
 STRATEGIES = ("flat", "interleave", "separate", "custom")
+AUTO = "auto"
+"""The strategy of a config that chooses flat or custom when a stage starts; `resolve` does not accept it."""
 
 
 def resolve(

@@ -16,6 +16,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -65,6 +66,7 @@ class CompiledProgram:
       resident: bytes, by role, of arrays that are on the device while the program runs but are not its arguments.
       usable: bytes of device memory available to programs; None if unknown.
       warnings: sentences about unexpected costs (see `surprises`).
+      devices: the devices of a role with a placement, as in "4-7 of v5e:2x4"; empty for config.mesh.
     """
 
     stage: str
@@ -81,6 +83,12 @@ class CompiledProgram:
     resident: dict[str, int]
     usable: int | None
     warnings: tuple[str, ...]
+    devices: str = ""
+
+    @property
+    def name(self) -> str:
+        """Such as "ppo update", with the role and its devices if they have a placement."""
+        return f"{self.stage} {self.phase}" + (f" ({self.role}) on {self.devices}" if self.devices else "")
 
     @property
     def total(self) -> int | None:
@@ -91,6 +99,22 @@ class CompiledProgram:
     def fits(self) -> bool:
         """Whether the compiler accepted the program and it fits on the device together with the resident arrays."""
         return self.memory is not None and (self.usable is None or self.total <= self.usable)
+
+
+class Target(NamedTuple):
+    """A program, with the devices that it compiles for.
+
+    Attributes:
+      program: the program; its arguments have the devices.
+      usable: bytes of one device's memory; None if unknown.
+      topology: a description of the devices, for kept reports.
+      devices: `CompiledProgram.devices`.
+    """
+
+    program: PlannedProgram
+    usable: int | None = None
+    topology: str = ""
+    devices: str = ""
 
 
 def compile_run(
@@ -116,17 +140,25 @@ def compile_run(
       reports: a folder that keeps the compiler's reports, so that the same program is compiled once; None: none is kept.
       topology: a description of the devices, for `reports`.
     """
-    chosen = [program for program in run_programs(config, policy, prompt)
-              if not programs or any(wanted in program.name for wanted in programs)]
-    once: dict[str, concurrent.futures.Future[tuple[Report, float]]] = {}
+    targets = [Target(program, usable, topology) for program in run_programs(config, policy, prompt)
+               if not programs or any(wanted in program.name for wanted in programs)]
+    return compile_targets(targets, progress, reports)
 
-    def compile_timed(lowered: Lowered) -> tuple[Report, float]:
+
+def compile_targets(
+    targets: Sequence[Target], progress: Callable[[CompiledProgram], None] | None = None, reports: pathlib.Path | None = None
+) -> list[CompiledProgram]:
+    """Compiles programs, as many at the same time as cores and memory allow. progress, reports: as in `compile_run`."""
+    once: dict[tuple[str, str], concurrent.futures.Future[tuple[Report, float]]] = {}
+
+    def compile_timed(lowered: Lowered, topology: str) -> tuple[Report, float]:
         began = time.perf_counter()
         return compile_lowered(lowered, reports, topology), time.perf_counter() - began
 
-    def finish(program: PlannedProgram, lowering: float, compiling: concurrent.futures.Future) -> CompiledProgram:
+    def finish(target: Target, lowering: float, compiling: concurrent.futures.Future) -> CompiledProgram:
         report, seconds = compiling.result()
-        compiled = _analysed(program, usable, report, lowering + seconds)
+        compiled = _analysed(target.program, target.usable, report, lowering + seconds)
+        compiled = dataclasses.replace(compiled, devices=target.devices)
         if progress is not None:
             progress(compiled)
         return compiled
@@ -135,17 +167,17 @@ def compile_run(
     with (
         names_in_cache_key(),
         concurrent.futures.ThreadPoolExecutor(_workers()) as compilers,
-        concurrent.futures.ThreadPoolExecutor(max(1, len(chosen))) as finishers,
+        concurrent.futures.ThreadPoolExecutor(max(1, len(targets))) as finishers,
     ):
         try:
             results = []
-            for program in chosen:
+            for target in targets:
                 began = time.perf_counter()
-                lowered = lower(program.step, program.arguments)
-                lowering = time.perf_counter() - began
-                if lowered.key not in once:
-                    once[lowered.key] = compilers.submit(compile_timed, lowered)
-                results.append(finishers.submit(finish, program, lowering, once[lowered.key]))
+                lowered = lower(target.program.step, target.program.arguments)
+                lowering, key = time.perf_counter() - began, (lowered.key, target.topology)
+                if key not in once:
+                    once[key] = compilers.submit(compile_timed, lowered, target.topology)
+                results.append(finishers.submit(finish, target, lowering, once[key]))
             compiled = [result.result() for result in results]
         except BaseException:
             compilers.shutdown(wait=False, cancel_futures=True)

@@ -29,7 +29,7 @@ def hidden(program: CompiledProgram) -> dict[str, float]:
 
 def verdict(program: CompiledProgram) -> str:
     """One line on a compiled program, such as "ppo update (policy): 47.30 of 78.27 GB, fits, 12 s"."""
-    name = f"{program.stage} {program.phase} ({program.role})"
+    name = program.name if program.devices else f"{program.name} ({program.role})"
     if program.memory is None:
         return f"{name}: rejected by the compiler, {program.seconds:.0f} s"
     memory = f"{program.total / GB:.2f}" + ("" if program.usable is None else f" of {program.usable / GB:.2f}")
@@ -40,7 +40,7 @@ def text(programs: Sequence[CompiledProgram]) -> str:
     """A table with a row for each program, then the bytes sent, the warnings and the compiler's errors."""
     rows = [["compiled", "peak", "", "temporary", "resident", "collectives", "GB sent", "seconds to compile"]]
     for program in programs:
-        name, resident = f"{program.stage} {program.phase}", f"{sum(program.resident.values()) / GB:.2f}"
+        name, resident = program.name, f"{sum(program.resident.values()) / GB:.2f}"
         if program.memory is None:
             rows.append([name, "-", "rejected", "-", resident, "-", "-", f"{program.seconds:.0f}"])
             continue
@@ -55,12 +55,12 @@ def text(programs: Sequence[CompiledProgram]) -> str:
         overlapping = hidden(program)
         over = ", ".join(f"{axes or 'no axis'} {size / GB:.2f} GB ({overlapping.get(axes, 0.0) / GB:.2f} during computation)"
                          for axes, size in sorted(sent(program).items()))
-        lines += [f"{program.stage} {program.phase}: each device sends over {over}."] if over else []
+        lines += [f"{program.name}: each device sends over {over}."] if over else []
         calls = ", ".join(f"{kernel} {count}" for kernel, count in (program.kernels or {}).items())
-        lines += [f"{program.stage} {program.phase}: kernels and their calls: {calls}."] if calls else []
-        lines += [f"{program.stage} {program.phase}: {warning}." for warning in program.warnings]
+        lines += [f"{program.name}: kernels and their calls: {calls}."] if calls else []
+        lines += [f"{program.name}: {warning}." for warning in program.warnings]
         if program.refusal:
-            lines += [f"The compiler rejected {program.stage} {program.phase}:", *program.refusal.splitlines()]
+            lines += [f"The compiler rejected {program.name}:", *program.refusal.splitlines()]
     return "\n".join(lines)
 
 
@@ -68,8 +68,8 @@ def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
     """Bytes and FLOPs per device, unrounded."""
     return [
         {
-            "stage": program.stage, "phase": program.phase, "role": program.role, "fits": program.fits,
-            "peak_bytes": program.total,
+            "stage": program.stage, "phase": program.phase, "role": program.role, "devices": program.devices,
+            "fits": program.fits, "peak_bytes": program.total,
             "memory_bytes": None if program.memory is None else dataclasses.asdict(program.memory),
             "resident_bytes": program.resident, "flops": program.flops, "bytes_accessed": program.bytes_accessed,
             "product_flops": program.products,

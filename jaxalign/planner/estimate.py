@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from jax.sharding import AbstractMesh, AxisType
 
@@ -20,6 +21,9 @@ from jaxalign.planner.network import bandwidths
 from jaxalign.planner.programs import Run, Task, estimated_tasks
 from jaxalign.planner.weights import WeightBytes
 from jaxalign.planner.work import Work
+
+if TYPE_CHECKING:
+    from jaxalign.planner.placed_estimate import PlacedStage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,19 +74,34 @@ class TaskEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class RunEstimate:
-    """The estimates of all tasks of a run on a cluster."""
+    """The estimates of all tasks of a run on a cluster.
+
+    Attributes:
+      config, cluster: the config and the devices.
+      tasks: the tasks that run on config.mesh.
+      placed: the stages with a placement, of which the tasks are not in `tasks`.
+      others: devices of further kinds.
+    """
 
     config: Config
     cluster: Cluster
     tasks: tuple[TaskEstimate, ...]
+    placed: tuple[PlacedStage, ...] = ()
+    others: tuple[Cluster, ...] = ()
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """All devices."""
+        return (self.cluster, *self.others)
 
     @property
     def peak(self) -> float:
-        return max(task.peak for task in self.tasks)
+        """Bytes on the device that needs the most."""
+        return max([*(task.peak for task in self.tasks), *(group.peak for stage in self.placed for group in stage.groups)])
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.cluster.usable
+        return all(task.peak <= self.cluster.usable for task in self.tasks) and all(stage.fits for stage in self.placed)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -92,7 +111,8 @@ class RunEstimate:
     @property
     def seconds(self) -> float:
         """Seconds of all tasks with a known number of calls."""
-        return sum(task.seconds * task.task.calls for task in self.tasks if task.task.calls is not None)
+        tasks = sum(task.seconds * task.task.calls for task in self.tasks if task.task.calls is not None)
+        return tasks + sum(stage.seconds for stage in self.placed)
 
 
 def abstract_sharding(mesh: MeshConfig) -> Sharding:
@@ -137,7 +157,7 @@ def estimate(
     config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions = Assumptions(), prompt: int | None = None,
     examples: int | None = None,
 ) -> RunEstimate:
-    """The plan of a run.
+    """The plan of a run with all roles on config.mesh; `placed_estimate` plans stages with a placement.
 
     Args:
       config: the run's config.
@@ -147,19 +167,16 @@ def estimate(
       prompt, examples: as in `programs.Run`.
 
     Raises:
-      UserError: the mesh has more devices than the cluster or does not divide the model, or the placement is not flat.
+      UserError: the mesh has more devices than the cluster or does not divide the model.
     """
-    mesh, strategy = config.mesh, config.placement.strategy
-    if strategy != "flat":
-        raise UserError(f"config.placement.strategy is {strategy!r}, which the plan does not cover yet; set it to flat to plan "
-                        "the run with all roles on one mesh")
+    mesh = config.mesh
     sharding = abstract_sharding(mesh)
     if sharding.mesh.size > cluster.devices:
         raise UserError(f"config.mesh asks for {sharding.mesh.size} devices, but {cluster.name} has {cluster.devices}; "
                         "choose a smaller mesh, or let --search choose one")
     check_divides(policy, mesh)
     policy = dataclasses.replace(with_attention(policy, cluster), sharding=sharding)
-    run = _Run(config, policy, cluster, assumptions)
+    run = TaskEstimator(config, policy, cluster, assumptions)
     tasks = estimated_tasks(Run(config, policy, prompt, examples))
     trained = {task.stage: () for task in tasks}
     for task in tasks:
@@ -186,11 +203,18 @@ def role_weights(config: Config, policy: Model, role: str) -> tuple[Model, Weigh
     return model, weights.measure(model, config.lora.base)
 
 
-class _Run:
+class TaskEstimator:
+    """Estimates tasks on a mesh. policy: the run's model, on the abstract mesh of config.mesh. cluster: its devices."""
+
     def __init__(self, config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions):
         self.config, self.policy, self.cluster, self.assume = config, policy, cluster, assumptions
         self.sizes = {axis: getattr(config.mesh, axis) for axis in AXES}
         self.bandwidth = bandwidths(cluster, self.sizes, config.mesh.slices)
+
+    @staticmethod
+    def on_mesh(mesh: MeshConfig, model: Model) -> Model:
+        """A model on the abstract mesh of config.mesh."""
+        return dataclasses.replace(model, sharding=abstract_sharding(mesh))
 
     def resident(self, task: Task, trained: tuple[str, ...]) -> dict[str, float]:
         """Bytes by role; the base that adapters share counts once."""

@@ -19,19 +19,21 @@ from jaxalign.placement.machine import Host, Machine
 from jaxalign.placement.meshes import Limits
 from jaxalign.placement.resolve import resolve
 from jaxalign.planner.estimate import RunEstimate, optimizer_kind
+from jaxalign.planner.placement_parts import in_parts, samples_at_once
 from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, search_schedules
 from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem
-from jaxalign.planner.placement_sets import Member, PlacedSet
-from jaxalign.planner.role_models import GENERATION, PHASES, SCORING, TRAINING, Engine, RoleModel, Workload, part_of, placed
+from jaxalign.planner.placement_sets import PlacedSet
+from jaxalign.planner.role_models import Engine, RoleModel, Workload
 from jaxalign.planner.search import Given, possible
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.scorer import student_model
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.placing import limits_of
+from jaxalign.rl.state import values_in_update
 
 _RUN = (FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE)
 """The schedules that this project runs."""
-_ALIKE = 1.01
+ALIKE = 1.01
 """Times within this factor are alike: the estimate is coarser."""
 
 
@@ -81,12 +83,12 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
     """
     if "ppo" not in given.config.stages:
         return None
-    refused = _refused(given)
-    base = None if refused else _mesh_of_other_stages(given)
+    refused = refusal(given)
+    base = None if refused else mesh_of_other_stages(given)
     if base is None:
         return Choices(refused=refused or f"no mesh of {given.cluster.name} with mesh.generation=tensor fits the stages other "
                        "than ppo; choose a larger machine, or smaller batches for them")
-    problem = _problem(given, base)
+    problem = problem_of(given, base)
     try:
         every = search_schedules(problem, _RUN, keep=100)
     except UserError as error:
@@ -98,15 +100,15 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
                        "config.ppo.batch", workload=problem.workload)
     fastest = min(choice.found.seconds for choice in chosen)
     # Of those as fast as the best one, the one with the fewest sets is first.
-    chosen.sort(key=lambda choice: (max(choice.found.seconds, _ALIKE * fastest), len(choice.found.sets), choice.found.seconds))
+    chosen.sort(key=lambda choice: (max(choice.found.seconds, ALIKE * fastest), len(choice.found.sets), choice.found.seconds))
     best = chosen[:keep]
     together = next((choice for choice in chosen if choice.found.schedule == FLAT), None)
     if together is not None and together not in best:
         best[-1] = together
-    return Choices(tuple(best), "", problem.workload, _notes(given, problem))
+    return Choices(tuple(best), "", problem.workload, notes_on(given, problem))
 
 
-def _refused(given: Given) -> str:
+def refusal(given: Given) -> str:
     """Why placements other than flat cannot run or are not modelled; empty if they can."""
     config, cluster = given.config, given.cluster
     if cluster.hosts > 1 or cluster.slices > 1:
@@ -128,7 +130,7 @@ def _refused(given: Given) -> str:
     return ""
 
 
-def _mesh_of_other_stages(given: Given) -> RunEstimate | None:
+def mesh_of_other_stages(given: Given) -> RunEstimate | None:
     """The best plan with mesh.generation "tensor" in which all stages other than ppo fit; None if there is none."""
     for run in possible(given):
         others = [task.peak for task in run.tasks if task.task.stage != "ppo"]
@@ -137,7 +139,7 @@ def _mesh_of_other_stages(given: Given) -> RunEstimate | None:
     return None
 
 
-def _problem(given: Given, base: RunEstimate) -> Problem:
+def problem_of(given: Given, base: RunEstimate) -> Problem:
     """The roles and the rows of the plan's tasks of stage ppo."""
     config, policy, mesh = given.config, given.policy, base.config.mesh
     tasks = {each.task.phase: each.task for each in base.tasks if each.task.stage == "ppo"}
@@ -154,15 +156,16 @@ def _problem(given: Given, base: RunEstimate) -> Problem:
         roles.append(RoleModel("reward", dataclasses.replace(model, config=deeper), stored))
     rows = tasks["generate"].rows
     workload = Workload(rows.length, rows.new, rows.rows, config.ppo.minibatches, config.ppo.epochs,
-                        "policy" in tasks["score"].runs)
+                        "policy" in tasks["score"].runs, values_in_update(config.ppo))
     engine = Engine(given.assumptions, zero=mesh.zero, sequence_parallel=mesh.sequence_parallel)
     return Problem(tuple(roles), (Devices(given.cluster.chip, given.cluster.devices),), workload, engine)
 
 
-def _notes(given: Given, problem: Problem) -> tuple[str, ...]:
+def notes_on(given: Given, problem: Problem) -> tuple[str, ...]:
     """What the times and the memory of a choice do not include."""
     config = given.config
-    notes = ["Not modelled: the other stages, the checks of step 0, and responses that end early."]
+    notes = ["Not modelled: the other stages, the checks of step 0 except for their copy of the reference, and responses that "
+             "end early."]
     if config.ppo.alarms.every:
         notes.append("The measurements of config.ppo.alarms are not counted.")
     if not any(role.role == "reward" for role in problem.roles) or len(reward_records(config.reward.source)) > 1:
@@ -180,67 +183,32 @@ def _notes(given: Given, problem: Problem) -> tuple[str, ...]:
 
 def _choice(given: Given, base: RunEstimate, problem: Problem, found: Found) -> Choice | None:
     """A placement as a config of the run; None if the run cannot use it."""
-    if any(one.variants[GENERATION].parts > 1 for group in found.sets for one in group.members if GENERATION in one.variants):
-        return None
-    usable, length = given.cluster.usable, problem.workload.prompt + problem.workload.new
-    options = {rows * length: _in_parts(found, rows, problem)
-               for rows in (1 << power for power in range(problem.workload.batch.bit_length()))}
-    own = given.config.ppo.micro_batch_tokens
-    if own >= length:
-        options[own] = _in_parts(found, own // length, problem)
-    peaks = {tokens: max(group.peak for group in option.sets) for tokens, option in options.items()}
-    fitting = [tokens for tokens in options if peaks[tokens] <= usable]
-    fastest = min((options[tokens].seconds for tokens in fitting), default=0.0)
-
-    def rank(tokens: int) -> tuple[bool, bool, float]:
-        """The config's own value first, then the smallest of the values that are as fast as the best one."""
-        alike = options[tokens].seconds <= _ALIKE * fastest
-        return not alike, tokens != own, tokens if alike else options[tokens].seconds
-
-    for tokens in sorted(fitting, key=rank):
-        for config in _configs(base, options[tokens], tokens):
-            if _accepted(given, problem, config):
-                return Choice(options[tokens], config, changes(given.config, config), _idle(problem, options[tokens]))
+    for tokens, option in fitting_parts(given, problem, found):
+        for config in _configs(base, option, tokens):
+            if accepted(given, problem, config):
+                return Choice(option, config, changes(given.config, config), idle_share(problem, option))
     return None
 
 
-def _in_parts(found: Found, rows: int, problem: Problem) -> Found:
-    """The placement if every micro-batch has at most `rows` rows of a device."""
-    workload = problem.workload
+def fitting_parts(given: Given, problem: Problem, found: Found) -> list[tuple[int, Found]]:
+    """(ppo.micro_batch_tokens, the placement with it) for each value that fits, the best first; empty if the run cannot sample
+    the batch at once.
 
-    def resized(one: Member, group: PlacedSet) -> Member:
-        copies, variants = one.times.mesh["data"] * one.times.mesh["fsdp"], {}
-        for phase, chosen in one.variants.items():
-            if phase != GENERATION:
-                total = workload.batch // (workload.minibatches if phase == TRAINING else 1) // copies
-                parts = min(-(-total // rows), max(variant.parts for variant in one.times.tasks[phase]))
-                chosen = min((variant for variant in one.times.tasks[phase] if variant.parts >= parts),
-                             key=lambda variant: variant.parts)
-            if phase == TRAINING:
-                beside = _beside(one, group, chosen.parts, problem)
-                chosen = dataclasses.replace(chosen, temporary=chosen.temporary + beside)
-            variants[phase] = chosen
-        return dataclasses.replace(one, variants=variants)
+    The config's own value is first if it is as fast as the best one, else the smallest value that is as fast.
+    """
+    if not samples_at_once(found):
+        return []
+    length, own = problem.workload.prompt + problem.workload.new, given.config.ppo.micro_batch_tokens
+    sizes = [length << power for power in range(problem.workload.batch.bit_length())] + [own] * (own >= length)
+    options = {tokens: in_parts(found, tokens, problem) for tokens in sizes}
+    fitting = {tokens: option for tokens, option in options.items() if all(group.peak <= group.usable for group in option.sets)}
+    fastest = min((option.seconds for option in fitting.values()), default=0.0)
 
-    sets = [dataclasses.replace(group, members=tuple(resized(one, group) for one in group.members))
-            for group in found.sets]
-    if found.schedule == INTERLEAVE:  # The first set is on all devices, the others are on parts of them.
-        main, *scorers = sets
-        sets[0] = dataclasses.replace(main, beside=max(group.resident for group in scorers))
-    phases = {phase: max(sum(group.phases[phase].values()) for group in sets) for phase in PHASES}
-    if found.schedule == INTERLEAVE:
-        phases[SCORING] = sum(sets[0].phases[SCORING].values()) + max(sum(group.phases[SCORING].values()) for group in sets[1:])
-    return dataclasses.replace(found, sets=tuple(sets), phases=phases, seconds=math.fsum(phases.values()) + found.moved)
+    def rank(tokens: int) -> tuple[bool, bool, float]:
+        alike = fitting[tokens].seconds <= ALIKE * fastest
+        return not alike, tokens != own, tokens if alike else fitting[tokens].seconds
 
-
-def _beside(one: Member, group: PlacedSet, parts: int, problem: Problem) -> float:
-    """Bytes of the casts and tables of other roles that the program of an update also trains: those with the same mesh."""
-    size = 0.0
-    for other in group.members:
-        if other is not one and other.role.trained and other.times.mesh == one.times.mesh and other.role.model.lora is None:
-            own = placed(other.role, other.times.mesh, part_of(group.chip, group.count), problem.engine)[1]
-            size += own.casts + (own.table if parts > 1 else 0.0)
-    return size
+    return [(tokens, fitting[tokens]) for tokens in sorted(fitting, key=rank)]
 
 
 def _configs(base: RunEstimate, found: Found, tokens: int) -> Iterator[Config]:
@@ -264,7 +232,7 @@ def joined(entries: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{'+'.join(names)}={where}" for where, names in roles.items())
 
 
-def _accepted(given: Given, problem: Problem, config: Config) -> bool:
+def accepted(given: Given, problem: Problem, config: Config) -> bool:
     """Whether a run accepts a config with a placement; with strategy flat, also whether its own plan fits."""
     workload, (devices,) = problem.workload, problem.devices
     rows = {role.role: workload.batch // (workload.minibatches if role.trained else 1) for role in problem.roles}
@@ -282,7 +250,8 @@ def _accepted(given: Given, problem: Problem, config: Config) -> bool:
     return config.ppo.kl_estimator != "full" or (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
 
 
-def _idle(problem: Problem, found: Found) -> float:
+def idle_share(problem: Problem, found: Found) -> float:
+    """The share of an iteration in which a device is idle, the mean over all devices of the problem."""
     def busy(group: PlacedSet) -> float:
         return group.count * math.fsum(group.seconds)
 

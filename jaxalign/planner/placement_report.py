@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.placement_choices import Choice, Choices, joined
 from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE
-from jaxalign.planner.placement_search import SYNCHRONOUS
+from jaxalign.planner.placement_search import SYNCHRONOUS, Found
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.role_models import PHASES, SCORING
 from jaxalign.tracking.table import ruled
@@ -32,14 +33,24 @@ def lines(choices: Choices | None, cluster: Cluster, prices: DevicePrices | None
         found = choice.found
         cost = [f"{found.seconds / 3600 * price:.3g}"] if price is not None else []
         seconds = [f"{value:.3g}" for value in (*(found.phases[phase] for phase in PHASES), found.moved, found.seconds)]
-        table.append([f"{number}", _TITLES.get(found.schedule, found.schedule), *seconds, f"{choice.idle:.0%}",
+        table.append([f"{number}", title(found), *seconds, f"{choice.idle:.0%}",
                       f"{choice.peak / GB:.1f}", *cost])
     text = ["", f"Placements of stage ppo: an iteration of {rows.batch} responses, {rows.prompt} prompt tokens and {rows.new} "
             f"new tokens each, on {cluster.name}", *ruled(table)]
     for number, choice in enumerate(choices.best, 1):
-        text += ["", f"{number}. {'; '.join(_places(choice))}", *(f"   - {reason}" for reason in reasons(choice))]
-        text.append("   " + (" \\\n      ".join(map(shlex.quote, choice.flags)) or "No flag: this is the config as given."))
+        text += ["", f"{number}. {'; '.join(places(joined(choice.found.entries)))}"]
+        text += [*(f"   - {reason}" for reason in reasons(choice)), flag_words(choice)]
     return [*text, "", *choices.notes]
+
+
+def flag_words(choice: Choice) -> str:
+    """The flags of a placement, one on each line."""
+    return "   " + (" \\\n      ".join(map(shlex.quote, choice.flags)) or "No flag: this is the config as given.")
+
+
+def title(found: Found) -> str:
+    """The name of a placement's schedule."""
+    return _TITLES.get(found.schedule, found.schedule)
 
 
 def reasons(choice: Choice) -> list[str]:
@@ -55,10 +66,10 @@ def reasons(choice: Choice) -> list[str]:
     return [scoring if sentence.startswith(f"{SCORING} takes") else sentence for sentence in others]
 
 
-def _places(choice: Choice) -> list[str]:
-    """The roles of a placement with their devices and meshes, as in "policy and critic on devices 0-3 with fsdp=4"."""
+def places(entries: Sequence[str]) -> list[str]:
+    """The roles of joined entries with their devices and meshes, as in "policy and critic on devices 0-3 with fsdp=4"."""
     words = []
-    for entry in joined(choice.found.entries):
+    for entry in entries:
         roles, _, where = entry.partition("=")
         devices, _, mesh = where.partition(":")
         noun = "devices" if "-" in devices else "device"

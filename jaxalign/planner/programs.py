@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -200,12 +200,13 @@ class Run:
         return self.shapes.whole(dtype, *shape)
 
 
-def run_tasks(run: Run) -> list[Task]:
-    """The tasks of config.stages, in order, from the stages' registry records.
+def run_tasks(run: Run, only: Collection[str] | None = None) -> list[Task]:
+    """The tasks of config.stages, or of those in `only`, in order, from the stages' registry records.
 
     The calls of a stage that every round repeats (`config.rounds`) are those of all rounds.
     """
-    loaded = [record.load("programs") for record in stages_in_order(run.config.stages)]
+    loaded = [record.load("programs") for record in stages_in_order(run.config.stages)
+              if only is None or record.name in only]
     tasks = [task for programs in loaded if programs is not None for task in programs(run)]
     if run.config.rounds == 1:
         return tasks
@@ -214,9 +215,9 @@ def run_tasks(run: Run) -> list[Task]:
     return [dataclasses.replace(task, calls=count) for task, count in zip(tasks, calls, strict=True)]
 
 
-def estimated_tasks(run: Run) -> list[Task]:
+def estimated_tasks(run: Run, only: Collection[str] | None = None) -> list[Task]:
     """The tasks of `run_tasks` that the arithmetic estimate counts."""
-    return [task for task in run_tasks(run) if task.rows is not None]
+    return [task for task in run_tasks(run, only) if task.rows is not None]
 
 
 def calls_for(total: float | None, batch: int) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxalign.config import EndpointConfig, to_dict
+from jaxalign.planner import placed_report
 from jaxalign.planner.estimate import Assumptions, RunEstimate, TaskEstimate
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.requests import PlannedRequests
@@ -25,23 +26,32 @@ def text(
     """The tables of a plan. weights: by role."""
     cluster, mesh = run.cluster, run.config.mesh
     used = mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline
-    lines = [
-        f"{name} on {cluster.name}: {cluster.devices} device{'s' * (cluster.devices != 1)} on "
-        f"{cluster.hosts} host{'s' * (cluster.hosts != 1)}, {cluster.usable / GB:.1f} GB usable on each device",
-        f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
-        "", "Weights, GB on each device", *ruled(_weight_rows(run, weights)),
-        "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *ruled(_memory_rows(run)),
-        "", f"Time per call, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of memory bandwidth and "
-        f"{assumptions.network:.0%} of network bandwidth", *ruled(_time_rows(run)),
-        "", *_totals(run, prices),
-    ]
-    return "\n".join(lines)
+    lines = [f"{name} on {each.name}: {each.devices} device{'s' * (each.devices != 1)} on {each.hosts} "
+             f"host{'s' * (each.hosts != 1)}, {each.usable / GB:.1f} GB usable on each device" for each in run.clusters]
+    lines.append(f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""))
+    if run.tasks:
+        lines += [
+            "", "Weights, GB on each device", *ruled(_weight_rows(run, weights)),
+            "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *ruled(_memory_rows(run)),
+            "", f"Time per call, at {_shares(assumptions)}", *ruled(_time_rows(run)),
+        ]
+    if run.placed:
+        lines += [*placed_report.lines(run.placed), f"Times are at {_shares(assumptions)}."]
+    return "\n".join([*lines, "", *_totals(run, prices)])
+
+
+def _shares(assumptions: Assumptions) -> str:
+    return (f"{assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of memory bandwidth and {assumptions.network:.0%} of "
+            "network bandwidth")
 
 
 def verdict(run: RunEstimate) -> str:
     """A sentence that states whether the run fits."""
-    worst = max(run.tasks, key=lambda task: task.peak)
-    where = f"{worst.task.name} needs {worst.peak / GB:.1f} GB of the {run.cluster.usable / GB:.1f} GB usable on a device"
+    needs = [(task.peak, run.cluster.usable, task.task.name) for task in run.tasks]
+    needs += [(group.peak, group.cluster.usable, f"{stage.stage} {group.largest} on devices {group.devices}")
+              for stage in run.placed for group in stage.groups]
+    peak, usable, name = max(needs, key=lambda need: need[0] / need[1])
+    where = f"{name} needs {peak / GB:.1f} GB of the {usable / GB:.1f} GB usable on a device"
     return f"It fits: {where}." if run.fits else f"It does not fit: {where}."
 
 
@@ -132,11 +142,11 @@ def _time_rows(run: RunEstimate) -> list[list[str]]:
 
 def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
     hours = run.seconds / 3600
-    lines = [f"Total: {hours:.3g} hours, {hours * run.cluster.devices:.3g} device hours."]
+    lines = [f"Total: {hours:.3g} hours, {hours * sum(each.devices for each in run.clusters):.3g} device hours."]
     if run.uncounted:
         lines.append(f"Not counted: {', '.join(run.uncounted)}; their steps depend on the data. Set --examples=N to its "
                      "number of rows.")
-    planned = {task.task.stage for task in run.tasks}
+    planned = {task.task.stage for task in run.tasks} | {stage.stage for stage in run.placed}
     skipped = [record.name for record in stages_in_order(run.config.stages)
                if record.name not in planned and record.programs]
     if skipped:
@@ -144,16 +154,26 @@ def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
     if prices is not None:
         cost = money(run, prices)
         lines.append(
-            f"{cost:,.2f} {prices.currency}, at {prices.hourly[run.cluster.chip.name]:g} per device hour on {prices.date}."
-            if cost is not None else f"The prices of {prices.date} do not include {run.cluster.chip.name}."
+            f"{cost:,.2f} {prices.currency}, at {_rates(run, prices)} per device hour on {prices.date}."
+            if cost is not None else f"The prices of {prices.date} do not include "
+            f"{next(each.chip.name for each in run.clusters if each.chip.name not in prices.hourly)}."
         )
     return lines
 
 
 def money(run: RunEstimate, prices: DevicePrices) -> float | None:
-    """The cost of the counted tasks; None if the chip has no price."""
-    price = prices.hourly.get(run.cluster.chip.name)
-    return None if price is None else run.seconds / 3600 * run.cluster.devices * price
+    """The cost of the counted tasks on all devices; None if a chip has no price."""
+    if any(each.chip.name not in prices.hourly for each in run.clusters):
+        return None
+    return run.seconds / 3600 * sum(each.devices * prices.hourly[each.chip.name] for each in run.clusters)
+
+
+def _rates(run: RunEstimate, prices: DevicePrices) -> str:
+    """The prices: "1", or "4.2 (v5p) and 1.2 (v5e)"."""
+    rates = {each.chip.name: prices.hourly[each.chip.name] for each in run.clusters}
+    if len(rates) == 1:
+        return f"{next(iter(rates.values())):g}"
+    return " and ".join(f"{rate:g} ({name})" for name, rate in rates.items())
 
 
 def to_json(
@@ -168,6 +188,7 @@ def to_json(
         "assumptions": dataclasses.asdict(assumptions),
         "weights": {role: dataclasses.asdict(own) for role, own in weights.items()},
         "tasks": [_task_json(task) for task in run.tasks],
+        "placed": placed_report.to_json(run.placed),
         "fits": run.fits,
         "peak_bytes": run.peak,
         "seconds": run.seconds,

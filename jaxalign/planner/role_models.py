@@ -32,6 +32,8 @@ class Workload:
       batch: responses of an iteration.
       minibatches, epochs: optimizer steps per epoch, and epochs over the batch.
       policy_scores: whether the policy computes its log-probabilities again in the scoring phase.
+      values_in_update: whether the update computes the critic's values, if the critic shares the policy's mesh. The search
+        counts the pass that computes them; `placement_parts` leaves it out for such placements.
       padded: whether a batch that does not divide over a mesh is filled up with empty rows; if not, such a mesh is not used.
     """
 
@@ -41,6 +43,7 @@ class Workload:
     minibatches: int = 1
     epochs: int = 1
     policy_scores: bool = False
+    values_in_update: bool = False
     padded: bool = False
 
 

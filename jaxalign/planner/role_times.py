@@ -147,8 +147,14 @@ def transfer_seconds(shadow: RoleModel, shards: int, source: Cluster, target: Cl
     """
     size = placed(shadow, meshes.complete({}), target, engine)[1].generation
     near = source.chip == target.chip and source.devices + target.devices <= source.chip.linked
+    return moving_seconds(size, shards, source, target, near) / engine.fractions.network
+
+
+def moving_seconds(size: float, shards: int, source: Cluster, target: Cluster, near: bool) -> float:
+    """Seconds to send one copy of `size` bytes as in `transfer_seconds`, at the full bandwidth of the network. near: whether
+    the links of the devices connect source and target."""
     sent, received = (part.chip.link if near or part.far is None else part.far for part in (source, target))
-    return max(size / source.devices / sent, size / shards / received) / engine.fractions.network
+    return max(size / source.devices / sent, size / shards / received)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ _LENGTHS = ("row_length", "max_length", "max_new_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """The inputs of a plan."""
+    """The inputs of a plan. others: devices of further kinds, numbered after those of `cluster`, for `config.placement`."""
 
     config: Config
     policy: Model
@@ -31,9 +31,10 @@ class Given:
     assumptions: Assumptions = Assumptions()
     prompt: int | None = None
     examples: int | None = None
+    others: tuple[Cluster, ...] = ()
 
     def estimate(self) -> RunEstimate:
-        """The plan. Raises UserError if config.mesh is not possible."""
+        """The plan with all roles on config.mesh. Raises UserError if config.mesh is not possible."""
         check(self.config)
         return estimate(self.config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
 

@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.parallel.role_meshes import role_shardings
 from jaxalign.parallel.sharding import Sharding
-from jaxalign.placement.machine import machine_of, numbered
+from jaxalign.placement.machine import Machine, machine_of, numbered
 from jaxalign.placement.meshes import Limits
 from jaxalign.placement.plan import Placement
 from jaxalign.placement.resolve import resolve
@@ -65,14 +65,21 @@ def place_roles(
       UserError: the placement is not possible.
     """
     devices = numbered(jax.devices())
+    placement = resolve_run(run, machine_of(devices), strategy, entries, generation_devices)
+    return placement, role_shardings(placement, run.policy.sharding, devices)
+
+
+def resolve_run(
+    run: PlacedRun, machine: Machine, strategy: str, entries: Sequence[str] = (), generation_devices: int = 0
+) -> Placement:
+    """`placement.resolve` for a run on a machine. The other arguments are those of `place_roles`."""
     limits = {name: limits_of(run.policy, run.step if role_of(name).trained else run.batch) for name in run.roles}
     if "reward" in limits:
         limits["reward"] = Limits(rows=run.batch) if run.scorer is None else limits_of(run.scorer, run.batch)
-    placement = resolve(
-        strategy, run.roles, machine_of(devices), run.policy.sharding.mesh.shape, generation_devices=generation_devices,
-        custom=entries, limits=limits,
+    return resolve(
+        strategy, run.roles, machine, run.policy.sharding.mesh.shape, generation_devices=generation_devices, custom=entries,
+        limits=limits,
     )
-    return placement, role_shardings(placement, run.policy.sharding, devices)
 
 
 def limits_of(model: Model, rows: int) -> Limits:

@@ -17,6 +17,7 @@ from jaxalign.config.schema import checked, field_types
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.sharding import Sharding
 from jaxalign.planner.hardware import chip_of
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.objectives import OBJECTIVES
@@ -178,8 +179,12 @@ def _as_trackers(trackers: Any, name: str) -> Mapping[str, Tracker] | Sequence[T
     return trackers
 
 
-def peak_flops(model: Model) -> float:
-    """The peak FLOP/s of all of the model's devices together; 0 if unknown."""
-    devices = model.sharding.mesh.devices
-    chip = chip_of(devices.flat[0].device_kind)
-    return 0.0 if chip is None else devices.size * chip.flops(model.config.compute_dtype)
+def peak_flops(model: Model, shardings: Mapping[str, Sharding] | None = None) -> float:
+    """The peak FLOP/s of all devices of a run together; 0 if the kind of one is unknown.
+
+    model: the model, of which the devices count. shardings: the mesh of each role with a mesh of its own, whose devices count
+    too, each once.
+    """
+    meshes = [model.sharding.mesh, *(sharding.mesh for sharding in (shardings or {}).values())]
+    kinds = [chip_of(device.device_kind) for device in {device for mesh in meshes for device in mesh.devices.flat}]
+    return 0.0 if None in kinds else sum(chip.flops(model.config.compute_dtype) for chip in kinds)

@@ -41,7 +41,7 @@ from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.tracking.timing import Timeline
 from jaxalign.trainers.answers import answer_pairs, packed
 from jaxalign.trainers.base import Step, Trainer
-from jaxalign.trainers.inputs import TrainerInputs
+from jaxalign.trainers.inputs import TrainerInputs, peak_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ class OnlineDPO(Trainer):
 
         loop = dataclasses.replace(
             inputs.loop, total_steps=section.iterations, checkpoint_every=section.checkpoint_every,
-            shown=("loss", "decided", "kl"), timeline=parts.timeline,
+            shown=("loss", "decided", "kl"), timeline=parts.timeline, peak=peak_flops(model, parts.shardings),
         )
         self.training = loop.begin(init, self._offload_optimizer(abstract_state(model, self.optimizer)), self._iterate)
         yield from self.training

@@ -50,7 +50,7 @@ from jaxalign.steps.early_stopping import SCORE
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
 from jaxalign.trainers.fit_arguments import named_arguments
-from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
+from jaxalign.trainers.inputs import TrainerInputs, model_inputs, peak_flops, settings_from
 from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, trainer_shardings
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
@@ -250,7 +250,7 @@ class PPO(PolicyTrainer):
 
             loop = dataclasses.replace(
                 inputs.loop, total_steps=section.iterations, checkpoint_every=section.checkpoint_every,
-                shown=("score", "kl_k1"), timeline=iteration.timeline,
+                shown=("score", "kl_k1"), timeline=iteration.timeline, peak=peak_flops(setup.policy, parts.shardings),
                 stop=None if alarms is None else lambda state, completed: alarms.ended(completed),
             )
             abstract = iteration.offload_optimizer_state(abstract_ppo_state(setup))

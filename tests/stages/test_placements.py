@@ -11,7 +11,13 @@ import pytest
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.planner.placed_runs import placed_ppo
+from jaxalign.planner.placement_auto import AutoPlacement
+from jaxalign.planner.shapes import policy_model
 from jaxalign.rl.iteration import Iteration
+from jaxalign.stages.shared import placements
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.run_models import sharding
 from jaxalign.tracking.device_times import FILE, read_device_times
 from jaxalign.tracking.metrics import read_metrics
 from tests.folders import write_model
@@ -135,6 +141,57 @@ def test_online_dpo_gives_the_metrics_of_one_device(folder):
     for mine, theirs in zip(found, wanted, strict=True):
         for name in ("loss", "decided", "kl", "length", "grad_norm"):
             assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-5), name
+
+
+AUTO = {"strategy": "auto"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [
+    AutoPlacement("custom", CUSTOM["roles"], ("sets",), 1.0),
+    AutoPlacement("flat", ("policy+critic+reference=0-3:data=4",), ("flat",)),
+])
+def test_a_resumed_run_keeps_the_placement_that_auto_chose(folder, monkeypatch, capsys, choice):
+    run = folder / f"auto_{choice.strategy}"
+    if not (folder / "one" / "ppo").exists():
+        pipeline.run(from_config_dict(config(folder)), folder / "one")
+    monkeypatch.setattr(placements, "choose_attached", lambda *_: choice)
+    run_and_stop(monkeypatch, 2, from_config_dict(config(folder, AUTO)), run)
+    assert f"[ppo] placement auto: {choice.sentences[0]}\n" in capsys.readouterr().out
+    monkeypatch.setattr(placements, "choose_attached", lambda *_: AutoPlacement())
+    pipeline.run(from_config_dict(config(folder, AUTO)), run)
+    assert "[ppo] placement auto: that of the interrupted run is kept" in capsys.readouterr().out
+    found, wanted = (read_metrics(each / "ppo" / "metrics.jsonl") for each in (run, folder / "one"))
+    assert len(found) == len(wanted) == 3
+    for mine, theirs in zip(found, wanted, strict=True):
+        for name in ("score", "kl_k1", "policy_loss", "value_loss", "grad_norm"):
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-5), name
+    summary = json.loads((run / "ppo" / "summary.json").read_text())
+    assert AutoPlacement.from_dict(summary["placement_choice"]) == choice
+    assert ("placement" in summary) == (choice.strategy == "custom")  # Only then each role has programs of its own.
+
+
+@pytest.mark.parametrize("values", [
+    {"strategy": "custom", "roles": ["policy+critic+reference=0-63"]},  # This machine has 8 devices.
+    {"strategy": "custom", "roles": ["policy=0"]}, {"unknown": 1}, {},
+])
+def test_a_choice_that_no_longer_works_is_made_again(folder, values):
+    made = from_config_dict(config(folder, AUTO))
+    run = placed_ppo(made, policy_model(made, sharding(made.mesh)))
+    assert placements._earlier(values, made, run) is None
+    again = {"strategy": "custom", "roles": ["policy+critic+reference=0-3:data=4"]}
+    assert placements._earlier(again, made, run).roles == tuple(again["roles"])
+
+
+def test_auto_is_flat_on_devices_of_the_cpu(folder, tmp_path, capsys):
+    made = from_config_dict(config(folder, AUTO))
+    context = StageContext(made, tmp_path, tmp_path, False)
+    placed = placements.ppo_placement(context, policy_model(made, sharding(made.mesh)))
+    assert placed.shardings is placed.together is None and placed.values["placement_choice"]["strategy"] == "flat"
+    assert "CPU devices share the cores of one host" in capsys.readouterr().out
+    placements.check_placements(made, {"ppo"})  # Nothing to refuse.
+    assert placements.online_dpo_placement(context, None).shardings is None
+    assert "the search models the roles of stage ppo only" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("placement", "fields", "message"), [

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import pytest
 
-from jaxalign.config import Mesh
+from jaxalign.config import Mesh, from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.parallel.sharding import make_sharding
+from jaxalign.planner.hardware import chips
+from jaxalign.planner.shapes import policy_model
+from jaxalign.trainers.inputs import peak_flops
 from jaxalign.trainers.ppo import PPO
 from jaxalign.trainers.reward_model import RewardModel
 from tests.trainers.small import PAIRS, language_model
@@ -50,3 +56,17 @@ def test_a_placement_that_is_not_possible_is_refused(placement, mesh, message):
     model = language_model() if mesh is None else language_model(mesh=Mesh(**mesh))
     with pytest.raises(UserError, match=message):
         PPO(model, reward=brief, placement=placement, **FIELDS)
+
+
+def test_the_peak_counts_the_devices_of_all_roles_once(monkeypatch):
+    """Two devices of the policy, four of the generator, of which two are the policy's: four devices of 1 TFLOP/s each."""
+    chip = dataclasses.replace(chips()["L4"], f32_flops=1e12)
+    monkeypatch.setattr("jaxalign.trainers.inputs.chip_of", lambda kind: chip)
+    devices = jax.devices()
+    model = policy_model(from_config_dict({"stages": ("ppo",), "model": {"compute_dtype": "float32"}}),
+                         make_sharding(Mesh(data=2), devices[:2]))
+    generator = make_sharding(Mesh(data=4), devices[:4])
+    assert peak_flops(model) == 2e12
+    assert peak_flops(model, {"policy": model.sharding, "generator": generator}) == 4e12
+    monkeypatch.setattr("jaxalign.trainers.inputs.chip_of", lambda kind: None)
+    assert peak_flops(model, {"policy": model.sharding}) == 0.0

@@ -10,7 +10,7 @@ from jaxalign.config.reading import when
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 from jaxalign.placement.custom import parse_entry
-from jaxalign.placement.resolve import STRATEGIES
+from jaxalign.placement.resolve import AUTO, STRATEGIES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,8 @@ class PlacementConfig(Section):
     strategy: str = field("flat", "flat: all roles on the devices of config.mesh, in turn; interleave: the reference and the "
                           "reward models on exclusive parts of these devices, at the same time; separate: training on the "
                           "first devices, with config.mesh, and sampling and scoring on the others; custom: the devices and "
-                          "the mesh of each role are in config.placement.roles.", one_of(*STRATEGIES))
+                          "the mesh of each role are in config.placement.roles; auto: stage ppo chooses the placement that the "
+                          "planner estimates to be the fastest on the run's devices.", one_of(*STRATEGIES, AUTO))
     generation_devices: int = field(0, "Number of devices for sampling and scoring; config.mesh has the others. 0: half.",
                                     at_least(0), when("strategy", "separate"))
     roles: tuple[str, ...] = field((), "Roles (policy, critic, reference, reward, judge, generator, value) with their devices "
@@ -40,6 +41,6 @@ class PlacementConfig(Section):
         if not {"ppo", "online_dpo"} & set(config.stages):
             raise UserError(f"{where}, but config.stages has neither ppo nor online_dpo, the stages whose roles can be placed; "
                             "set the strategy to flat")
-        if config.mesh.offload:
+        if config.mesh.offload and self.strategy != AUTO:
             raise UserError(f"{where}, but config.mesh.offload is {config.mesh.offload}; offloading works with strategy flat "
                             "only: remove one of them")
