@@ -123,9 +123,9 @@ def test_the_devices_of_a_run_as_a_cluster():
 
 
 def test_devices_that_the_planner_does_not_know():
-    cluster, sentence = attached_cluster([device("NVIDIA B200", limit=10**11)] * 8)
+    cluster, sentence = attached_cluster([device("NVIDIA X1000", limit=10**11)] * 8)
     assert cluster.devices == 8 and cluster.usable == 1e11 and cluster.chip.name == "H100-80"
-    assert sentence == "the planner does not know NVIDIA B200, so the times are those of as many H100-80"
+    assert sentence == "the planner does not know NVIDIA X1000, so the times are those of as many H100-80"
     assert attached_cluster([device("cpu", "cpu")] * 8) == (
         None, "CPU devices share the cores of one host, so no placement is faster than another")
     assert "unlike kinds" in attached_cluster([device(), device("NVIDIA L4")])[1]
