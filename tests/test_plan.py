@@ -58,6 +58,7 @@ def test_requests_to_a_server_and_their_price(capsys):
 
 def test_gpus_and_a_model_from_scratch(capsys):
     assert plan("--config=configs/real_size.py:llama31_8b_h100x8", RUN[1], "--gpus=H100x8") == 0
+    assert plan("--config=configs/real_size.py:llama31_8b_h100x8", RUN[1], "--topology=h100:1x8") == 0
     assert plan("--config=configs/quickstart.py", "--gpus=L4x1") == 0
     assert "pretrain update" in capsys.readouterr().out
 
