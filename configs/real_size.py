@@ -31,8 +31,8 @@ The topologies are v5e:1x1 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs
 --search the 70B gets the mesh data 8, tensor 8. Nothing is moved on this mesh, and the compiler's peaks are 22.57 for sampling
 and 24.33 for the update (plan: 22.8).
 
-The same figures of the compiler for GPUs (jax-cuda12-plugin 0.10.2, with cuDNN 9.28 and without autotuning), of the variants that
-were compiled for GPUs. All their programs fit in the 78.27 GB of an H100 that are available (docs/compiled.md):
+The same figures of the GPU compiler (jax-cuda12-plugin 0.10.2, cuDNN 9.28, without autotuning), of the variants that were
+compiled for GPUs. All their programs fit in the 78.27 GB of an H100 that are available (docs/compiled.md):
 
 | variant | topology | resident | moved | sampling | update |
 |---|---|---|---|---|---|
