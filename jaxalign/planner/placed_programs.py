@@ -116,7 +116,7 @@ def _pass(run: Run, step: Callable, role: str, model: Model, params: Params, hel
     """A forward pass of one role over the rollout."""
     section, shapes = run.config.ppo, Shapes(model.sharding)
     B, N = section.batch, section.max_new_tokens
-    prompt = run.prompt_length(N)
+    prompt = run.longest_prompt(N)
     rows, turns = part_rows(B, prompt + N, section.micro_batch_tokens, *rows_split(model.sharding))
     arguments = RoleArguments(
         model=model, temperature=section.temperature or 1.0, params=params, rollout=shapes.rollout(B, prompt, N, versions=True),
@@ -132,7 +132,7 @@ def _updates(runs: Mapping[str, Run], setup: PPOSetup, state: PPOState, params: 
     run = runs["policy"]
     same = runs["reference"] is run
     reference = params["reference"] if same else run.start("ppo")
-    prompt = run.prompt_length(setup.config.max_new_tokens)
+    prompt = run.longest_prompt(setup.config.max_new_tokens)
     shapes = iteration_shapes(setup, state, prompt, run.frozen, reference, None, None, True, False)
     copy = {} if same else {"copy of the reference": run.own(reference)}
     yield "policy", PlannedProgram("ppo", "checks", "policy, reference", step_zero_values, (shapes.checks,),

@@ -68,7 +68,7 @@ def _programs(run: Run) -> _Programs:
         held |= program.held
     fused = fused_source(run.config.reward, run.config.mesh.offload) is not None
     scorer, weights = rewards[0].arguments[:2] if fused else (None, None)
-    prompt = run.prompt_length(section.max_new_tokens)
+    prompt = run.longest_prompt(section.max_new_tokens)
     shapes = iteration_shapes(setup, state, prompt, run.frozen, reference, scorer, weights, not fused, kept)
     roles = "policy, critic" if setup.has_critic else "policy"
     scored = f"reference, {'policy' if setup.values_in_update else roles}" + (f", {rewards[0].role}" if fused else "")

@@ -167,16 +167,16 @@ class Run:
         return params if self.frozen is None else {name: x for name, x in params.items() if name not in self.frozen}
 
     def longest_prompt(self, new_tokens: int) -> int:
-        """Tokens of the longest prompt before a response of `new_tokens`."""
-        return self.prompt or self.config.model.max_length - new_tokens
+        """Tokens of the longest prompt before a response of `new_tokens`.
 
-    def prompt_length(self, new_tokens: int) -> int:
-        """`longest_prompt`. Raises UserError if the prompt and the response do not fit model.max_length."""
+        Raises:
+          UserError: the prompt and the response do not fit model.max_length.
+        """
         room = self.config.model.max_length - new_tokens
         if room < 1 or (self.prompt or 1) > room:
             raise UserError(f"prompts of {self.prompt or 1} tokens and responses of {new_tokens} exceed "
                             f"config.model.max_length ({self.config.model.max_length}); raise it, or shorten the prompt")
-        return self.longest_prompt(new_tokens)
+        return self.prompt or room
 
     def part(self, sequences: int, T: int, tokens: int = 0) -> tuple[BatchShape, int]:
         """(the packed rows of a micro-batch, the number of micro-batches) for sequences that all have T tokens.
@@ -268,7 +268,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     section: a config section with temperature, top_k, top_p and max_new_tokens.
     """
     N, own = section.max_new_tokens, model.generation
-    P = run.prompt_length(N)
+    P = run.longest_prompt(N)
     moving, params, moved = resharding(stage, role, model, params, held)
     held = {**held, **moved}
     rows = functools.partial(run.rows, sampling=True)

@@ -260,7 +260,7 @@ def best_of_n(run: Run) -> list[Task]:
 def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> PlannedProgram:
     """The program that scores a batch of rollouts with a reward model. section: has batch and max_new_tokens."""
     N = section.max_new_tokens
-    rollout = run.shapes.rollout(section.batch, run.prompt_length(N), N)
+    rollout = run.shapes.rollout(section.batch, run.longest_prompt(N), N)
     part, most = run.part(section.batch, rollout.tokens.shape[1])
     parts = run.shapes.parts(section.batch, part.rows, most, part.length)
     return PlannedProgram(stage, "reward", role, packed_rollout_scores, (scorer, weights, rollout, parts), held, most)
@@ -318,7 +318,6 @@ def online_dpo(run: Run) -> list[Task]:
 
     @functools.cache
     def models():
-        run.prompt_length(section.max_new_tokens)
         held = {"reference": run.own(run.start("online_dpo"))} | run.judge_weights(judges())
         update = _direct(run, "online_dpo", section.optimizer, size, packed, held)
         return update, (run.policy, join(run.frozen, update.arguments[0].params), update.held)

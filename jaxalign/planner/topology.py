@@ -55,6 +55,13 @@ GENERATIONS = {
 }
 
 
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+"""The shapes of slices of generations with two axes (cloud.google.com/tpu/docs/v5e and v6e)."""
+_DEEP = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+"""Those of generations with three axes and fewer than 64 chips. The axes of larger ones are multiples of 4 in increasing order
+(cloud.google.com/tpu/docs/v4 and v5p)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Topology:
     """A slice such as `v5e:4x4`, with `sizes` in chips, or `slices` such slices connected by the slower network."""
@@ -100,13 +107,24 @@ def parse_topology(text: str, slices: int = 1) -> Topology | GpuTopology:
     if len(sizes) != axes:
         raise UserError(f"topology is {text!r} with {len(sizes)} axes; {generation} has {axes}, as in "
                         f"{generation}:{'x'.join(('4', '4', '8')[:axes])}")
-    small = axes == 2 and sizes in ((1, 1), (2, 1))
-    if 0 in sizes or not (small or all(size % 2 == 0 for size in sizes[:2])):
-        # A host has 2 x 2 chips; v5e and v6e also come in machines of one or two chips.
-        near = tuple(max(2, size + size % 2) if axis < 2 else max(1, size) for axis, size in enumerate(sizes))
-        raise UserError(f"topology is {text!r}; the first two axes must be multiples of 2, as a host has 2 x 2 chips: "
-                        f"{generation}:{'x'.join(map(str, near))}, for example")
+    if not _is_offered(sizes):
+        raise UserError(f"topology is {text!r}, but {generation} is not offered in this shape; the next larger one is "
+                        f"{generation}:{'x'.join(map(str, _next_offered(sizes)))}")
     return Topology(generation, sizes, slices)
+
+
+def _is_offered(sizes: tuple[int, ...]) -> bool:
+    """Whether a slice of these sizes can be rented. That a slice is too large is found by `hardware.tpu_cluster`."""
+    if len(sizes) == 2:
+        return sizes in _FLAT or math.prod(sizes) > math.prod(_FLAT[-1])
+    return sizes in _DEEP or (0 not in sizes and sizes == tuple(sorted(sizes)) and all(size % 4 == 0 for size in sizes))
+
+
+def _next_offered(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The smallest offered slice with at least as many chips; a large one with three axes has each of them rounded up to 4."""
+    chips = math.prod(sizes)
+    shapes = [shape for shape in (_FLAT if len(sizes) == 2 else _DEEP) if math.prod(shape) >= chips]
+    return shapes[0] if shapes else tuple(sorted(-(-size // 4) * 4 for size in sizes))
 
 
 def topology_devices(topology: Topology | GpuTopology, needed: int | None = None) -> list[jax.Device]:
@@ -131,7 +149,7 @@ def _tpu_devices(topology: Topology) -> list[jax.Device]:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     options = dict(GENERATIONS[topology.generation].options)
-    if topology.sizes in ((1, 1), (2, 1)):
+    if topology.sizes == (1, 1):
         options["chips_per_host_bounds"] = (*topology.sizes, 1)
     if topology.slices > 1:
         options["num_slices"] = topology.slices

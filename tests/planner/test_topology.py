@@ -28,9 +28,14 @@ def test_chips(text, chips):
     ("v5x:4x4", r"'v5x' is not one of the known TPU generations: v4, v5e, v5p, v6e, or GPUs: a100, .*; did you mean v5[ep]\?"),
     ("v5p:4x4", "'v5p:4x4' with 2 axes; v5p has 3, as in v5p:4x4x8"),
     ("v6e:4x4x4", "with 3 axes; v6e has 2, as in v6e:4x4"),
-    ("v5e:3x3", "multiples of 2, as a host has 2 x 2 chips: v5e:4x4, for example"),
-    ("v5p:2x2x0", "v5p:2x2x1, for example"),
-    ("v5e:1x2", "v5e:2x2, for example"),
+    ("v5e:3x3", "'v5e:3x3', but v5e is not offered in this shape; the next larger one is v5e:4x4$"),
+    ("v5e:2x6", "the next larger one is v5e:4x4$"),
+    ("v6e:6x6", "the next larger one is v6e:8x8$"),
+    ("v5e:1x2", "the next larger one is v5e:2x2$"),
+    ("v5p:2x2x0", "the next larger one is v5p:2x2x1$"),
+    ("v4:2x2x3", "the next larger one is v4:2x2x4$"),
+    ("v4:6x6x2", "the next larger one is v4:4x8x8$"),
+    ("v5p:8x4x4", "the next larger one is v5p:4x4x8$"),
 ])
 def test_an_invalid_topology_is_refused_with_a_remedy(text, sentence):
     with pytest.raises(UserError, match=sentence):
