@@ -20,6 +20,7 @@ _COMMANDS = {
     "preview": "prints the tokens that a model or a judge sees, and which of them the model learns from",
     "sample": "answers a prompt, a file of prompts, or the turns of a dialogue",
     "convert": "converts models between the formats of Hugging Face and Orbax",
+    "export": "writes the answers, pairs and labels of a run as data sets for other libraries",
     "watch": "shows runs while they go on: progress, rates, memory, alerts",
     "compare": "writes one HTML page that compares runs: settings, rates, curves, answers",
     "judge-audit": "measures a judge on pairs of answers of which the better one is known",

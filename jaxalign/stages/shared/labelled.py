@@ -193,9 +193,22 @@ def revision_rows(
 
 
 def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], RevisionReport]:
-    """(train, held out, report): the usable revisions and helpful samples of stage revise.
+    """(train, held out, report): the answers of `revision_split`. Raises UserError as it does."""
+    train, held_out, report = revision_split(context)
+    return list(map(row_answer, train)), list(map(row_answer, held_out)), report
 
-    Every 20th answer is held out, or more of them, at equal distances, to reach `data.min_held_out`.
+
+def row_answer(row: Mapping[str, Any]) -> Answered:
+    """The dialogue and the answer to imitate of a row of stage revise."""
+    return row_prompt(row).messages, row["revision"] if row["round"] else row["response"]
+
+
+def revision_split(
+    context: StageContext,
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], RevisionReport]:
+    """(train, held out, report): the usable rows of stage revise.
+
+    Every 20th row is held out, or more of them, at equal distances, to reach `data.min_held_out`.
 
     Raises:
       UserError: fewer than `sft.required_rows`, a smaller share than `sft.required_share`, or fewer than 2 can be used.
@@ -204,19 +217,18 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     rows = list(Shards(context.input_directory("revise")).read())
     report = revision_report(config, rows)
     usable, _ = revision_rows(config, rows)
-    answers = [(row_prompt(row).messages, row["revision"] if row["round"] else row["response"]) for row in usable]
     required = config.sft.required_rows
-    if len(answers) < max(2, required):
+    if len(usable) < max(2, required):
         needed = f"sft.required_rows is {required}" if required > 1 else "sft needs at least 2 rows"
         raise UserError(f"{needed}, but {report.sentences()[0]}; {advice(report.reasons)}")
     few = too_few(report.total, report.usable, "sft.required_share", config.sft.required_share)
     if few:
         raise UserError(f"{few}: {report.sentences()[0]}; {advice(report.reasons)}")
-    total, every, minimum = len(answers), range(0, len(answers), 20), config.data.min_held_out
+    total, every, minimum = len(usable), range(0, len(usable), 20), config.data.min_held_out
     count = held_out_count(total, len(every), minimum)
     held = set(every if count == len(every) else (i * total // count for i in range(count)))
     sources.print_few(context, few_held_out(total, count, minimum, "answers"))
-    return [pair for i, pair in enumerate(answers) if i not in held], [answers[i] for i in sorted(held)], report
+    return [row for i, row in enumerate(usable) if i not in held], [usable[i] for i in sorted(held)], report
 
 
 def warn_about_few(stage: str, section: SFTConfig, total: int, usable: int) -> None:
