@@ -95,6 +95,6 @@ setuptools.setup(
         # A real server for the tests of endpoints: llama.cpp, and the format of its models.
         "endpoint-test": ["gguf", "xllamacpp"],
         # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.
-        "parity": ["peft", "torch==2.13.0", "transformers>=5"],
+        "parity": ["peft", "torch==2.13.0", "transformers>=5", "trl>=1"],
     },
 )

@@ -46,8 +46,9 @@ def comparison(number: int) -> Comparison:
     """A pair: the second answer is better in odd ones, and every tenth is undecided."""
     label = 0.2 + 0.01 * (number % 7) if number % 2 else 0.9 - 0.01 * (number % 7)
     verdict = PrincipleLabel("kind", label, label, reasoning_ab="Better | first.")
-    pair = Comparison(Prompt(f"p{number}", dialogue(number), "red_team"), f"It is {number}.", "Go away! \u00fc", label, ("kind",),
-                      label, label, principle="kind", labels=(verdict,))
+    prompt = Prompt(f"p{number}", dialogue(number), "red_team")
+    pair = Comparison(prompt, f"It is {number}.", "Go away! \u00fc", label, ("kind",), label, label, principle="kind",
+                      labels=(verdict,))
     undecided = {"label": 0.5, "decided": False, "outcome": "order", "principle": None}
     return dataclasses.replace(pair, **undecided) if number % 10 == 4 else pair
 

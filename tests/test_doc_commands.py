@@ -12,7 +12,22 @@ import sys
 import pytest
 
 from jaxalign import __main__ as program
-from jaxalign import compare, convert, doctor, init, judge_audit, plan, preview, ratings, sample, track, train, watch, world
+from jaxalign import (
+    compare,
+    convert,
+    doctor,
+    export,
+    init,
+    judge_audit,
+    plan,
+    preview,
+    ratings,
+    sample,
+    track,
+    train,
+    watch,
+    world,
+)
 from jaxalign.completion import SHELLS, fields
 from jaxalign.parallel.distributed import take_flags
 
@@ -55,6 +70,8 @@ def parse(name: str, arguments: list[str]) -> None:
         config_flags(judge_audit._take_own(arguments)[1], {"--config", "--workdir"})
     elif name in ("sample", "convert"):
         {"sample": sample, "convert": convert}[name]._read_arguments([name, *take_flags(arguments)[1]])
+    elif name == "export":
+        export._read_arguments([name, *arguments])
     elif name == "world":
         world._read_arguments([name, *arguments])
     elif name in ("watch", "compare", "ratings"):

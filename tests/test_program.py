@@ -43,7 +43,7 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     ([], "no command is given; `jaxalign --help` lists the commands"),
     (["trian"], "'trian' is not a command of jaxalign; did you mean train?"),
     (["judge_audit"], "'judge_audit' is not a command of jaxalign; did you mean judge-audit?"),
-    (["--x"], "'--x' is not a command of jaxalign; one of init, train, plan, preview, sample, convert, watch, compare, "
+    (["--x"], "'--x' is not a command of jaxalign; one of init, train, plan, preview, sample, convert, export, watch, compare, "
               "judge-audit, ratings, track, doctor, world is expected"),
 ])
 def test_a_missing_or_unknown_command_is_one_sentence(monkeypatch, capsys, arguments, message):

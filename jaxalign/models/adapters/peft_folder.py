@@ -26,7 +26,7 @@ from jaxalign.data.tokenizers.export import folder_files
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.adapters.peft_config import CONFIG, Adapted, AdaptedLinear, linear_modules, read_adapted
-from jaxalign.models.checkpoints.export import TOKENIZER_FILES, check_target, copy_files, whole_folder
+from jaxalign.models.checkpoints.export import TOKENIZER_FILES, check_target, copy_files, whole_folder, write_card
 from jaxalign.models.checkpoints.safetensors import FLOATS, some
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
@@ -128,13 +128,13 @@ def _check(path: pathlib.Path, names: set[str], expected: dict, stored: dict) ->
 
 def export_adapters(
     folder: str | pathlib.Path, family: Family, model: Model, params: Params, base_name: str = "",
-    source: pathlib.Path | None = None, files: Mapping[str, str] | None = None,
+    source: pathlib.Path | None = None, files: Mapping[str, str] | None = None, card: str = "",
 ) -> None:
     """Writes trained parameters as a PEFT directory, with the tokenizer. The write is atomic.
 
     model: with `lora`; a scalar head is written as "score". params: at least the trained ones. base_name: the base model's name
     for adapter_config.json. source: a folder whose tokenizer files are copied, as in `export`. files: the texts of further
-    files, by name. With several processes all must call it; the first one writes.
+    files, by name. card: the text of README.md; "" writes none. With several processes all must call it; the first one writes.
 
     Raises:
       UserError: the folder exists and is not empty, or DoRA adapts only some kernels of a module of several kernels.
@@ -152,6 +152,7 @@ def export_adapters(
             (place / CONFIG).write_text(content + "\n", encoding="utf-8")
             converted = {} if source is None or files else folder_files(source)
             copy_files(place, source, TOKENIZER_FILES, converted | dict(files or {}))
+            write_card(place, card)
 
 
 def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.ndarray], dict[str, int]]:

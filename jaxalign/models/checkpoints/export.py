@@ -45,6 +45,7 @@ def export(
     files: Mapping[str, str] | None = None,
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
+    card: str = "",
 ) -> None:
     """Writes a checkpoint. The write is atomic: the folder is complete or does not exist.
 
@@ -58,6 +59,7 @@ def export(
       files: the texts of further files, by name.
       dtype: "float32", "bfloat16" or "float16".
       shard_bytes: the maximum size of a file.
+      card: the text of README.md; "" writes none.
 
     With several processes all must call it; the first one writes.
 
@@ -90,6 +92,13 @@ def export(
             write_index(temporary, planned)
             converted = {} if source is None or files else folder_files(source)
             write_texts(temporary, config, source, converted | dict(files or {}), generates=model.head == "lm")
+            write_card(temporary, card)
+
+
+def write_card(folder: pathlib.Path, text: str) -> None:
+    """Writes README.md, if it has a text."""
+    if text:
+        (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def check_target(folder: pathlib.Path) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.config import Mesh
-from jaxalign.config.finished import FinishedStage, finished_stage, is_model, read_json
+from jaxalign.config.finished import FinishedStage, base_stage, finished_stage, is_model, read_json
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.models.adapters.lora import join
@@ -27,6 +27,8 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rewards.scorer import student_model
+from jaxalign.tracking.cards.facts import read_facts
+from jaxalign.tracking.cards.model import model_card
 
 _STUDENT = {
     "num_hidden_layers": "layers", "hidden_size": "embed", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads",
@@ -35,8 +37,8 @@ _STUDENT = {
 
 
 class Converted(NamedTuple):
-    """A model with its weights, the fields of its config.json, the folder of its tokenizer, the texts of other files, and notes
-    for the user."""
+    """A model with its weights, the fields of its config.json, the folder of its tokenizer, the texts of other files, notes for
+    the user, and the text of its card, if any."""
 
     model: Model
     params: Params
@@ -44,6 +46,7 @@ class Converted(NamedTuple):
     texts: Path
     files: Mapping[str, str] = types.MappingProxyType({})
     notes: tuple[str, ...] = ()
+    card: str = ""
 
 
 def convert(
@@ -83,7 +86,7 @@ def convert(
     if is_orbax:
         export(
             target, converted.model, converted.params, config=converted.config, source=converted.texts, files=converted.files,
-            dtype=dtype, shard_bytes=shard_bytes,
+            dtype=dtype, shard_bytes=shard_bytes, card=converted.card,
         )
         raw = parse_json((target / "config.json").read_text(encoding="utf-8"))
     else:
@@ -111,11 +114,21 @@ def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Converted,
     dtype = dtype or "float32"
     if model.lora is None:
         params = load_params(stage.weights / "params", model, dtype)
-        return Converted(model, params, fields, base.folder, base.files, notes), dtype
+        return Converted(model, params, fields, base.folder, base.files, notes, _card(stage, model, notes)), dtype
     frozen = frozen_base(stage.config, stage.workdir, model)
     whole, params = merged(model, join(frozen, load_params(stage.weights / "params", model)))
     notes = (f"the adapters of {stage.name} are merged into it", *notes)
-    return Converted(whole, params, fields, base.folder, base.files, notes), dtype
+    return Converted(whole, params, fields, base.folder, base.files, notes, _card(stage, model, notes)), dtype
+
+
+def _card(stage: FinishedStage, model: Model, notes: Sequence[str] = (), adapters: bool = False) -> str:
+    """The card of the model of a stage. The weights of a member of an ensemble have the card of its stage."""
+    config, folder = stage.config, str(stage.directory.relative_to(stage.workdir.absolute()))
+    pretrained = config.model.source == "huggingface" and base_stage(config) is None
+    return model_card(
+        read_facts(stage.workdir), folder, "policy" if model.head == "lm" else "reward",
+        base=Path(config.model.path).expanduser() if pretrained else None, notes=notes, adapters=adapters,
+    )
 
 
 def _export_adapters(source: Path, target: Path, mesh: Mesh) -> str:
@@ -126,7 +139,8 @@ def _export_adapters(source: Path, target: Path, mesh: Mesh) -> str:
         raise UserError(f"{source} trained all weights (config.lora.rank is 0); omit --adapters")
     family = huggingface.parse_config(base.folder / "config.json", base.fields).family
     params = load_params(stage.weights / "params", model)
-    export_adapters(target, family, model, params, stage.config.model.path, base.folder, base.files)
+    export_adapters(target, family, model, params, stage.config.model.path, base.folder, base.files,
+                    _card(stage, model, adapters=True))
     return f"the adapters of {source} are now in PEFT format in {target}"
 
 

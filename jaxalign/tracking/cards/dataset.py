@@ -49,6 +49,8 @@ def dataset_card(run: RunFacts, sets: Sequence[SetFacts]) -> str:
         *section("Sets", table(("set", "split", "rows", "file"), [
             (made.name, *(split, count, file)) for made in sets for split, file, count in made.splits])),
     ]
+    lines += ["Load a set with the library `datasets`:", "", "    import datasets",
+              f'    datasets.load_dataset("FOLDER", "{sets[0].name}")', ""]
     for made in sets:
         lines += [f"### {made.name}", "", f"{made.purpose}.", "",
                   *table(("column", "content"), [(name, meaning) for name, _, meaning in made.columns])]

@@ -115,7 +115,7 @@ def judge_facts(stages: list[StageFacts]) -> Facts:
     for stage in stages:
         if stage.value("feedback.constitution") is None:
             continue
-        judge = stage.value(f"judge.{stage.folder}") or stage.value("feedback.judge")
+        judge = stage.value(f"judge.{stage.folder.rpartition('/')[2]}") or stage.value("feedback.judge")
         named = [public_name(path) for path in stage.value("judge.path") or ()] if judge == "model" else []
         if judge == "endpoint":
             named = [public_name(stage.value("endpoint.model"))] if stage.value("endpoint.model") else []
