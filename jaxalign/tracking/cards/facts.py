@@ -6,6 +6,7 @@ A card is published, so it names files and folders of the run's machine only by 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from jaxalign.config.secrets import hide_keys
 from jaxalign.tracking.judge_audit import FILE as AUDIT_FILE
 from jaxalign.tracking.workdir import LEFT_OUT, MANIFEST, read_config, read_object
+
+_HUB = re.compile(r"[\w.-]*\w/[\w.-]+")  # The name of a model on a hub, such as "org/judge-70b", which is no path.
 
 Facts = list[tuple[str, Any]]
 """Names of facts with their values."""
@@ -118,7 +121,8 @@ def judge_facts(stages: list[StageFacts]) -> Facts:
         judge = stage.value(f"judge.{stage.folder.rpartition('/')[2]}") or stage.value("feedback.judge")
         named = [public_name(path) for path in stage.value("judge.path") or ()] if judge == "model" else []
         if judge == "endpoint":
-            named = [public_name(stage.value("endpoint.model"))] if stage.value("endpoint.model") else []
+            model = hide_keys(stage.value("endpoint.model") or "")
+            named = [model if _HUB.fullmatch(model) else public_name(model)] if model else []
         if judge == "local":
             named = [stage.value("feedback.judge_stage") or "the base model of the run"]
         shown = public_name(judge) + (f" ({', '.join(named)})" if named else "")
