@@ -87,7 +87,7 @@ def test_a_shape_replaces_the_sizes_of_the_config(capsys):
     (("--topology=v5e:4x4", "--shape=Llama-9"), "shape is 'Llama-9'; it must be one of"),
     (("--topology=v5e:4x4", "--mfu=2"), "--mfu is '2'; a share above 0 and at most 1"),
     (("--topology=v5e:4x4", "--prompt=0"), "--prompt is '0'; a number of at least 1"),
-    (("--topology=v5e:4x4", "--prompt=5000"), "prompts of 5000 tokens and responses of 256 exceed config.model.max_length (768)"),
+    (("--topology=v5e:4x4", "--prompt=5000"), "prompts of 5000 tokens and responses of 256 exceed config.model.max_length"),
     (("--topology=v5e:4x4", "--prices=nowhere.json"), "--prices=nowhere.json cannot be read"),
     (("--topology=v5e:4x4", "--config.mesh.fsdpp=2"), "did you mean fsdp?"),
     (("--topology=v5e:2x2",), "asks for 16 devices, but v5e:2x2 has 4"),
