@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 from jax.experimental import topologies
 
 from jaxalign.errors import UserError
@@ -167,9 +166,10 @@ def _check_compiler(name: str) -> None:
     if not versions:
         raise UserError(f"the GPU compiler, which --compile needs for {name}, is not installed; run: {_INSTALL}")
     plugin, version = next(iter(versions.items()))
-    if version != jaxlib.__version__:
+    jaxlib = importlib.metadata.version("jaxlib")
+    if version != jaxlib:
         raise UserError(f"the GPU compiler, which --compile needs for {name}, is {plugin} {version}, but jaxlib is "
-                        f"{jaxlib.__version__}, and both must have the same version; run: pip install -U "
-                        f"'{plugin}=={jaxlib.__version__}'")
+                        f"{jaxlib}, and both must have the same version; run: pip install -U "
+                        f"'{plugin}=={jaxlib}'")
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.cudnn") is None:
         raise UserError(f"the GPU compiler, which --compile needs for {name}, lacks cuDNN; run: {_INSTALL}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 
 import jax
@@ -118,10 +119,11 @@ def test_without_the_compiler_the_extra_is_named(monkeypatch):
 
 def test_a_compiler_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(gpu_topology.importlib.util, "find_spec", lambda name: "found" if "12" in name else None)
-    monkeypatch.setattr(gpu_topology.importlib.metadata, "version", lambda name: "0.4.1")
+    versions = {"jaxlib": importlib.metadata.version("jaxlib"), "jax-cuda12-plugin": "0.4.1"}
+    monkeypatch.setattr(gpu_topology.importlib.metadata, "version", versions.__getitem__)
     with pytest.raises(UserError, match="is jax-cuda12-plugin 0.4.1, but jaxlib is .* pip install -U 'jax-cuda12-plugin=="):
         topology_devices(parse_topology("h100:1x8"))
-    monkeypatch.setattr(gpu_topology.importlib.metadata, "version", lambda name: gpu_topology.jaxlib.__version__)
+    versions["jax-cuda12-plugin"] = versions["jaxlib"]
     with pytest.raises(UserError, match=r"lacks cuDNN; run: pip install 'jaxalign\[aot-cuda\]'"):
         topology_devices(parse_topology("h100:1x8"))
 
