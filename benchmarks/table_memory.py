@@ -4,20 +4,27 @@ preference, dpo and revise in windows with a tiny model, and a pass over all row
     python -m benchmarks.table_memory --rows=10000000
 
 Each measurement runs in its own process, whose peak resident memory (in decimal megabytes) includes Python, NumPy and pyarrow,
-and that of a stage also JAX: `--only=sft,preference,dpo --rows=1000` measures the same runs on little data.
+and that of a stage also JAX: `--only=sft,preference,dpo --rows=1000` measures the same runs on little data. A stage compiles
+its programs, as in a first run (cold), unless `--cache` names a folder with compiled programs, as a resumed run has (warm).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # An installed plug-in for TPUs would take another 90 MB.
 
 FILES = 10
 BATCH = 64
@@ -51,8 +58,15 @@ def write_folder(folder: Path, rows: int) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def measure(folder: Path, what: str, window: int) -> dict[str, float]:
-    """Runs one measurement in this process: {"seconds", "processor" (seconds), "megabytes", "rows"}."""
+def measure(folder: Path, what: str, window: int, cache: str) -> dict[str, float]:
+    """Runs one measurement in this process: {"seconds", "processor" (seconds), "megabytes", "rows"}, of a stage also "data".
+
+    Args:
+      folder: the Parquet files.
+      what: the measurement.
+      window: `data.window` of stages.
+      cache: the folder of compiled programs of stages; empty: a new one.
+    """
     import numpy as np
 
     from jaxalign.data.sources.preferences import read_preferences
@@ -69,7 +83,7 @@ def measure(folder: Path, what: str, window: int) -> dict[str, float]:
         count = len(parts[0]) + len(parts[1])
         assert all(parts[0][i].response_a for i in chosen)
     elif what in STAGES:
-        return measure_stage(folder, what, window)
+        return measure_stage(folder, what, window, cache)
     elif what == "window":
         from jaxalign.data.sources.preferences import PairOptions, PairReader
         from jaxalign.data.sources.rows import open_indexed_rows
@@ -89,12 +103,13 @@ def measure(folder: Path, what: str, window: int) -> dict[str, float]:
         else:
             count = sum(1 for row in rows if row.value["prompt"])
     seconds, worked = time.perf_counter() - began, time.process_time() - worked
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": count}
+    return {"seconds": seconds, "processor": worked, "megabytes": peak_megabytes(), "rows": count}
 
 
-def run_stages(folder: Path, workdir: Path, window: int, stages: tuple[str, ...]) -> None:
+def run_stages(folder: Path, workdir: Path, window: int, stages: tuple[str, ...], cache: str) -> list[float]:
     """Runs stages with the rows of the folder and a tiny model; pretrain makes its tokenizer and random weights.
+
+    Returns the seconds from the start of a stage to each batch of rows that it receives.
 
     Stage revise reads the column "prompt" of the rows as red-team prompts, and starts from the model of the work directory.
     """
@@ -102,7 +117,7 @@ def run_stages(folder: Path, workdir: Path, window: int, stages: tuple[str, ...]
     from jaxalign.config import from_config_dict
 
     values = {
-        "stages": stages, "compile_cache": "", "pretrain": {"steps": 0},
+        "stages": stages, "compile_cache": cache, "pretrain": {"steps": 0},
         "model": {"embed": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32},
         "data": {"source": "preferences_jsonl", "train": str(folder), "window": window},
         "sft": {"steps": STEPS}, "preference": {"steps": STEPS, "members": 1}, "dpo": {"steps": STEPS},
@@ -112,22 +127,60 @@ def run_stages(folder: Path, workdir: Path, window: int, stages: tuple[str, ...]
         values["data"] = {"source": "prompts_jsonl", "red_team": str(folder), "window": window}
         values["revise"] = {"red_team_prompts": 256, "batch": BATCH, "rounds": 1, "max_new_tokens": 32}
         workdir = workdir / "asked"
-    pipeline.run(from_config_dict(values), workdir)
+    began: list[float] = []
+
+    def load(name: str) -> object:
+        stage = pipeline.load_stage(name)
+        run = stage.run
+        stage.run = lambda context: (began.append(context.began), run(context))
+        return stage
+
+    with received(stages[-1]) as times:
+        pipeline.run(from_config_dict(values), workdir, load=load)
+    return [at - began[-1] for at in times]
 
 
-def measure_stage(folder: Path, stage: str, window: int) -> dict[str, float]:
-    """Runs a stage in windows with a random tiny model. "seconds" is the time from the start of the stage to the end of its
-    first step, with reading and compiling, or of revise from the start of the run to its first rows, a batch of answers and
-    revisions; "rows" are the rows that were read."""
+@contextlib.contextmanager
+def received(stage: str) -> Iterator[list[float]]:
+    """Lists when the stage receives each batch of rows, by `time.perf_counter`."""
+    from jaxalign.data.windows import WindowedRows
+    from jaxalign.stages import revise
+
+    times: list[float] = []
+    owner, name = (revise, "answer_and_revise") if stage == "revise" else (WindowedRows, "take")
+    method: Callable = getattr(owner, name)
+
+    def noted(*arguments: object) -> object:
+        if stage == "revise":  # It is called with the batch; the other returns it.
+            times.append(time.perf_counter())
+        result = method(*arguments)
+        times.append(time.perf_counter())
+        return result
+
+    with mock.patch.object(owner, name, noted):
+        yield times
+
+
+def peak_megabytes() -> float:
+    """The peak resident memory of this process in decimal megabytes. Linux counts it in units of 1,024 bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def measure_stage(folder: Path, stage: str, window: int, cache: str) -> dict[str, float]:
+    """Runs a stage in windows with a random tiny model. "data" is the time from the start of the stage to its first batch of
+    rows, without the imports before it; "seconds" is the time from the start of the stage to the end of its first step, with
+    reading and compiling, or of revise from the start of the run to its first rows, a batch of answers and revisions; "rows"
+    are the rows that were read."""
     from jaxalign.json_text import parse_json
 
     with tempfile.TemporaryDirectory() as made:
-        workdir = Path(made)
-        base = multiprocessing.get_context("spawn").Process(target=run_stages, args=(folder, workdir, 0, ("pretrain",)))
-        base.start()  # In a process of its own, whose memory does not count.
+        workdir, cache = Path(made), cache or str(Path(made) / "programs")
+        arguments = (folder, workdir, 0, ("pretrain",), "")
+        base = multiprocessing.get_context("spawn").Process(target=run_stages, args=arguments)
+        base.start()  # In a process of its own, whose memory does not count, with the user's compile cache.
         base.join()
         began, worked = time.time(), time.process_time()
-        run_stages(folder, workdir, window, ("pretrain", stage))
+        batches = run_stages(folder, workdir, window, ("pretrain", stage), cache)
         worked = time.process_time() - worked
         workdir = workdir / "asked" if stage == "revise" else workdir
         if stage == "revise":
@@ -137,8 +190,7 @@ def measure_stage(folder: Path, stage: str, window: int) -> dict[str, float]:
             seconds = next(row["since"] for row in timing if row["phase"] == "first step")
         data = parse_json((workdir / stage / "summary.json").read_text())["data"]
         rows = sum(file["rows"] for file in data.get("files", (data,)))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return {"seconds": seconds, "processor": worked, "megabytes": peak, "rows": rows}
+    return {"seconds": seconds, "processor": worked, "megabytes": peak_megabytes(), "rows": rows, "data": batches[0]}
 
 
 def main() -> None:
@@ -148,9 +200,10 @@ def main() -> None:
     parser.add_argument("--measure", help="the measurement of this process")
     parser.add_argument("--only", default="first,random,limited,window,sft,preference,dpo,revise,all,split")
     parser.add_argument("--window", type=int, default=WINDOW, help="rows in a window (data.window)")
+    parser.add_argument("--cache", default="", help="folder of compiled programs for stages; default: a new one for each stage")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.folder, options.measure, options.window)))
+        print(json.dumps(measure(options.folder, options.measure, options.window, options.cache)))
         return
     with tempfile.TemporaryDirectory() as made:
         folder = options.folder or Path(made)
@@ -160,10 +213,11 @@ def main() -> None:
             print(f"{options.rows:,} rows in {FILES} Parquet files of {size / 1e6:,.0f} MB together")
         for what in options.only.split(","):
             command = [sys.executable, "-m", "benchmarks.table_memory", f"--folder={folder}", f"--measure={what}",
-                       f"--window={options.window}"]
+                       f"--window={options.window}", f"--cache={options.cache}"]
             found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
             print(f"{what:10} {found['rows']:>12,.0f} rows {found['seconds']:8.2f} s ({found['processor']:.2f} s of "
-                  f"processor time) {found['megabytes']:8,.0f} MB", flush=True)
+                  f"processor time) {found['megabytes']:8,.0f} MB"
+                  + (f", first rows after {found['data']:.2f} s" if "data" in found else ""), flush=True)
 
 
 if __name__ == "__main__":
