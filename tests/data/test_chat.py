@@ -223,6 +223,15 @@ def test_a_template_whose_prompt_opens_reasoning_cannot_encode_an_answer(tmp_pat
         chat.encode_dialogue(tokenizer, DIALOGUE)
 
 
+@pytest.mark.parametrize("text", ["It is</think> 4.", "<think>\nIt is.\n</think>\n\nIt is 4."])
+def test_an_answer_with_the_end_of_a_thought_follows_the_empty_thought_of_its_prompt(loaded, text):
+    tokenizer = loaded["qwen3"].with_variables({"enable_thinking": False})
+    ids = chat.encode_prompt(tokenizer, QUESTION[:1]) + chat.encode_answer(tokenizer, text)
+    prompt = f"<|im_start|>user\n{QUESTION[0].content}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    expected = f"{prompt}{text}<|im_end|>"
+    assert ids == list(tokenizer.encode_template(expected).ids)
+
+
 def test_a_template_without_an_end_of_turn_is_reported_in_one_sentence(tmp_path):
     tokenizer = template(tmp_path, "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}")
     with pytest.raises(UserError, match=r"puts no special token after an answer \(it continues with '\\n'\)"):

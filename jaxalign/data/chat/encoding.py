@@ -27,6 +27,7 @@ from jaxalign.records import Message
 
 _MARK = re.compile("|".join(MARKS))
 _PROBE = Message("user", "Hello.")
+_SHORT = "Hello."
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False) -> str:
@@ -64,9 +65,7 @@ def encode_answer(tokenizer: Tokenizer, text: str) -> list[int]:
     answered = _answered(tokenizer, text)
     prompt = _rendered(tokenizer, [_PROBE], begin_answer=True)
     if not answered.rendered.text.startswith(prompt.text):
-        raise UserError(f"the chat template of {tokenizer.files.folder} does not write an answered dialogue as its "
-                        f"prompt and the answer (the prompt ends with {prompt.text[-30:]!r}), so it cannot train "
-                        "answers; provide another chat_template")
+        answered = _inserted(tokenizer, prompt.text, text)
     ids, before = answered.encoded.ids, _encode(tokenizer, prompt).ids
     if ids[: len(before)] == before:
         return ids[len(before) : answered.end + 1]
@@ -115,7 +114,7 @@ def encode_whole(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]
 
 def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids that end an answer: the template's end of a turn, then the tokenizer's stop ids."""
-    answered = _answered(tokenizer, "Hello.")
+    answered = _answered(tokenizer, _SHORT)
     return tuple(dict.fromkeys((answered.encoded.ids[answered.end], *tokenizer.stop_ids)))
 
 
@@ -230,6 +229,29 @@ def _answered(tokenizer: Tokenizer, text: str) -> _Answered:
                         f"with {places.text[places.ends[0]:][:30]!r}), so the end cannot be trained or detected; provide "
                         "another chat_template, or add the token that ends an answer to the tokenizer's special tokens")
     return _Answered(places, encoded, end)
+
+
+def _inserted(tokenizer: Tokenizer, prompt: str, text: str) -> _Answered:
+    """`_answered` for a text that the template writes in another form after the prompt.
+
+    With thinking off, the prompts of some templates end with an empty thought, but an answer that contains "</think>" is
+    written with its own thought. The text then takes the place of the answer "Hello.", as in sampling, where it followed the
+    prompt.
+
+    Raises:
+        UserError: the template does not write that answer after the prompt either.
+    """
+    places, start = _answered(tokenizer, _SHORT).rendered, len(prompt)
+    if not places.text.startswith(prompt + _SHORT):
+        raise UserError(f"the chat template of {tokenizer.files.folder} does not write an answered dialogue as its "
+                        f"prompt and the answer (the prompt ends with {prompt[-30:]!r}), so it cannot train "
+                        "answers; provide another chat_template")
+    places = places._replace(
+        text=prompt + text + places.text[start + len(_SHORT) :], cuts=tuple(start + cut for cut in tokenizer.cuts(text)),
+        ends=(start + len(text),),
+    )
+    encoded = _encode(tokenizer, places)
+    return _Answered(places, encoded, _end(tokenizer, encoded, places, places.ends[0]))
 
 
 def _end(tokenizer: Tokenizer, encoded: Encoded, places: _Places, after: int) -> int | None:
