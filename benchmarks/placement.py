@@ -8,8 +8,7 @@ Two simulated CPU devices. The same iterations as in `ppo_iteration.py` run, in 
 
 The last two use two cores, one per device. XLA's CPU client has one pool of threads for all devices, so a device may also use
 the core of the other device while that one waits. Choose `--new` and `--batch` so that sampling takes about as long as scoring
-and updating: then neither waits for long. The line "least" is the time that the longer of the two needs on one core: a smaller
-measured time would come from a shared core.
+and updating: then neither waits for long. If one waits, the measured time is below that of devices with one core each.
 
 The table has the medians over blocks of `--steps` iterations. The last lines compare with `planner.schedules` from the times in
 turn.
@@ -94,7 +93,7 @@ def passes(run: Run, steps: int) -> dict[str, float]:
 
         def watched(*args):
             seconds, result = timed(lambda: call(*args))
-            role = "reward" if name == "scored" else "reference" if args[1] == "reference" else "values"
+            role = "reward" if name == "scored" else "reference" if args[0] == "reference" else "values"
             spent.setdefault(role, []).append(seconds)
             return result
 
