@@ -15,6 +15,7 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _MOST_REPORTS = 2000
 _FORMAT = 1
+_POINTER = re.compile(r'(@CustomSPMDPartitioning\([^\n]*?backend_config = )"\d+"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +98,26 @@ class Lowered:
 @functools.lru_cache(maxsize=16)  # Stages that sample share the sampling programs.
 def _lower(step: Callable, structure, leaves: tuple) -> Lowered:
     arguments = jax.tree.unflatten(structure, leaves)
-    lowered = step.lower(*arguments)
+    traced = step.trace(*arguments)
+    lowered = traced.lower()
     named = array_arguments(step, arguments)
     device = next((min(leaf.sharding.device_set, key=lambda one: one.id) for _, leaf in named), None)
     gpu = device is not None and device.platform == "gpu"
     kind = [] if device is None else [device.device_kind, device.client.platform_version]
-    content = [_FORMAT, lowered.as_text(), [path for path, _ in named], kind, _compiler(), OPTIONS if gpu else {}]
+    content = [_FORMAT, _content(traced, lowered), [path for path, _ in named], kind, _compiler(), OPTIONS if gpu else {}]
     return Lowered(lowered, gpu, hashlib.sha256(json.dumps(content).encode()).hexdigest())
+
+
+def _content(traced: jax.stages.Traced, lowered: jax.stages.Lowered) -> str:
+    """The text of a program, equal in every process.
+
+    A function with its own partitioning rule, as cuDNN attention, is in the text only as the address of a Python object. The jaxpr
+    has its parameters.
+    """
+    text = lowered.as_text()
+    if "@CustomSPMDPartitioning" not in text:
+        return text
+    return _POINTER.sub(r"\1", text) + re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr))
 
 
 def lower(step: Callable, arguments: tuple) -> Lowered:

@@ -68,11 +68,14 @@ def test_a_refused_program_keeps_the_message_of_the_compiler():
 
 
 class Step:
-    """A jitted step of one argument, which is also its own lowered form."""
+    """A jitted step of one argument, which is also its own traced and lowered form."""
 
     def __call__(self, state): ...
 
-    def lower(self, *arguments):
+    def trace(self, *arguments):
+        return self
+
+    def lower(self):
         return self
 
     def as_text(self) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -43,6 +46,26 @@ def test_another_program_name_topology_or_flag_is_compiled(tmp_path, monkeypatch
     monkeypatch.setattr(compiler, "_compiler", lambda: ["newer"])
     compile_lowered(lowered(), tmp_path, "cpu")
     assert len(compilations) == 5
+
+
+def partitioned(scale: float):
+    """A lowered program with a function that has its own partitioning rule, made anew at each call, as in another process."""
+
+    @functools.partial(custom_partitioning, static_argnums=(1,))
+    def scaled(x, factor):
+        return x * factor
+
+    scaled.def_partition(
+        lambda factor, mesh, shapes, result: (mesh, lambda x: x * factor, shapes[0].sharding, (shapes[0].sharding,)),
+        sharding_rule="i j -> i j",
+    )
+    mesh = Mesh(np.asarray(jax.devices()), ("fsdp",))
+    array = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("fsdp")))
+    return lower(jax.jit(lambda x: scaled(x, scale)), (array,))
+
+
+def test_the_key_has_the_parameters_of_a_partitioned_function_and_not_its_address():
+    assert partitioned(2.0).key == partitioned(2.0).key != partitioned(3.0).key
 
 
 def test_a_damaged_report_is_compiled_again(tmp_path, compilations):
