@@ -111,8 +111,8 @@ def _lower(step: Callable, structure, leaves: tuple) -> Lowered:
 def _content(traced: jax.stages.Traced, lowered: jax.stages.Lowered) -> str:
     """The text of a program, equal in every process.
 
-    A function with its own partitioning rule, as cuDNN attention, is in the text only as the address of a Python object. The jaxpr
-    has its parameters.
+    A function with its own partitioning rule, as cuDNN attention, is in the text only as the address of a Python object. The
+    jaxpr has its parameters.
     """
     text = lowered.as_text()
     if "@CustomSPMDPartitioning" not in text:

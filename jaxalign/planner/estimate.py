@@ -236,13 +236,16 @@ class TaskEstimator:
     def of(self, task: Task, trained: tuple[str, ...]) -> TaskEstimate:
         config, policy, slices = self.config, self.policy, self.config.mesh.slices
         models = [role_weights(config, policy, role) for role in task.runs]
-        if task.phase == "update":
+        if self.cluster.chip.kind == "gpu":
+            models = [(model, weights.on_gpu(model, own)) for model, own in models]
+        if task.phase in ("update", "checks"):
             kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
             parts, counts = self._update_memory(task, models), [task.steps]
             steps = [sum((work.update(*m, task, slices, kind) for m, kind in zip(models, kinds, strict=True)), Work())]
         elif task.phase == "generate":
             (model, own), = models
-            parts = memory.generation(model, own, task.rows) | ({"weights to sample": own.moved} if own.moved else {})
+            tpu = self.cluster.chip.kind == "tpu"
+            parts = memory.generation(model, own, task.rows, tpu) | ({"weights to sample": own.moved} if own.moved else {})
             steps, counts = list(work.generate(model, own, task)), [1, 1, task.rows.new - 1]
         else:
             parts, counts = memory.scoring(models, task.rows, task.counted), [1]
@@ -254,7 +257,9 @@ class TaskEstimator:
         return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds)
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
-        """The largest temporaries among the models that a program updates one after another."""
+        """The temporaries of the checks of step 0, or the largest among the models that a program updates one after another."""
+        if task.phase == "checks":
+            return memory.checks(*models[0], task.rows, task.micro)
         candidates = []
         for place, (model, own) in enumerate(models):
             others = [other for i, (_, other) in enumerate(models) if i != place]

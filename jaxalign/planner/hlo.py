@@ -13,7 +13,7 @@ from jaxalign.planner.kernels import overlapped
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all",
          "collective-broadcast")
-_MOVES = ("copy", "bitcast", "convert", "reshape", "transpose", "slice", "dynamic-slice", "copy-start", "copy-done",
+MOVES = ("copy", "bitcast", "convert", "reshape", "transpose", "slice", "dynamic-slice", "copy-start", "copy-done",
           "opt-barrier", "pad", "all-gather-start", "all-gather")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:\W*(?:device_ids=)?\(?" + _IOTA.pattern + r"\)?)?\s*\{([^}]*)\}")
@@ -111,7 +111,7 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
     else:
         axes, group = _axes(instruction.attributes, mesh)
     times, certain = module.times(computation, unknown)
-    weight = argument(module, computation, instruction) if kind == "all-gather" else ""
+    weight = argument(module, computation, instruction.operands[0]) if kind == "all-gather" else ""
     callers = module.callers.get(computation.name, [])
     op_name = instruction.op_name or (callers[0][1].op_name if callers else "")
     return Collective(
@@ -135,10 +135,9 @@ def _started(instruction: Instruction, kind: str, operand: int) -> int:
     return operand if len(parts) < 2 else type_bytes(parts[1])
 
 
-def argument(module: Module, computation: Computation, instruction: Instruction) -> str:
-    """The name of the program argument that an instruction's operand comes from, possibly cast or moved; "" if the operand is
-    computed. The name leaves out the name of the record of a step's arguments."""
-    name = instruction.operands[0]
+def argument(module: Module, computation: Computation, name: str) -> str:
+    """The name of the program argument that an instruction's result comes from, possibly cast or moved; "" if the result is
+    computed. The argument's name leaves out the name of the record of a step's arguments."""
     while True:
         here = computation.instructions[name]
         if here.opcode == "parameter" and computation.entry:
@@ -157,12 +156,12 @@ def argument(module: Module, computation: Computation, instruction: Instruction)
         elif here.opcode == "fusion":
             fused = module.computations[here.calls("calls")]
             moved = fused.root
-            while moved.opcode in _MOVES:
+            while moved.opcode in MOVES:
                 moved = fused.instructions[moved.operands[0]]
             if moved.opcode != "parameter":  # The fused computation does more than move or cast a parameter.
                 return ""
             name = here.operands[int(moved.inside)]
-        elif here.opcode in _MOVES:
+        elif here.opcode in MOVES:
             name = here.operands[0]
         else:
             return ""
@@ -170,8 +169,12 @@ def argument(module: Module, computation: Computation, instruction: Instruction)
 
 def _part(module: Module, computation: Computation, element: Instruction) -> tuple[Computation, str] | None:
     """(computation, name) of the instruction that a get-tuple-element selects. If a loop passes the value through unchanged,
-    that is the loop's input. None if the source is neither."""
+    that is the loop's input; of an all-gather of several arrays, the array that it gathers. None if the source is neither."""
     place, source = element.index, computation.instructions[element.operands[0]]
+    if source.opcode == "all-gather-done":
+        source = computation.instructions[source.operands[0]]
+    if source.opcode in ("all-gather", "all-gather-start"):
+        return computation, source.operands[place]
     if source.opcode == "tuple":
         return computation, source.operands[place]
     if source.opcode == "parameter":

@@ -160,6 +160,15 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     return dict(zip(("gradients", "casts", "activations"), max(times.values(), key=sum), strict=True))
 
 
+def checks(model: Model, weights: WeightBytes, rows: BatchShape, micro: int) -> Parts:
+    """Temporaries of the checks of step 0, on two micro-batches of an update on `rows` with `micro` of them: the gradients of
+    both at once, and beside them the gradients one by one."""
+    pair = dataclasses.replace(rows, rows=2 * max(1, rows.rows // micro))
+    parts = update(model, weights, pair, 2, True)
+    apart = parts | {"gradients": parts["gradients"] + weights.gradients}
+    return max(update(model, weights, pair, 1, True), apart, key=lambda parts: sum(parts.values()))
+
+
 def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: int) -> Parts:
     """Temporaries of one program that runs several models forward over the same rows, with LM heads at `counted` positions.
 
@@ -178,19 +187,24 @@ def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: 
     return {"casts": sum(held.values()) + kept, "activations": max(layer, models[0][1].copies[1]) + beside}
 
 
-def generation(model: Model, weights: WeightBytes, rows: BatchShape) -> Parts:
-    """Temporaries of sampling: the ring cache, plus the larger of the temporaries of prefill and of decoding a chunk of tokens.
+def generation(model: Model, weights: WeightBytes, rows: BatchShape, tpu: bool = True) -> Parts:
+    """Temporaries of sampling: the ring cache, plus the largest of the temporaries of prefill, of widening the ring from half
+    its size, and of decoding a chunk of tokens.
 
     To decode a chunk, a TPU copies the ring into a layout in which each token is contiguous and heads are padded to whole
-    lanes. The copy takes more memory than widening the ring from half its size. WeightBytes are resharded before the ring is
-    allocated, and the largest one exists twice. If weights keep the sharding of training, both tables are gathered once."""
+    lanes. The copy takes more memory than widening the ring. Weights are resharded before the ring is allocated, and the
+    largest one exists twice. If weights keep the sharding of training, both tables are gathered once.
+
+    tpu: whether the devices are TPUs.
+    """
     at = local(model, rows, "generation")
     parts = model.sharding.generation.batch_size
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
     entering = local(model, BatchShape(count, rows.length), "generation")
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
-    copy = whole * -(-at.h // LANES) * LANES / at.h
-    peak = max(whole + prompts + layer_forward(entering), whole + copy + 3 * at.B * at.V * 4, weights.moving)
+    copy = whole * -(-at.h // LANES) * LANES / at.h if tpu else 0.0
+    decoding = whole + copy + 3 * at.B * at.V * 4
+    peak = max(whole + prompts + layer_forward(entering), decoding, 1.5 * whole, weights.moving)
     temporaries = {"KV cache": whole, "activations": peak - whole}
     if model.sharding.generation_rules == "training" and model.sharding.mesh.shape["fsdp"] > 1:
         temporaries["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)

@@ -270,8 +270,7 @@ def _step_zero(on: StageOnDevices, estimates: Sequence[tuple[PlacedTask, TaskEst
     estimator, places = on.estimator("policy"), on.placement.roles
     own = role_weights(estimator.config, estimator.policy, "policy")
     update = next(one.task for one, _ in estimates if one.task.phase == "update" and one.role == "policy")
-    part = dataclasses.replace(update.rows, rows=max(1, update.rows.rows // update.micro) * 2)
-    size = sum(memory.update(*own, part, 2, True).values()) + own[1].gradients
+    size = sum(memory.checks(*own, update.rows, update.micro).values())
     policy, reference = places["policy"], places["reference"]
     same = (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
     return size if same or on.stage != "ppo" else size + own[1].parameters

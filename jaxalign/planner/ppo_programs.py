@@ -1,4 +1,4 @@
-"""The tasks of stage ppo: sampling, the reward, scoring with the checks of step 0, and the update."""
+"""The tasks of stage ppo: sampling, the reward, scoring, the checks of step 0, and the update."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 from typing import NamedTuple
 
 from jaxalign.models.adapters.lora import join
+from jaxalign.planner.memory import BatchShape
 from jaxalign.planner.programs import PlannedProgram, Run, Task, offloaded, sampling_task, update_task
 from jaxalign.planner.reward_programs import reward_programs
 from jaxalign.planner.stage_programs import reward_roles, trained_roles
@@ -40,6 +41,8 @@ def ppo(run: Run) -> list[Task]:
         sampling_task(run, "ppo", section, section.batch, queues, stays[1:], lambda: built().models),
         rewarded,
         Task("ppo", "score", scored, part, section.iterations * parts, stays, new, programs=lambda: built().score),
+        Task("ppo", "checks", ("policy",), BatchShape(2 * packed[0].rows, length), 1, stays, new, micro=2,
+             programs=lambda: built().checks),
         update_task("ppo", ("policy", *critic), packed, section.iterations, lambda: built().update, stays, counted=new,
                     steps=section.epochs * section.minibatches),
     ]
@@ -52,6 +55,7 @@ class _Programs(NamedTuple):
     models: tuple
     reward: list[PlannedProgram]
     score: list[PlannedProgram]
+    checks: list[PlannedProgram]
     update: list[PlannedProgram]
 
 
@@ -78,9 +82,7 @@ def _programs(run: Run) -> _Programs:
     return _Programs(
         (setup.policy, join(run.frozen, state.policy.params), held),
         [dataclasses.replace(program, held={**held, **program.held}) for program in rewards],
-        [
-            PlannedProgram("ppo", "scoring", scored, packed_experience, (shapes.scoring,), held, scoring),
-            PlannedProgram("ppo", "checks", "policy, reference", step_zero_values, (shapes.checks,), held, checks),
-        ],
+        [PlannedProgram("ppo", "scoring", scored, packed_experience, (shapes.scoring,), held, scoring)],
+        [PlannedProgram("ppo", "checks", "policy, reference", step_zero_values, (shapes.checks,), held, checks)],
         [PlannedProgram("ppo", "update", roles, packed_update, (shapes.state, shapes.update), held, update)],
     )

@@ -352,6 +352,7 @@ def evaluate(run: Run) -> list[Task]:
     asked = 2 * math.comb(models, 2) * min(section.win_rate_prompts, section.prompts)
     judges = _outside(run, "evaluate") if asked else []
     scores = "preference" in run.config.stages
+    beside = ("reference", *(("preference model",) if scores else ()))
     scorer = functools.cache(lambda: preference_scorer(run))
 
     @functools.cache
@@ -367,7 +368,7 @@ def evaluate(run: Run) -> list[Task]:
         scoring_program(run, "evaluate", section, "preference model", *scorer(), answering()[2])
     ])
     return [
-        sampling_task(run, "evaluate", section, section.batch, calls, (), answering),
+        sampling_task(run, "evaluate", section, section.batch, calls, beside, answering),
         *([scored] if scores else []),
         *verdict_tasks(run, "evaluate", section.batch, judges, lambda: run.judge_weights(judges), asked, roles),
     ]

@@ -1,9 +1,9 @@
 """Warnings about a compiled program: weights gathered for every token, arrays replicated on every device, collectives that
-the compiler repeats."""
+the compiler repeats, weights stored again in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.sharding import NamedSharding
@@ -18,7 +18,7 @@ _SHOWN = 3
 
 def surprises(
     phase: str, collectives: Sequence[Collective], arrays: Iterable[tuple[str, tuple[int, ...], np.dtype, object]],
-    large: int = LARGE,
+    copies: Mapping[str, int], large: int = LARGE,
 ) -> tuple[str, ...]:
     """The warnings about one program, as sentences.
 
@@ -26,6 +26,7 @@ def surprises(
       phase: the program's phase; the phases in `DECODING` sample token by token.
       collectives: the program's collectives.
       arrays: (name, shape, dtype, sharding) of its arguments and results.
+      copies: bytes of each bfloat16 argument that it stores in float32 (`stored_arrays.float32_copies`).
       large: the minimum size in bytes of a replicated array that is reported.
     """
     warnings = []
@@ -40,6 +41,10 @@ def surprises(
     if again:
         warnings.append(f"the compiler gathers weights a second time to save memory: {_sizes(again)}; use smaller "
                             "micro-batches to leave memory for them")
+    if copies:
+        size = f"{sum(copies.values()) / 1e9:.2f} GB"
+        warnings.append(f"the program stores bfloat16 weights in float32: {_listed(copies)}, {size}; computing in bfloat16 "
+                        "(model.compute_dtype) needs no copy")
     whole, devices = {}, 1
     for name, shape, dtype, sharding in arrays:
         if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1 or not sharding.is_fully_replicated:
@@ -52,7 +57,7 @@ def surprises(
     return tuple(warnings)
 
 
-def _listed(sizes: dict[str, float]) -> str:
+def _listed(sizes: Mapping[str, float]) -> str:
     """The names of the largest arrays, and the number of the others."""
     names = sorted(sizes, key=lambda name: -sizes[name])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

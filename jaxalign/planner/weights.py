@@ -42,8 +42,8 @@ class WeightBytes:
       generation: the weights that sampling reads, sharded according to config.mesh.generation.
       moved: the part of `generation` that is resharded or cast for sampling.
       moving: the largest array of `moved`, which exists twice during the move.
-      copies: arrays that a TPU stores a second time in another layout, if a device's part of the model width is not a multiple
-        of the 128 lanes: (attention kernels in the compute dtype, the embedding during its gather).
+      copies: arrays that a device stores a second time in another layout: (kernels in the compute dtype, the embedding during
+        its gather). A TPU does so if its part of the model width is not a multiple of the 128 lanes. For GPUs, see `on_gpu`.
       learnt: the trained parameters in the compute dtype, sharded only over tensor, as gradients are before the reduce-scatter.
     """
 
@@ -134,6 +134,21 @@ def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[floa
     return base.only(lambda path: path[:2] == ("blocks", "attention") and path[1:] in LINEAR).bytes(
         model.sharding, lambda *_: compute
     ), table
+
+
+def on_gpu(model: Model, measured: WeightBytes) -> WeightBytes:
+    """The bytes of a model's weights on a GPU, where `copies` are other arrays than on a TPU.
+
+    XLA gathers along the first axis. So it transposes the kernels that are split over their last axis, of all layers at once:
+    the output of attention and the second matrix of the MLP. If kernels are cast, `casts` is taken to include this copy.
+    """
+    ways = split_ways(model.sharding.rules["embed"], model.sharding.mesh.shape)
+    if ways == 1 or measured.casts:
+        return dataclasses.replace(measured, copies=(0.0, 0.0))
+    size, base = np.dtype(model.config.compute_dtype).itemsize, _Tree.of(model.base.abstract(), model.base.axes())
+    kernels = base.only(lambda path: path[0] == "blocks" and path[1:] in LINEAR)
+    last = _Tree([row for row in kernels.rows if row[2][-1] == "embed"])
+    return dataclasses.replace(measured, copies=(last.bytes(model.sharding, lambda *_: size), 0.0))
 
 
 OPTIMIZERS = ("adamw", "lion", "adafactor", "muon", "sophia")

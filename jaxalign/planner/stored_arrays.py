@@ -1,0 +1,86 @@
+"""Arrays that a compiled program should not store: float32 copies of bfloat16 weights, and the logits of all tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from jaxalign.planner.hlo import MOVES, argument
+from jaxalign.planner.hlo_text import Computation, Instruction, Module
+
+_SMALL = 1 << 20
+"""Copies below this many bytes, as those of a layer's norms, are left out."""
+_FLOATS = re.compile(r"\b(f32|bf16|f16)\[([\d,]+)\]")
+
+
+def float32_copies(module: Module) -> dict[str, int]:
+    """Bytes on a device, by program argument, of each bfloat16 argument that the program stores in float32, whole or in part.
+
+    A conversion inside a fused computation, as before a matrix product, is not stored. Of several copies of an argument, the
+    largest counts, without the arrays that it is concatenated with.
+    """
+    halves = {(one.op_name or one.name).removeprefix("arguments.") for one in module.entry.parameters.values()
+              if one.type.startswith("bf16[")}
+    found: dict[str, int] = {}
+    for computation, instruction in _stored(module):
+        for home, one in _results(module, computation, instruction):
+            if one.type.startswith("f32[") and one.bytes >= _SMALL:
+                for part in _parts(home, one):
+                    source = argument(module, home, part.name)
+                    if source in halves:
+                        found[source] = max(4 * _elements(part), found.get(source, 0))
+    return found
+
+
+def whole_logits(module: Module, vocabulary: int, tokens: int, hidden: int) -> list[str]:
+    """The types of stored floating-point arrays that have a logit of every token.
+
+    Args:
+      module: the program.
+      vocabulary: the columns of the unembedding on one device.
+      tokens: the tokens on one device in a micro-batch.
+      hidden: the size of a hidden state; arrays of this size, such as the unembedding, are left out.
+    """
+    found = set()
+    for _, instruction in _stored(module):
+        for kind, sizes in _FLOATS.findall(instruction.type):
+            shape = [int(size) for size in sizes.split(",")]
+            if vocabulary in shape and hidden not in shape and math.prod(shape) // vocabulary >= tokens:
+                found.add(f"{kind}[{sizes}]")
+    return sorted(found)
+
+
+def _stored(module: Module) -> Iterator[tuple[Computation, Instruction]]:
+    """Each instruction whose result is in the device's memory: those outside of fused computations and reductions."""
+    for computation in module.computations.values():
+        called = module.callers.get(computation.name, [])
+        if computation.entry or any(call.opcode != "fusion" for _, call, _ in called):
+            yield from ((computation, instruction) for instruction in computation.instructions.values())
+
+
+def _parts(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
+    """The arrays that an instruction concatenates, as the compiler does with weights that multiply the same rows; or the
+    instruction itself."""
+    moved = instruction
+    while moved.opcode in MOVES:
+        moved = computation.instructions[moved.operands[0]]
+    if moved.opcode != "concatenate":
+        yield instruction
+        return
+    for name in moved.operands:
+        yield from _parts(computation, computation.instructions[name])
+
+
+def _elements(array: Instruction) -> int:
+    return math.prod(int(size) for size in _FLOATS.search(array.type)[2].split(","))
+
+
+def _results(module: Module, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+    """The instructions that compute what an instruction stores: those of the fused computation, if it calls one."""
+    if instruction.opcode != "fusion":
+        yield computation, instruction
+        return
+    fused = module.computations[instruction.calls("calls")]
+    names = fused.root.operands if fused.root.opcode == "tuple" else (fused.root.name,)
+    yield from ((fused, fused.instructions[name]) for name in names)

@@ -1,0 +1,51 @@
+"""The programs of PPO, DPO, SFT, the preference model and sampling, compiled for TPUs and GPUs, against a record.
+
+The record (`compiled_goldens.json`) was written by `python -m tests.goldens.record`. Some properties do not depend on it: fused
+attention, donated memory, no float32 copy of bfloat16 weights, and no logits of all tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import warnings
+
+import pytest
+
+from tests.goldens.compiled_runs import MESHES, RUNS, compiled_facts, faults, missing, platform, read_record, versions
+
+CASES = [pytest.param(topology, marks=[pytest.mark.slow] if topology == "v5p:4x4x4" else []) for topology in MESHES]
+
+
+@pytest.fixture(scope="module")
+def reports() -> pathlib.Path:
+    """A folder of the compilers' reports that outlives the run, so that only changed programs compile again."""
+    return pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]) / "plans"
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("topology", CASES)
+def test_programs_are_as_recorded(topology, run, reports):
+    if missing(topology):
+        pytest.skip(missing(topology))
+    record = read_record()
+    same = record["versions"][platform(topology)] == versions(topology)
+    if not same:
+        warnings.warn(f"{topology}: the record is of other compiler versions; its figures are not compared", stacklevel=1)
+    recorded = record["programs"][topology]
+    facts = compiled_facts(run, topology, reports=reports)
+    assert list(facts) == [name for name in facts if name in recorded]
+    assert [fault for name in facts for fault in faults(name, topology, facts[name], recorded[name] if same else {})] == []
+
+
+@pytest.mark.parametrize(("flag", "lost"), [
+    ("model.attention=plain", "does not call cuDNN attention"),
+    ("model.compute_dtype=float32", "in float32"),
+])
+def test_a_loss_is_named(flag, lost, reports):
+    """Attention by the plain kernel, and a float32 cast of bfloat16 weights."""
+    if missing("h100:1x8"):
+        pytest.skip(missing("h100:1x8"))
+    (facts,) = compiled_facts("dpo", "h100:1x8", flag, reports=reports).values()
+    found = faults("dpo update", "h100:1x8", facts, read_record()["programs"]["h100:1x8"]["dpo update"])
+    assert any(fault.startswith("dpo update") and lost in fault for fault in found), found
