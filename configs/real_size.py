@@ -43,8 +43,8 @@ checks of step 0. All programs fit in the 78.27 GB of an H100 that are available
 | llama31_8b_v6e64 | h100:8x8 | 8.8 | 3.89 | 8.19 | 8.07 | 7.49 | 6.21 | 103 |
 | llama31_70b_v5p128 | h100:8x8 | 25.4 | 3.04 | 24.85 | 21.34 | 7.52 | 5.46 | 84 |
 
-"seconds" is the time of the whole command on two cores. For llama31_8b_h100x8 and the 70B the machine was otherwise idle; for the
-others it was shared with other work. A second plan of llama31_8b_h100x8 with the kept reports takes 14 s.
+"seconds" is the time of the whole command on two cores. For llama31_8b_h100x8 and the 70B the machine was otherwise idle; for
+the others it was shared with other work. A second plan of llama31_8b_h100x8 with the kept reports takes 14 s.
 """
 
 from jaxalign.config import default_config

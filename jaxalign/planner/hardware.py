@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from jaxalign.errors import UserError
-from jaxalign.planner.gpu_topology import GpuTopology
+from jaxalign.planner.gpu_topology import USABLE, GpuTopology, gpu_kinds
 from jaxalign.planner.topology import Topology
 
 _DATA = Path(__file__).with_name("hardware.json")
@@ -179,6 +179,8 @@ def _described_gpus(topology: GpuTopology) -> Cluster:
 def gpu_cluster(text: str) -> Cluster:
     """The GPUs that `text` names with their count, as in H100x8.
 
+    Their memory is what CUDA reports, or the vendor's figure if that is not known, less the share that a topology leaves out.
+
     Raises:
         UserError: the text is malformed, names an unknown or ambiguous GPU, or asks for several hosts of a GPU without a
           known network.
@@ -199,4 +201,5 @@ def gpu_cluster(text: str) -> Cluster:
     if count > chip.chips_per_host and chip.host_network is None:
         raise UserError(f"--gpus asks for {count} of {chip.name}, but no network between hosts is known for it; plan at most "
                         f"{chip.chips_per_host}, on one host")
-    return Cluster(chip, (count,), 1, chip.memory)
+    described = [row["device"]["device_memory_size"] for row in gpu_kinds().values() if chip_of(row["name"]) == chip]
+    return Cluster(chip, (count,), 1, USABLE * (described[0] if described else chip.memory))

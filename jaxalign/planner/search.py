@@ -19,6 +19,8 @@ from jaxalign.registry.stages import stages_in_order
 
 _LENGTHS = ("row_length", "max_length", "max_new_tokens")
 """Fields that bound the length of a stage's rows; of each section, the first one that it has applies."""
+_MARGIN = 0.05
+"""The share of the memory that a search leaves free if it can: the plan's arithmetic is below the compiler by up to this share."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +54,8 @@ def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]
 @functools.lru_cache(maxsize=32)
 def possible(given: Given) -> tuple[RunEstimate, ...]:
     """Estimates for every mesh of the whole cluster that divides the model and the batches, with mesh.generation "tensor" and
-    "training". Estimates that fit come first, sorted by time; the others follow, sorted by peak memory. pipeline, slices and
-    zero keep their values."""
+    "training". Estimates that fit with `_MARGIN` come first, then those that fit without it, both sorted by time; the others
+    follow, sorted by peak memory. pipeline, slices and zero keep their values."""
     mesh, estimates = given.config.mesh, []
     if given.cluster.devices % mesh.pipeline:
         return ()
@@ -67,12 +69,13 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
             except UserError:
                 continue
 
-    def rank(run: RunEstimate) -> tuple[bool, float, int]:
+    def rank(run: RunEstimate) -> tuple[bool, bool, float, int]:
         """The position in the order. A task with an unknown number of calls counts as one call."""
         seconds = run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None)
         # Ties go to the mesh that splits fewer axes.
         axes_split = sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))
-        return not run.fits, seconds if run.fits else run.peak, axes_split
+        tight = run.peak > (1 - _MARGIN) * run.cluster.usable
+        return not run.fits, tight, seconds if run.fits else run.peak, axes_split
 
     return tuple(sorted(estimates, key=rank))
 

@@ -69,7 +69,7 @@ def test_the_text_says_what_one_program_cannot_run(prices):
 
 def test_the_written_config_is_one_that_a_program_can_run(prices, tmp_path, capsys):
     file = tmp_path / "placed.py"
-    assert main(["plan", *LLAMA, prices, f"--write-config={file}", "--json"]) == 0
+    assert main(["plan", *LLAMA, prices, f"--write-config={file}", "--json"]) == 1  # Four H100 do not hold the run as one set.
     listed = json.loads(capsys.readouterr().out)["kinds"]["listed"]
     first = next(one for one in listed if one["one_program"])
     same, _, _ = train.read_arguments(["train", *LLAMA[:6], *first["flags"]])

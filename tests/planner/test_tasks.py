@@ -23,13 +23,21 @@ def found(*flags: str, **how):
 
 def test_ppo_of_two_hundred_iterations():
     ppo = found("--config.ppo.micro_batch_tokens=768")
-    assert [name for name in ppo if name.startswith("ppo")] == ["ppo generate", "ppo reward", "ppo score", "ppo update"]
+    names = [name for name in ppo if name.startswith("ppo")]
+    assert names == ["ppo generate", "ppo reward", "ppo score", "ppo checks", "ppo update"] and ppo["ppo checks"].calls == 1
+    # The checks read two micro-batches of one row per device, on 16 devices.
+    assert (ppo["ppo checks"].rows, ppo["ppo checks"].micro) == (BatchShape(32, 768), 2)
     assert ppo["ppo generate"].rows == BatchShape(64, 768 - 256, 256) and ppo["ppo generate"].calls == 200
     update = ppo["ppo update"]  # 64 rows in 2 minibatches, each in 2 parts of one row per device on 16 devices, for 2 epochs.
     assert (update.rows, update.micro, update.steps, update.counted) == (BatchShape(32, 768), 2, 4, 256)
     assert update.trains == ("policy", "critic")
     assert set(update.stays) == {"policy", "critic", "reference", "preference model"}
     assert found(prompt=100)["ppo generate"].rows == BatchShape(64, 100, 256)
+
+
+def test_evaluate_holds_the_reference_and_the_preference_model():
+    evaluated = found()["evaluate generate"]
+    assert set(evaluated.stays) == {"policy", "reference", "preference model"}
 
 
 def test_without_a_critic_there_are_no_critic_weights():
