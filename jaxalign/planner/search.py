@@ -20,7 +20,7 @@ from jaxalign.registry.stages import stages_in_order
 _LENGTHS = ("row_length", "max_length", "max_new_tokens")
 """Fields that bound the length of a stage's rows; of each section, the first one that it has applies."""
 _MARGIN = 0.05
-"""The share of the memory that a search leaves free if it can: the plan's arithmetic is below the compiler by up to this share."""
+"""The share of the memory that a search leaves free if it can: the plan may be too low by as much."""
 
 
 @dataclasses.dataclass(frozen=True)
