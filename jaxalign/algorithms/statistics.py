@@ -129,7 +129,9 @@ def kappa_of_counts(table: np.ndarray) -> float | None:
     return (agreed * count - chance) / (count * count - chance) if count * count > chance else None
 
 
-def logistic_coefficients(features: Any, outcome: Any, scale: float = 2.5, steps: int = 50) -> np.ndarray:
+def logistic_coefficients(
+    features: Any, outcome: Any, scale: Any = 2.5, steps: int = 50, weights: Any | None = None
+) -> np.ndarray:
     """The coefficients of a logistic regression without intercept, P(outcome) = sigmoid(features @ coefficients).
 
     Each coefficient has a normal prior with mean 0, so that it is finite if a feature predicts every outcome. The posterior
@@ -138,11 +140,12 @@ def logistic_coefficients(features: Any, outcome: Any, scale: float = 2.5, steps
     Args:
       features: real [B, F].
       outcome: real [B], in [0, 1]; 0.5 is a tie.
-      scale: above 0, the prior's standard deviation; infinity for maximum likelihood.
+      scale: above 0, the prior's standard deviation, for all coefficients or real [F]; infinity for maximum likelihood.
       steps: the maximum number of Newton steps.
+      weights: real [R, B], at least 0: how often each case counts, in R separate regressions; None for once.
 
     Returns:
-      float64 [F].
+      float64 [F]; with weights [R, F].
 
     Raises:
       ValueError: the shapes differ.
@@ -150,22 +153,30 @@ def logistic_coefficients(features: Any, outcome: Any, scale: float = 2.5, steps
     features, outcome = np.asarray(features, np.float64), np.asarray(outcome, np.float64)
     if features.ndim != 2 or outcome.shape != features.shape[:1]:
         raise ValueError(f"features are {features.shape} and the outcome is {outcome.shape}; [B, F] and [B] are expected")
+    counts = np.ones((1, len(outcome))) if weights is None else np.asarray(weights, np.float64)
+    if counts.ndim != 2 or counts.shape[1:] != outcome.shape:
+        raise ValueError(f"weights are {counts.shape} and the outcome is {outcome.shape}; [R, B] and [B] are expected")
+    precision = np.broadcast_to(1 / np.asarray(scale, np.float64) ** 2, features.shape[1:])
 
-    def loss(coefficients: np.ndarray) -> float:
-        logits = features @ coefficients
-        return float(np.sum(np.logaddexp(0, logits) - outcome * logits) + coefficients @ coefficients / (2 * scale**2))
+    def loss(coefficients: np.ndarray) -> np.ndarray:
+        logits = coefficients @ features.T
+        return np.sum(counts * (np.logaddexp(0, logits) - outcome * logits), axis=1) + coefficients**2 @ precision / 2
 
-    coefficients = np.zeros(features.shape[1])
+    products = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
+    coefficients = np.zeros((len(counts), features.shape[1]))
     for _ in range(steps):
-        probability = 0.5 * (1 + np.tanh(features @ coefficients / 2))
-        gradient = features.T @ (probability - outcome) + coefficients / scale**2
-        hessian = (features * (probability * (1 - probability))[:, None]).T @ features
-        # The least-squares solution leaves a coefficient at 0 if its feature is 0 in all cases.
-        step = np.linalg.lstsq(hessian + np.eye(len(coefficients)) / scale**2, gradient, rcond=None)[0]
+        probability = 0.5 * (1 + np.tanh(coefficients @ features.T / 2))
+        gradient = (counts * (probability - outcome)) @ features + coefficients * precision
+        hessian = ((counts * probability * (1 - probability)) @ products).reshape(*coefficients.shape, -1) + np.diag(precision)
+        # The pseudo-inverse leaves a coefficient at 0 if its feature is 0 in all cases and it has no prior.
+        if precision.all():
+            step = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
+        else:
+            step = (np.linalg.pinv(hessian, hermitian=True) @ gradient[:, :, None])[:, :, 0]
         if np.max(np.abs(step), initial=0) < 1e-10:
             break
-        size = 1.0
-        while loss(coefficients - size * step) > loss(coefficients) + 1e-12 and size > 1e-6:
-            size /= 2  # A full step may overshoot where the probabilities are close to 0 or 1.
+        size, before = np.ones((len(step), 1)), loss(coefficients)
+        while (overshot := (loss(coefficients - size * step) > before + 1e-12) & (size[:, 0] > 1e-6)).any():
+            size[overshot] /= 2  # A full step may overshoot where the probabilities are close to 0 or 1.
         coefficients = coefficients - size * step
-    return coefficients
+    return coefficients[0] if weights is None else coefficients
