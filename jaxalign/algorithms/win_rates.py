@@ -82,8 +82,8 @@ def paired_rates(outcomes: Any, differences: Any, seed: int = 0, resamples: int 
 def length_problem(outcomes: np.ndarray, differences: np.ndarray) -> str | None:
     """Why there is no length-controlled rate; None if there is one.
 
-    The likelihood has a unique maximum if and only if the differences of wins and of losses overlap, where a tie is half a win and half a loss (Albert
-    and Anderson 1984).
+    The likelihood has a unique maximum if and only if the differences of wins and of losses overlap, where a tie is half a win
+    and half a loss (Albert and Anderson 1984).
 
     Args:
       outcomes, differences: as in `paired_rates`.

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxalign.algorithms.texts import repeated_share
 from jaxalign.config import AlarmsConfig
 from jaxalign.data.chat import styles
 from jaxalign.errors import UserError
@@ -199,9 +200,3 @@ class AlarmRun:
             kept = None if scored.kept is None else np.asarray(fetch(scored.kept), bool)[: len(own)]
             scores_of_parts.append(scores if kept is None else np.where(kept, scores, np.nan))
         return np.concatenate(scores_of_parts)
-
-
-def repeated_share(ids: Sequence[int], n: int = 4) -> float:
-    """The share of the n-grams of a sequence that occur earlier in it; 0 if it is shorter than n tokens."""
-    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 
 from jaxalign import streams
+from jaxalign.algorithms.texts import repeated_share
 from jaxalign.config import Config, rounds
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
@@ -38,7 +39,7 @@ from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.sampler import Engine, TokenSampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, loops, paired, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
 from jaxalign.stages.shared.builtin import BuiltinStage
@@ -90,7 +91,7 @@ class EvaluateStage(BuiltinStage):
         summary = summarise(config, rows, names)
         if section.win_rate_prompts and judges.compares(config):
             compared = compare(context, model, rows, names, prompts[: section.win_rate_prompts])
-            summary["win_rates"] = [contest.to_dict() for contest in compared]
+            summary["win_rates"] = paired.win_rates(compared)
             lines = json_lines(row for contest in compared for row in contest.rows())
             hosts.once(lambda: write_bytes_atomically(context.directory / VERDICTS, lines))
         if "compare" in config.stages and data_source(config).gold:
@@ -188,7 +189,8 @@ class Answering:
             (text, ended), count = answers[i], int(rollout.response_length[i])
             out.append(
                 {"model": self.name} | prompt_row(prompt) | judged[i]
-                | {"response": text, "complete": ended, "tokens": count, "kl": float(kl[i]), "score": scores[i]}
+                | {"response": text, "complete": ended, "tokens": count, "kl": float(kl[i]), "score": scores[i],
+                   "repetition": repeated_share(text.split())}
                 | rewards[i]
             )
         return out
@@ -217,9 +219,12 @@ class Answering:
 
 
 def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
-    """For each model: rates with their counts and 95% Wilson intervals, and the mean KL, length and score."""
+    """For each model: rates with their counts and 95% Wilson intervals, the mean KL, length and score, and the
+    differences from the first model on the same prompts."""
     by_model = {name: [row for row in rows if row["model"] == name] for name in names}
     first = by_model[names[0]]
+    # A measure of the gold judge covers only prompts of some kinds.
+    kinds = {name: gold.MEASURES[name][0] if name in gold.MEASURES else None for name in first[0]["gold"] or ()}
     summary = {
         "seed": config.seed,
         "prompts": dict(sorted(collections.Counter(row["kind"] or row["source"] for row in first).items())),
@@ -228,10 +233,8 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
         "win_rates": [],
     }
     for name in names:
-        for measure in first[0]["gold"] or ():
-            # A measure of the gold judge covers only prompts of some kinds.
-            kinds = gold.MEASURES[measure][0] if measure in gold.MEASURES else None
-            asked = [row for row in by_model[name] if kinds is None or row["kind"] in kinds]
+        for measure, covered in kinds.items():
+            asked = [row for row in by_model[name] if covered is None or row["kind"] in covered]
             summary["rates"].setdefault(name, {})[measure] = rate([row["gold"][measure] for row in asked])
 
     means = {field: means_by_model(by_model, field) for field in ("kl", "tokens", "complete")}
@@ -240,7 +243,8 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
     if "reward" in first[0]:
         scored = {name: [row for row in rows if row["reward"] is not None] for name, rows in by_model.items()}
         summary["reward"] = means_by_model({name: rows for name, rows in scored.items() if rows}, "reward")
-    return summary | {"complete": means["complete"]}
+    differences = {"paired": paired.paired_differences(rows, names, kinds)}
+    return summary | {"complete": means["complete"]} | paired.word_measures(rows, names) | differences
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""Win rates at equal lengths against scikit-learn and a simulated judge; intervals and text measures against hand calculations."""
+"""Win rates at equal lengths against scikit-learn and a simulated judge; intervals against hand calculations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import scipy.optimize
 from sklearn.linear_model import LogisticRegression
 
 from jaxalign.algorithms.statistics import logistic_coefficients
-from jaxalign.algorithms.texts import distinct, repetition
 from jaxalign.algorithms.win_rates import mean_difference, paired_rates
 
 
@@ -113,16 +112,3 @@ def test_a_mean_difference_is_paired():
     assert (found["difference"], found["cases"]) == (2.0, 100)
     assert (found["low"], found["high"]) == pytest.approx((2 - 0.196, 2 + 0.196), abs=0.03)
     assert mean_difference([1, 2], [0, 0]) == {"difference": 1.5, "low": None, "high": None, "cases": 2}
-
-
-def test_repetition_is_the_share_of_repeated_4_grams():
-    """"a b c d a b c d" has the 4-grams abcd bcda cdab dabc abcd: 4 of 5 are distinct."""
-    assert repetition("a b c d a b c d") == pytest.approx(0.2)
-    assert repetition("a b c d e") == 0.0 and repetition("a b c") is None
-
-
-def test_distinct_n_grams_are_divided_by_the_words():
-    """6 words, of which a, b, c are distinct; the bigrams are ab ba ab, and bc: 3 distinct ones."""
-    texts = ["a b a b", "b c", ""]
-    assert distinct(texts, 1) == pytest.approx(3 / 6) and distinct(texts, 2) == pytest.approx(3 / 6)
-    assert distinct(texts, 3) == pytest.approx(2 / 6) and distinct([""], 1) is None

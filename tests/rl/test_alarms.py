@@ -7,21 +7,7 @@ import pytest
 
 from jaxalign.config import AlarmsConfig
 from jaxalign.records import Rollout
-from jaxalign.rl.alarms import AlarmRun, repeated_share
-
-
-@pytest.mark.parametrize(
-    ("ids", "share"),
-    [
-        ([], 0.0),
-        ([5, 5, 5], 0.0),
-        ([1, 2, 3, 4, 5, 6], 0.0),
-        ([7, 7, 7, 7, 7, 7], 2 / 3),  # 3 equal 4-grams
-        ([1, 2, 3, 4, 1, 2, 3, 4], 1 / 5),  # 1234 2341 3412 4123 1234
-    ],
-)
-def test_repetition_is_the_share_of_4_grams_that_occurred_before(ids, share):
-    assert repeated_share(ids) == pytest.approx(share)
+from jaxalign.rl.alarms import AlarmRun
 
 
 def measuring(**fields) -> AlarmRun:

@@ -18,7 +18,7 @@ from jaxalign.tracking.measures import (
     ordered_measures,
     quantities,
 )
-from jaxalign.tracking.report import examples, plots
+from jaxalign.tracking.report import examples, paired, plots
 from jaxalign.tracking.report.blocks import FIRST, Figure, ReportSection, Table
 from jaxalign.tracking.report.plots import Interval
 from jaxalign.tracking.report.prose import no_rates
@@ -59,6 +59,7 @@ def behaviour(run: RunFiles) -> ReportSection:
         values = [(evaluation.get(quantity.field) or {}).get(model) for model in run.models]
         if any(value is not None for value in values):
             rows.append([quantity.title, *(decimal(value, quantity.digits) for value in values)])
+    rows += paired.distinct_rows(run)
     header = ["Measure", *(model_column(model, run.used) for model in run.models)]
     captions = ["Rates with 95% Wilson intervals."] if figures else []
     captions += [f"KL is measured against {model_phrase(run.kl_reference, run.used)}."] if evaluation.get("kl") else []
@@ -66,9 +67,10 @@ def behaviour(run: RunFiles) -> ReportSection:
     intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
     if figures:
         intro += "Bars show rates; whiskers show their 95% intervals."
+    tables = [Table(" ".join(captions), header, rows)] if rows else []
     return ReportSection(
         "behaviour", _BEHAVIOUR, intro, () if figures else (no_rates(run),), tuple(figures),
-        (Table(" ".join(captions), header, rows),) if rows else (), nav="Rates", order=FIRST,
+        (*tables, *paired.difference_tables(run)), nav="Rates", order=FIRST,
     )
 
 
@@ -82,11 +84,16 @@ def win_rates(run: RunFiles) -> list[ReportSection]:
         bar = Interval("preferred", row["rate"], row["low"], row["high"], note, 1)
         undecided = row.get("undecided")
         ties = "" if undecided is None else f"{number(undecided)} undecided, each counted as half a win."
+        ties = " ".join(filter(None, (ties, paired.draw_note(row))))
         figures.append(Figure(capitalized(name), Markup(plots.interval_bars(name, [bar], reference=0.5)), ties))
     intro = (f"{capitalized(judge_phrase(run, 'evaluate'))} compared the answers to each prompt, in both orders. The dashed "
              "line marks a draw; whiskers show 95% intervals.")
+    intro = " ".join([intro, *paired.length_sentences(run, compared)])
     title = "Which answers the judge prefers"
-    return [ReportSection("wins", title, intro, figures=tuple(figures), nav="Win rates", order=FIRST)] if compared else []
+    if not compared:
+        return []
+    tables = paired.win_rate_tables(run, compared)
+    return [ReportSection("wins", title, intro, figures=tuple(figures), tables=tables, nav="Win rates", order=FIRST)]
 
 
 def by_column(run: RunFiles) -> list[ReportSection]:

@@ -52,4 +52,5 @@ _QUANTITIES = {
     "preference_score": ("the mean score that the preference model gives to the answers; only differences have a meaning",
                          "docs/algorithms/preference_model.md, “Formula”"),
     "reward": ("the mean score that the function reward.callable gives to the answers that it can score", "docs/rewards.md"),
+    "repetition": ("the mean share of the 4-grams of words of an answer that occur earlier in it", "docs/win_rates.md"),
 }
