@@ -98,13 +98,16 @@ def length_problem(outcomes: np.ndarray, differences: np.ndarray) -> str | None:
     return SEPARABLE if wins.min() >= losses.max() or wins.max() <= losses.min() else None
 
 
-def mean_difference(values: Any, others: Any, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Any]:
+def mean_difference(
+    values: Any, others: Any, seed: int = 0, resamples: int = RESAMPLES, weights: Any | None = None
+) -> dict[str, Any]:
     """The mean difference of two models' values on the same cases, with its percentile interval by resampling cases.
 
     Args:
       values, others: real [B]: the values of the model and of the other one, by case.
       seed: determines the resamples.
       resamples: their number.
+      weights: real [B], above 0: the weight of each case in the mean; None for equal weights.
 
     Returns:
       "difference", its bounds "low" and "high" (None for fewer than `LEAST` cases), and "cases" (B).
@@ -115,9 +118,13 @@ def mean_difference(values: Any, others: Any, seed: int = 0, resamples: int = RE
     values, others = np.asarray(values, np.float64), np.asarray(others, np.float64)
     if values.ndim != 1 or values.shape != others.shape or not len(values):
         raise ValueError(f"values are {values.shape} and others {others.shape}; two arrays [B] are expected")
-    differences, count = values - others, len(values)
-    low, high = (None, None) if count < LEAST else _bounds(_resampled_counts(count, seed, resamples) @ differences / count)
-    return {"difference": float(differences.mean()), "low": low, "high": high, "cases": count}
+    weights = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    differences, count = weights * (values - others), len(values)
+    low, high = None, None
+    if count >= LEAST:
+        counts = _resampled_counts(count, seed, resamples)
+        low, high = _bounds(counts @ differences / (counts @ weights))
+    return {"difference": float(differences.sum() / weights.sum()), "low": low, "high": high, "cases": count}
 
 
 def _resampled_counts(count: int, seed: int, resamples: int) -> np.ndarray:

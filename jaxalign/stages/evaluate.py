@@ -39,7 +39,7 @@ from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.sampler import Engine, TokenSampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, loops, paired, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, likelihoods, loops, paired, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
 from jaxalign.stages.shared.builtin import BuiltinStage
@@ -80,15 +80,20 @@ class EvaluateStage(BuiltinStage):
         labels = ("compare",) if "compare" in config.stages and data_source(config).gold else ()
         return (*reads.base_stages(config), *evaluated(config)[1:], *reward_stages, *labels)
 
+    def files(self, config: Config) -> dict[Path, str]:
+        return super().files(config) | likelihoods.measured_files(config)
+
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
+        measures = likelihoods.LikelihoodMeasures(config, tokenizer)
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
         shards, names = Shards(context.directory), evaluated(config)
         _answer(context, model, tokenizer, prompts, shards, names)
         rows, compared = list(shards.read()), []
         summary = summarise(config, rows, names)
+        paired.merge(summary, measures.summary(context, model, names))
         if section.win_rate_prompts and judges.compares(config):
             compared = compare(context, model, rows, names, prompts[: section.win_rate_prompts])
             summary["win_rates"] = paired.win_rates(compared)

@@ -55,7 +55,9 @@ def quantities(reference: str) -> tuple[Quantity, ...]:
     return (Quantity("kl", f"KL to {reference}, nats per response", 2, "kl"),
             Quantity("length", "Length, tokens", 1, "tokens"), Quantity("preference_score", "Preference score", 2, "score"),
             Quantity("reward", "Score by reward.callable", 3, "reward"),
-            Quantity("repetition", "Share of repeated 4-grams", 3, "repetition"))
+            Quantity("repetition", "Share of repeated 4-grams", 3, "repetition"),
+            Quantity("text_loss", "Loss on plain text, nats per token", 4, "text_loss"),
+            Quantity("text_loss_per_byte", "Loss on plain text, nats per byte", 4, "text_loss_per_byte"))
 
 
 def measure(name: str) -> Measure:

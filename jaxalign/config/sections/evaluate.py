@@ -20,3 +20,7 @@ class EvaluateConfig(SamplingFields):
                               check=at_least(0))
     win_rate_prompts: int = field(128, "Number of prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Number of prompts shown in the report, with each model's answer.", at_least(0))
+    texts: str = field("", "File of held-out plain texts whose loss is measured under every model: rows with a field text, or "
+                       "a .txt file with one text per line; empty: none.")
+    choices: str = field("", "JSONL file of questions with several answers, rows with prompt, choices and correct (an index), "
+                         "for the accuracy by log-probabilities; empty: none.")

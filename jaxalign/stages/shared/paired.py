@@ -79,6 +79,13 @@ def paired_differences(
     return differences
 
 
+def merge(summary: dict[str, Any], fields: Mapping[str, Any]) -> None:
+    """Adds fields to a summary. The differences of their "paired" join those of the summary."""
+    differences = {name: own | fields.get("paired", {}).get(name, {}) for name, own in summary["paired"].items()}
+    summary |= fields
+    summary["paired"] = differences
+
+
 def _gold(name: str, kinds: Sequence[str] | None) -> Callable[[Row], Any]:
     return lambda row: row["gold"][name] if kinds is None or row["kind"] in kinds else None
 

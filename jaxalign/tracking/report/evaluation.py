@@ -70,7 +70,7 @@ def behaviour(run: RunFiles) -> ReportSection:
     tables = [Table(" ".join(captions), header, rows)] if rows else []
     return ReportSection(
         "behaviour", _BEHAVIOUR, intro, () if figures else (no_rates(run),), tuple(figures),
-        (*tables, *paired.difference_tables(run)), nav="Rates", order=FIRST,
+        (*tables, *paired.choice_tables(run), *paired.difference_tables(run)), nav="Rates", order=FIRST,
     )
 
 

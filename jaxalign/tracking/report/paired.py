@@ -10,7 +10,7 @@ from typing import Any
 from jaxalign.algorithms.win_rates import LEAST, RESAMPLES
 from jaxalign.tracking.differences import MORE, WITHIN, Difference
 from jaxalign.tracking.estimates import Compared
-from jaxalign.tracking.formatting import capitalized, decimal, percent
+from jaxalign.tracking.formatting import capitalized, decimal, percent, percent_interval
 from jaxalign.tracking.measures import measure, model_column, model_phrase, model_title, ordered_measures, quantities
 from jaxalign.tracking.report.blocks import Table
 from jaxalign.tracking.workdir import RunFiles
@@ -21,6 +21,7 @@ _PROBLEMS = {
     "equal_lengths": "unknown: all pairs have the same difference in length",
     "separable": "unknown: the difference in length predicts every outcome",
 }
+_CHOICES = {"choices": "Correct choice, log-probability", "choices_per_token": "Correct choice, log-probability per token"}
 _METHOD = f"95% percentile intervals of {RESAMPLES:,} resamples of the prompts"
 _CAPTION = (f"Win rates on the same prompts, with {_METHOD}. The win rate at equal lengths is that of a logistic regression of "
             "the judge's preference on the difference in length, at a difference of 0 (AlpacaEval 2). A difference from a draw "
@@ -79,12 +80,23 @@ def distinct_rows(run: RunFiles) -> list[list[str]]:
             for n in lengths]
 
 
+def choice_tables(run: RunFiles) -> tuple[Table, ...]:
+    """The share of questions whose correct answer has the highest log-probability, in total and per token."""
+    of_model = run.evaluation.get("choices") or {}
+    rows = [[title, *(_rate_cell((of_model.get(model) or {}).get(name)) for model in run.models)]
+            for name, title in _CHOICES.items()]
+    caption = "Questions with several answers, with 95% Wilson intervals. Nothing is sampled."
+    header = ["Measure", *(model_column(model, run.used) for model in run.models)]
+    return (Table(caption, header, rows),) if of_model else ()
+
+
 def difference_tables(run: RunFiles) -> tuple[Table, ...]:
     """The difference of each model from the first one on the same prompts, in each measure."""
     of_model = run.evaluation.get("paired") or {}
     models = [model for model in run.models if of_model.get(model)]
     measures = {name: Compared(name, measure(name).title, True, (), measure(name).good) for name in ordered_measures(of_model)}
     measures["complete"] = Compared("complete", "Complete answers", True, ())
+    measures |= {name: Compared(name, title, True, (), good=True) for name, title in _CHOICES.items()}
     measures |= {one.field: Compared(one.field, one.title, False, (), digits=one.digits)
                  for one in quantities(run.kl_reference)}
     rows = [[about.title, *(_difference_cell(about, of_model[model].get(name)) for model in models)]
@@ -94,6 +106,10 @@ def difference_tables(run: RunFiles) -> tuple[Table, ...]:
     caption = (f"Difference from {model_phrase(run.models[0], run.used)} on the same prompts, with {_METHOD}. It is more than "
                "noise if the interval does not contain 0.")
     return (Table(caption, ["Measure", *(model_column(model, run.used) for model in models)], rows),)
+
+
+def _rate_cell(rate: Mapping[str, Any] | None) -> str:
+    return f"{percent(rate['rate'])} ({rate['count']:,}/{rate['total']:,})\n{percent_interval(rate)}" if rate else "-"
 
 
 def _difference_cell(about: Compared, found: Mapping[str, Any] | None) -> str:

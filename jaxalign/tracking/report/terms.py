@@ -53,4 +53,7 @@ _QUANTITIES = {
                          "docs/algorithms/preference_model.md, “Formula”"),
     "reward": ("the mean score that the function reward.callable gives to the answers that it can score", "docs/rewards.md"),
     "repetition": ("the mean share of the 4-grams of words of an answer that occur earlier in it", "docs/win_rates.md"),
+    "text_loss": ("the mean negative log-probability of the tokens of evaluate.texts", "docs/win_rates.md"),
+    "text_loss_per_byte": ("the negative log-probability of the texts of evaluate.texts divided by their bytes in UTF-8",
+                           "docs/win_rates.md"),
 }
