@@ -65,14 +65,14 @@ def folder(tmp_path_factory):
     return root
 
 
-def run(folder, name):
+def run(folder, name, **evaluate):
     config = from_config_dict({
         "stages": ("ppo", "evaluate", "report"), "compile_cache": None,
         "model": {"source": "huggingface", "path": str(folder / "model"), "max_length": 128},
         "data": {"source": "prompts_jsonl", "style": "chat", "rl": str(folder / "rl.txt"), "eval": str(folder / name)},
         "feedback": {"judge": f"{JUDGE}:Brevity"}, "reward": {"source": "ai_feedback"},
         "ppo": {"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8},
-        "evaluate": {"batch": 8, "max_new_tokens": 8, "win_rate_prompts": 5},
+        "evaluate": {"batch": 8, "max_new_tokens": 8, "win_rate_prompts": 5} | evaluate,
     })
     workdir = folder / f"run-{name}"
     pipeline.run(config, workdir)
@@ -91,5 +91,8 @@ def test_the_columns_of_the_evaluation_file_are_in_the_summary_and_the_report(fo
 
 
 def test_a_file_without_columns_adds_nothing(folder):
-    summary, page = run(folder, "plain.txt")
+    summary, page = run(folder, "plain.txt", texts=str(folder / "rl.txt"))
     assert "by_column" not in summary and "Results by column" not in page
+    # The texts of evaluate.texts join the differences of the answers.
+    assert set(summary["text_loss"]) == {"base", "ppo"} and {"length", "text_loss"} <= set(summary["paired"]["ppo"])
+    assert "Loss on plain text, nats per token" in page and "Correct choice" not in page

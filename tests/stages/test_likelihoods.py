@@ -2,66 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
-import pathlib
 
+import jax
 import numpy as np
 import pytest
 
 import jaxalign
-from jaxalign import pipeline
-from jaxalign.config import from_config_dict
 from jaxalign.data.sources.held_out_texts import read_questions, read_texts
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
+from jaxalign.stages.shared import run_models
+from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.likelihoods import LikelihoodMeasures, windows
 from tests import made_tokenizers
-from tests.folders import write_model
+from tests.finished_run import write_run
 
-TEXTS = ["the cat sat on the mat " * 12, "say, why?", *(f"the cat sat {i} times" for i in range(9))]
+TEXTS = ["the cat sat on the mat " * 24, "say, why?", *(f"the cat sat {i} times" for i in range(9))]
 QUESTIONS = [{"prompt": f"say, {i}", "choices": ["the cat", "why?", "the mat sat on the cat"][: 2 + i % 2], "correct": i % 2}
              for i in range(6)]
-LENGTH = 64
-REWARD = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "reward.py"
+LENGTH = 96
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(the folder of the base model, the work directory of a run that measures it and a policy)."""
+    """(the config of a run without a stage evaluate, the folder of its base model)."""
     root = tmp_path_factory.mktemp("likelihoods")
-    write_model(root / "model")
-    (root / "rl.txt").write_text("".join(f"the cat sat {i} times, why?\n" for i in range(8)))
-    (root / "eval.txt").write_text("say, 1\nsay, 2\n")
     (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (root / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
-    pipeline.run(from_config_dict(settings(root)), root / "run")
-    return root / "model", root / "run"
+    _, config = write_run(root, rows=8, evaluate={
+        "batch": 8, "texts": str(root / "texts.jsonl"), "choices": str(root / "choices.jsonl")})
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, max_length=LENGTH)), root / "base"
 
 
-def settings(root: pathlib.Path) -> dict:
-    return {
-        "stages": ("ppo", "evaluate", "report"), "compile_cache": None,
-        "model": {"source": "huggingface", "path": str(root / "model"), "max_length": LENGTH},
-        "data": {"source": "prompts_jsonl", "style": "chat", "rl": str(root / "rl.txt"), "eval": str(root / "eval.txt")},
-        "reward": {"source": "callable", "callable": f"{REWARD}:brief"},
-        "ppo": {"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8,
-                "optimizer": {"learning_rate": 1e-2}},
-        "evaluate": {"batch": 8, "max_new_tokens": 8, "win_rate_prompts": 0, "texts": str(root / "texts.jsonl"),
-                     "choices": str(root / "choices.jsonl")},
-    }
+@pytest.fixture(scope="module")
+def summary(run):
+    """The measures of the base and of the weights of stage sft."""
+    config, folder = run
+    workdir, tokenizer = folder.parent / "runs" / "tiny", load_tokenizer(folder)
+    (workdir / "evaluate").mkdir()
+    context = StageContext(config, workdir, workdir / "evaluate", False)
+    model = run_models.make_model(config, tokenizer.vocab_size)
+    return LikelihoodMeasures(config, tokenizer).summary(context, model, ("base", "sft"))
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def all_logits(model, params, ids):
+    return model.logits(params, model.hidden(params, ids))
 
 
 def log_softmax_sum(language_model, prefix, target):
     """The log-probability of `target` after `prefix` from the logits of the whole row, in float64."""
-    ids = np.asarray([[*prefix, *target]])
-    hidden = language_model.model.hidden(language_model.params, ids)
-    logits = np.asarray(language_model.model.logits(language_model.params, hidden), np.float64)[0, len(prefix) - 1 : -1]
+    ids = np.zeros((1, LENGTH), np.int32)
+    ids[0, : len(prefix) + len(target)] = [*prefix, *target]
+    logits = np.asarray(all_logits(language_model.model, language_model.params, ids), np.float64)[0]
+    logits = logits[len(prefix) - 1 : len(prefix) - 1 + len(target)]
     return float((logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))[np.arange(len(target)), list(target)].sum())
 
 
-def test_the_loss_on_plain_text_is_that_of_the_full_softmax(run):
-    folder, workdir = run
-    language_model, summary = jaxalign.load_model(folder), json.loads((workdir / "summary.json").read_text())
+def test_the_loss_on_plain_text_is_that_of_the_full_softmax(run, summary):
+    language_model = jaxalign.load_model(run[1])
     total = tokens = 0.0
     for text in TEXTS:
         ids = language_model.tokenizer.encode(text)
@@ -69,31 +71,29 @@ def test_the_loss_on_plain_text_is_that_of_the_full_softmax(run):
             target = ids[at : at + LENGTH - 1]
             total, tokens = total - log_softmax_sum(language_model, ids[at - 1 : at], target), tokens + len(target)
     assert summary["texts"]["documents"] == len(TEXTS) and summary["texts"]["tokens"] == tokens
+    first = sum(len(language_model.tokenizer.decode(language_model.tokenizer.encode(text)[:1])) for text in TEXTS)
+    assert summary["texts"]["bytes"] == sum(map(len, TEXTS)) - first
     assert summary["text_loss"]["base"] == pytest.approx(total / tokens, rel=1e-5)
     assert summary["text_loss_per_byte"]["base"] == pytest.approx(total / summary["texts"]["bytes"], rel=1e-5)
 
 
-def test_the_drift_of_the_policy_is_paired_by_document(run):
-    summary = json.loads((run[1] / "summary.json").read_text())
-    drift = summary["paired"]["ppo"]["text_loss"]
-    assert drift["difference"] == pytest.approx(summary["text_loss"]["ppo"] - summary["text_loss"]["base"], rel=1e-6)
-    assert drift["low"] <= drift["difference"] <= drift["high"] and drift["cases"] == len(TEXTS)
+def test_the_drift_of_a_policy_is_paired_by_document(summary):
+    drift = summary["paired"]["sft"]["text_loss"]
+    assert drift["difference"] == pytest.approx(summary["text_loss"]["sft"] - summary["text_loss"]["base"], rel=1e-6)
+    assert drift["low"] < drift["difference"] < drift["high"] and drift["cases"] == len(TEXTS)
 
 
-def test_the_best_choice_has_the_highest_log_probability(run):
-    folder, workdir = run
-    language_model, summary = jaxalign.load_model(folder), json.loads((workdir / "summary.json").read_text())
-    right = {"choices": 0, "choices_per_token": 0}
+def test_the_best_choice_has_the_highest_log_probability(run, summary):
+    language_model, right = jaxalign.load_model(run[1]), {"choices": 0, "choices_per_token": 0}
     for row in QUESTIONS:
-        sums, counts = [], []
-        for choice in row["choices"]:
-            prefix, answer = encoded(language_model, row["prompt"], choice)
-            sums.append(log_softmax_sum(language_model, prefix, answer))
-            counts.append(len(answer))
+        answers = [encoded(language_model, row["prompt"], choice) for choice in row["choices"]]
+        sums = np.asarray([log_softmax_sum(language_model, *answer) for answer in answers])
         right["choices"] += int(np.argmax(sums)) == row["correct"]
-        right["choices_per_token"] += int(np.argmax(np.asarray(sums) / counts)) == row["correct"]
-    found = {name: rate["count"] for name, rate in summary["choices"]["base"].items()}
-    assert found == right and summary["choices"]["base"]["choices"]["total"] == len(QUESTIONS)
+        right["choices_per_token"] += int(np.argmax(sums / [len(answer) for _, answer in answers])) == row["correct"]
+    found = summary["choices"]["base"]
+    assert {name: rate["count"] for name, rate in found.items()} == right and right["choices"] != right["choices_per_token"]
+    assert {rate["total"] for rate in found.values()} == {len(QUESTIONS)}
+    assert {"text_loss", *found} == set(summary["paired"]["sft"])
 
 
 def encoded(language_model, question, choice):
@@ -101,11 +101,6 @@ def encoded(language_model, question, choice):
     tokenizer = language_model.tokenizer
     before = tokenizer.encode_template(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
     return list(before.ids), [*tokenizer.encode(choice), tokenizer.eos_id]
-
-
-def test_the_report_shows_both(run):
-    page = (run[1] / "report.html").read_text(encoding="utf-8")
-    assert "Loss on plain text, nats per token" in page and "Correct choice, log-probability per token" in page
 
 
 def test_windows_score_every_token_after_the_first_once(tmp_path):
@@ -144,9 +139,8 @@ def test_texts_are_rows_or_lines(tmp_path):
 
 
 def test_an_answer_that_does_not_fit_is_refused(tmp_path, run):
-    folder, _ = run
-    (folder.parent / "long.jsonl").write_text(json.dumps({"prompt": "Why?", "choices": ["the cat " * 200, "b"], "correct": 0}))
-    changed = settings(folder.parent)
-    changed["evaluate"] |= {"choices": str(folder.parent / "long.jsonl")}
-    with pytest.raises(UserError, match="config.model.max_length is 64; raise it, or leave the row out"):
-        LikelihoodMeasures(from_config_dict(changed), load_tokenizer(folder))
+    config, folder = run
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "Why?", "choices": ["the cat " * 300, "b"], "correct": 0}))
+    section = dataclasses.replace(config.evaluate, texts="", choices=str(tmp_path / "long.jsonl"))
+    with pytest.raises(UserError, match="config.model.max_length is 96; raise it, or leave the row out"):
+        LikelihoodMeasures(dataclasses.replace(config, evaluate=section), load_tokenizer(folder))

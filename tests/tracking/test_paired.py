@@ -82,3 +82,13 @@ def test_differences_on_the_same_prompts_state_their_verdict(shown):
     assert "Length, tokens -1.8 (-4.0 to +0.5), within noise no difference (+0.0 to +0.0)" in text
     assert "Share of repeated 4-grams +0.020, interval unknown -" in text
     assert "Distinct 1-grams per word 0.250 - 0.125" in text and "Distinct 2-grams per word 0.500 - -" in text
+
+
+def test_accuracy_on_questions_has_its_interval(shown):
+    def of(count, low, high):
+        return {"count": count, "total": 20, "rate": count / 20, "low": low, "high": high}
+
+    choices = {model: {"choices": of(12, 0.387, 0.781), "choices_per_token": of(15, 0.531, 0.888)} for model in ("base", "ppo")}
+    text = shown("behaviour", choices=choices)
+    assert "Correct choice, log-probability 60.0% (12/20) 38.7 to 78.1 - 60.0% (12/20) 38.7 to 78.1" in text
+    assert "Correct choice, log-probability per token 75.0% (15/20) 53.1 to 88.8" in text
