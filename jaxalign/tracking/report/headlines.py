@@ -98,4 +98,5 @@ def model_table(run: RunFiles) -> Table | None:
     compared = max([row["total"] for row in wins.values()], default=0)
     caption = f"All models, on the same {prompts:,} prompts" if prompts else "All models"
     caption += f"; win rates on {compared:,} of them" if compared else ""
-    return Table(f"{caption}. Below each number is its 95% interval, if it has one.", ["Model", *(title for title, _ in columns)], rows)
+    caption += ". Below each number is its 95% interval, if it has one."
+    return Table(caption, ["Model", *(title for title, _ in columns)], rows)
