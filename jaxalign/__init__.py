@@ -31,6 +31,8 @@ _PUBLIC = {
     "advantages": "jaxalign.advantages:",
     "config": "jaxalign.config:",
     "evaluate": "jaxalign.trainers.evaluation",
+    "lm_eval": "jaxalign.trainers.harness",
+    "lm_eval_model": "jaxalign.trainers.harness",
     "load_model": "jaxalign.models.language_model",
     "losses": "jaxalign.losses:",
     "pipeline": "jaxalign.pipeline:",

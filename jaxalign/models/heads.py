@@ -267,9 +267,22 @@ def token_kl(
     return _in_chunks(one, size, sharding, used, hidden, reference_hidden)
 
 
+def greedy_tokens(
+    hidden, unembedding, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, *, sharding: Sharding
+) -> jax.Array:
+    """int32 [B, T]: the most likely token at each position of hidden [B, T, D]; the first of several equal ones. Chunks as in
+    `token_stats`, of the unembedding [D, V]."""
+    weight = unembedding.astype(hidden.dtype)
+
+    def one(hidden_BxCxD):
+        return jnp.argmax(lm_logits(hidden_BxCxD, weight, cap), axis=-1).astype(jnp.int32)
+
+    return _in_chunks(one, chunk_floats // max(1, hidden.shape[0] * weight.shape[1]), sharding, None, hidden)
+
+
 def _in_chunks(fn: Callable, size: int, sharding: Sharding, used, *arrays):
-    """Applies fn (arrays [B, T, ...] -> float32 [B, T]) to at most `size` positions at a time, but at least 1 per device;
-    the backward pass recomputes each chunk."""
+    """Applies fn (arrays [B, T, ...] -> [B, T], float32 if `used` is given) to at most `size` positions at a time, but at least
+    1 per device; the backward pass recomputes each chunk."""
     split, _ = split_positions(arrays[0].shape[1], size, sharding, used)
     one = jax.checkpoint(fn)
     if split.parts * split.chunks == 1:

@@ -54,6 +54,10 @@ def dry_run(config: Config, workdir: str | os.PathLike, overwrite: bool = False,
         lines.append(f"[{rounds.label(name)}] {action}{read}")
     pending = [name for name in rounds.folders(config) if name not in done]
     lines.append(f"{len(pending)} of {len(lines)} stages would run in {storage.path()}; nothing was run or written")
+    if "evaluate" in pending and config.evaluate.lm_eval:
+        from jaxalign.stages.shared.harness import check_harness
+
+        check_harness(config)
     if pending:
         lines = [f"warning: {sentence}" for sentence in unread(config, load)] + lines
         _check_model(config)

@@ -127,6 +127,10 @@ def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -
         from jaxalign.stages.shared.placements import check_placements  # Here, since it imports JAX.
 
         check_placements(config, {rounds.parse(name)[0] for name in left})
+        if "evaluate" in left and config.evaluate.lm_eval:
+            from jaxalign.stages.shared.harness import check_harness
+
+            check_harness(config)
         for sentence in unread(config, load):
             print(f"warning: {sentence}", flush=True)
 

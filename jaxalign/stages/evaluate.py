@@ -39,7 +39,7 @@ from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.sampler import Engine, TokenSampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, likelihoods, loops, paired, reads, run_models, sources
+from jaxalign.stages.shared import engines, harness, judges, likelihoods, loops, paired, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
 from jaxalign.stages.shared.builtin import BuiltinStage
@@ -81,7 +81,7 @@ class EvaluateStage(BuiltinStage):
         return (*reads.base_stages(config), *evaluated(config)[1:], *reward_stages, *labels)
 
     def files(self, config: Config) -> dict[Path, str]:
-        return super().files(config) | likelihoods.measured_files(config)
+        return super().files(config) | likelihoods.measured_files(config) | harness.task_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate
@@ -91,6 +91,7 @@ class EvaluateStage(BuiltinStage):
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
         shards, names = Shards(context.directory), evaluated(config)
         _answer(context, model, tokenizer, prompts, shards, names)
+        measured = harness.run_harness(context, model, tokenizer, names)
         rows, compared = list(shards.read()), []
         summary = summarise(config, rows, names)
         paired.merge(summary, measures.summary(context, model, names))
@@ -104,7 +105,7 @@ class EvaluateStage(BuiltinStage):
             summary["labels"] = label_quality(world_of(config), labelled)
             print(f"[{self.name}] {gold_labels_sentence(summary['labels'])}", flush=True)
         columns = breakdown(rows, names, compared) if config.data.eval else {}
-        summary |= {"by_column": columns} if columns else {}
+        summary |= ({"by_column": columns} if columns else {}) | ({"lm_eval": measured} if measured else {})
         write_json(context.directory / "summary.json", summary)
 
     def publish(self, config: Config, workdir: Path) -> None:

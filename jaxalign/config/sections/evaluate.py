@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.constraints import at_least
+from jaxalign.config.reading import unless
 from jaxalign.config.schema import field, like
 from jaxalign.config.sections.shared import SamplingFields
+
+_TASKS = unless("lm_eval", (), "to tasks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,3 +27,8 @@ class EvaluateConfig(SamplingFields):
                        "a .txt file with one text per line; empty: none.")
     choices: str = field("", "JSONL file of questions with several answers, rows with prompt, choices and correct (an index), "
                          "for the accuracy by log-probabilities; empty: none.")
+    lm_eval: tuple[str, ...] = field((), "Tasks, groups and tags of lm-evaluation-harness that each model is measured on, such "
+                                     "as hellaswag; needs the extra eval.")
+    lm_eval_include: str = field("", "Folder with YAML files of further tasks for lm_eval; empty: none.", None, _TASKS)
+    lm_eval_limit: int = field(0, "Number of documents of each task of lm_eval; 0: all.", at_least(0), _TASKS)
+    lm_eval_chat: bool = field(False, "Ask the requests of lm_eval in the model's chat template.", None, _TASKS)

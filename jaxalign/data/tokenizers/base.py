@@ -139,8 +139,11 @@ class Tokenizer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without leading and trailing spaces. Special tokens (bos, eos, pad, markers) have no text."""
+    def decode(self, ids: Sequence[int], spaces: bool = False) -> str:
+        """The text of ids. Special tokens (bos, eos, pad, markers) have no text.
+
+        Leading and trailing spaces are removed unless `spaces` is set.
+        """
 
     def decode_raw(self, ids: Sequence[int]) -> str:
         """The text of ids with the names of special tokens, without spaces next to these."""

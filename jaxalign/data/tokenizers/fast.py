@@ -71,9 +71,10 @@ class JsonTokenizer(Tokenizer):
                 return cuts
             cuts.append(start + cut)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], spaces: bool = False) -> str:
         known = [int(i) for i in ids if i < self.vocab_size and i not in self.special_ids]
-        return self._library.decode(known).strip(" ")
+        text = self._library.decode(known)
+        return text if spaces else text.strip(" ")
 
     def piece(self, token: int) -> str:
         name = self._library.id_to_token(int(token))

@@ -78,11 +78,10 @@ class SentencePieceTokenizer(Tokenizer):
             cuts.append(match.start() + 1)
         return cuts
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], spaces: bool = False) -> str:
         known = [int(i) for i in ids if i < self.vocab_size]
-        if not self._added:
-            return self._processor.decode(known).strip(" ")
-        return "".join(self._decode_parts(known)).strip(" ")
+        text = "".join(self._decode_parts(known)) if self._added else self._processor.decode(known)
+        return text if spaces else text.strip(" ")
 
     def piece(self, token: int) -> str:
         token = int(token)
