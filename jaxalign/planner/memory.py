@@ -192,8 +192,9 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape, tpu: bool =
     its size, and of decoding a chunk of tokens.
 
     To decode a chunk, a TPU copies the ring into a layout in which each token is contiguous and heads are padded to whole
-    lanes. The copy takes more memory than widening the ring. Weights are resharded before the ring is allocated, and the
-    largest one exists twice. If weights keep the sharding of training, both tables are gathered once.
+    lanes, and the kernels of the keys if it has few of their heads. The copy takes more memory than widening the ring. Weights
+    are resharded before the ring is allocated, and the largest one exists twice. If weights keep the sharding of training, both
+    tables are gathered once.
 
     tpu: whether the devices are TPUs.
     """
@@ -202,7 +203,7 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape, tpu: bool =
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
     entering = local(model, BatchShape(count, rows.length), "generation")
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
-    copy = whole * -(-at.h // LANES) * LANES / at.h if tpu else 0.0
+    copy = whole * -(-at.h // LANES) * LANES / at.h + weights.padded if tpu else 0.0
     decoding = whole + copy + 3 * at.B * at.V * 4
     peak = max(whole + prompts + layer_forward(entering), decoding, 1.5 * whole, weights.moving)
     temporaries = {"KV cache": whole, "activations": peak - whole}

@@ -18,6 +18,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
 
 _TABLES = ("embedding", "unembedding")
+_SUBLANES = 8
 LANES = 128
 """Lanes of a TPU register. TPUs pad the last axis of many arrays to a multiple of it; shorter rows have no fused kernel."""
 
@@ -44,6 +45,8 @@ class WeightBytes:
       moving: the largest array of `moved`, which exists twice during the move.
       copies: arrays that a device stores a second time in another layout: (kernels in the compute dtype, the embedding during
         its gather). A TPU does so if its part of the model width is not a multiple of the 128 lanes. For GPUs, see `on_gpu`.
+      padded: the kernels of the keys with their heads padded to 8, as a TPU stores them a second time to decode; 0 if a device
+        has 8 heads or more, or if they are quantised.
       learnt: the trained parameters in the compute dtype, sharded only over tensor, as gradients are before the reduce-scatter.
     """
 
@@ -63,6 +66,7 @@ class WeightBytes:
     moved: float
     moving: float
     copies: tuple[float, float]
+    padded: float
     learnt: float
 
 
@@ -123,6 +127,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         moved=0.0 if as_stored else sampled,
         moving=0.0 if as_stored else max(base.sizes(sharding.generation, sampled_size), default=0.0),
         copies=_copies(model, base, table, compute),
+        padded=_padded(base, sharding, compute) if held in ("float32", "bfloat16") else 0.0,
         learnt=own.bytes(in_use, lambda *_: compute),
     )
 
@@ -134,6 +139,14 @@ def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[floa
     return base.only(lambda path: path[:2] == ("blocks", "attention") and path[1:] in LINEAR).bytes(
         model.sharding, lambda *_: compute
     ), table
+
+
+def _padded(base: _Tree, sharding: Sharding, compute: int) -> float:
+    keys = base.only(lambda path: path == ("blocks", "attention", "key"))
+    heads = [sharding.generation.named(axes).shard_shape(shape)[-2] for _, shape, axes in keys.rows]
+    if not heads or heads[0] >= _SUBLANES:
+        return 0.0
+    return keys.bytes(sharding.generation, lambda *_: compute) * _SUBLANES / heads[0]
 
 
 def on_gpu(model: Model, measured: WeightBytes) -> WeightBytes:
