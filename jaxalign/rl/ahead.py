@@ -88,7 +88,7 @@ def iteration_shapes(
     some, *checked, most = checked_rows(section, B, T, *split)
     checks = StepZeroArguments(
         setup=setup, params=state.policy.params, frozen=frozen, reference_params=reference, experience=experience,
-        kl_coef=state.kl_coef, packed=shapes.parts(some, *checked, most, T), sampled=rollout.logprobs,
+        kl_coef=state.kl_coef, parts=scoring.parts, packed=shapes.parts(some, *checked, most, T), sampled=rollout.logprobs,
     )
     updates, size = section.epochs * section.minibatches, B // section.minibatches
     rows, learnt = part_rows(size, T, section.micro_batch_tokens, *split)
@@ -97,7 +97,7 @@ def iteration_shapes(
         packed=shapes.parts(size, rows, learnt, T, updates), frozen=frozen,
         reference_params=reference if setup.loss_reads_reference else None,
     )
-    return IterationShapes(scoring, checks, state, update, (turns, most, learnt))
+    return IterationShapes(scoring, checks, state, update, (turns, max(turns, most), learnt))
 
 
 def compile_ahead(

@@ -24,12 +24,14 @@ static = functools.partial(dataclasses.field, metadata={"static": True})
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplerArguments:
-    """Arguments of `checks.sampler_difference`: a model with an LM head, its joined parameters, and a rollout from them."""
+    """Arguments of `checks.sampler_difference`: a model with an LM head, its joined parameters, a rollout from them, and all
+    rows of the rollout in parts."""
 
     model: Model = static()
     temperature: float = static()
     params: Params
     rollout: Rollout
+    parts: PackedParts
 
 
 @jax.tree_util.register_dataclass
@@ -142,6 +144,7 @@ class StepZeroArguments:
       frozen, reference_params: as in `ExperienceArguments`.
       experience: the experience, whose rollout has the old log-probabilities in use.
       kl_coef: float32 [].
+      parts: all rows of the experience in parts, as in scoring.
       packed: the first rows of the experience in micro-batches, on which KL and gradients are checked.
       sampled: float32 [B, N], the sampler's own log-probabilities.
     """
@@ -152,6 +155,7 @@ class StepZeroArguments:
     reference_params: Params
     experience: Experience
     kl_coef: Any
+    parts: PackedParts
     packed: PackedParts
     sampled: Any
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxalign.config import Checks, OnlineChecks
 from jaxalign.errors import UserError
 from jaxalign.rl.arguments import SamplerArguments
-from jaxalign.rl.responses import response_mask, response_stats
+from jaxalign.rl.responses import logprobs_by_parts, response_mask
 from jaxalign.steps.metrics import GradientMetrics
 
 
@@ -49,8 +49,9 @@ class SamplerDifference(NamedTuple):
 def sampler_difference(given: SamplerArguments) -> SamplerDifference:
     """The largest differences between the sampler's and the trainer's log-probabilities."""
     rollout = given.rollout
-    mine = response_stats(given.model, given.params, rollout, given.temperature or 1.0).logprobs
-    difference = jnp.where(response_mask(rollout) > 0, mine - rollout.logprobs, 0)
+    mine = logprobs_by_parts(given.model, given.params, rollout, given.temperature or 1.0, given.parts)
+    real = (response_mask(rollout) > 0) & (rollout.prompt_length > 0)[:, None]
+    difference = jnp.where(real, mine - rollout.logprobs, 0)
     return SamplerDifference(jnp.max(jnp.abs(difference)), jnp.max(jnp.abs(jnp.expm1(difference))))
 
 

@@ -16,6 +16,7 @@ from jaxalign.rl.checks import Check, act_on, gap_check, gradients_check, ratio_
 from jaxalign.rl.metrics import ExperienceMetrics, UpdateMetrics
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.step_zero import step_zero_checks
+from jaxalign.steps.packed import pack_rollout
 
 OnChecks = Callable[[Sequence[Check]], None]
 """Receives the step-0 checks, to record them."""
@@ -68,8 +69,9 @@ class Monitor:
         config, policies, when = self._config, self._policies, f" at iteration {step}"
         if policies.ratio == policies.sampler_gap == "warn":  # The first minibatch of the update measures both.
             return False
+        rollout, parts = pack_rollout(rollout, config.micro_batch_tokens, self._setup.policy.sharding)
         difference = sampler_difference(SamplerArguments(
-            model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout
+            model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout, parts=parts
         ))
         gap = gap_check(float(difference.gap), config.sampler_tolerance, when)
         if policies.sampler_gap != "warn" and self._act_on([gap]):

@@ -18,8 +18,8 @@ from jaxalign.errors import UserError
 from jaxalign.models.heads import TokenStats, gather_positions, length_mask, token_kl
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
-from jaxalign.records import AnswerRows, Experience, Rollout
-from jaxalign.steps.packed import alone, of_answers
+from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
+from jaxalign.steps.packed import alone, each_part, of_answers
 
 
 def response_hidden(model: Model, params, rows: AnswerRows):
@@ -67,6 +67,11 @@ def response_stats(
     targets = gather_positions(rows.tokens, rows.heads + 1)
     stats = model.token_stats(params, gather_positions(hidden, rows.heads), targets, temperature, rows.used)
     return TokenStats(*(of_answers(x, rows.first, rollout.logprobs.shape[1]) for x in stats))
+
+
+def logprobs_by_parts(model: Model, params, rollout: Rollout, temperature: float, parts: PackedParts) -> jax.Array:
+    """float32 [B, N]: the log-probabilities of `response_stats`, computed one part after another; 0 for rows in no part."""
+    return each_part(parts, lambda rows: response_stats(model, params, rollout, temperature, None, rows).logprobs)
 
 
 def response_kl(

@@ -20,11 +20,11 @@ from jaxalign.records import Experience, PackedParts, Rollout
 from jaxalign.rl.arguments import StepZeroArguments
 from jaxalign.rl.checks import Check, check_of, gap_check, gradients_check, ratio_check
 from jaxalign.rl.losses import policy_loss, totals
-from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats
+from jaxalign.rl.responses import logprobs_by_parts, response_hidden, response_kl, response_mask, response_stats
 from jaxalign.rl.state import PPOSetup
 from jaxalign.steps.loss_scale import LossScale, first_scale
 from jaxalign.steps.microbatch import accumulate
-from jaxalign.steps.packed import alone, answer_parts, pack_answers, part_rows, place_parts, rows_split
+from jaxalign.steps.packed import alone, answer_parts, pack_answers, pack_groups, part_rows, place_parts, rows_split
 
 KL_TEMPERATURES = (0.7, 1.0, 1.3)
 
@@ -55,7 +55,8 @@ def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
     sharding = setup.policy.sharding
-    mine = response_stats(setup.policy, params, rollout, temperature).logprobs
+    mask = mask * (rollout.prompt_length > 0)[:, None]
+    mine = logprobs_by_parts(setup.policy, params, rollout, temperature, given.parts)
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
     gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - given.sampled, 0)))
     rows = len(given.packed.part)
@@ -188,10 +189,13 @@ def step_zero_checks(
       kl_coef: the weight of the KL penalty.
       frozen: the base that models with adapters share, or None.
     """
+    rollout = fetch(experience.rollout)
+    every, real = [np.arange(len(rollout.tokens))], rollout.prompt_length > 0
+    parts = pack_groups(rollout, every, real, setup.config.micro_batch_tokens, setup.policy.sharding)
     measured = StepZeroValues(*map(float, step_zero_values(StepZeroArguments(
         setup=setup, params=policy_params, frozen=frozen, reference_params=strip_frozen(frozen, reference_params),
-        experience=experience, kl_coef=kl_coef, packed=checked_parts(setup, fetch(experience.rollout)),
-        sampled=sampled.logprobs,
+        experience=experience, kl_coef=kl_coef, parts=jax.tree.map(lambda x: x[0], parts),
+        packed=checked_parts(setup, rollout), sampled=sampled.logprobs,
     ))))
     config = setup.config
     # New DoRA adapters scale each output by a norm divided by itself, which rounds to about 1 at every token.

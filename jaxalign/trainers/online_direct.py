@@ -37,6 +37,7 @@ from jaxalign.steps.direct_step import answer_logprobs, direct_step
 from jaxalign.steps.metrics import DirectMetrics, OnlineDirectMetrics
 from jaxalign.steps.offload import FrozenRole, move_optimizer_state, to_device, to_host
 from jaxalign.steps.optimizer import make_optimizer
+from jaxalign.steps.packed import pack_rollout
 from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.tracking.timing import Timeline
 from jaxalign.trainers.answers import answer_pairs, packed
@@ -218,8 +219,9 @@ class OnlineDPO(Trainer):
     def _check(self, params: Params, sampled: Rollout) -> None:
         """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""
         section = self.section
+        sampled, parts = pack_rollout(sampled, 0, self.inputs.model.sharding)
         difference = sampler_difference(SamplerArguments(
-            model=self.inputs.model, temperature=section.temperature, params=params, rollout=sampled
+            model=self.inputs.model, temperature=section.temperature, params=params, rollout=sampled, parts=parts
         ))
         checks = (gap_check(float(difference.gap), section.sampler_tolerance),)
         self._write_checks(checks)

@@ -17,6 +17,7 @@ from jaxalign.rl.checks import Check, act_on, gradients_check, sampler_differenc
 from jaxalign.rl.monitor import Monitor
 from jaxalign.rl.step_zero import share_not_finite, step_zero_checks
 from jaxalign.steps import loss_scale
+from jaxalign.steps.packed import pack_rollout
 from tests import tiny
 
 NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]
@@ -114,8 +115,9 @@ def test_garbage_after_a_response_is_not_a_gap():
     behind = np.arange(8)[None] >= np.asarray(sampled.response_length)[:, None]
     assert behind.any()
     garbage = dataclasses.replace(sampled, logprobs=np.where(behind, -50.0, sampled.logprobs).astype(np.float32))
+    garbage, parts = pack_rollout(garbage, 0, setup.policy.sharding)
     found = sampler_difference(SamplerArguments(
-        model=setup.policy, temperature=setup.config.temperature, params=state.policy.params, rollout=garbage
+        model=setup.policy, temperature=setup.config.temperature, params=state.policy.params, rollout=garbage, parts=parts
     ))
     assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4
 
