@@ -43,7 +43,8 @@ KEYS = {
     "compare": {"labels": 1},
     "ppo": {"critic": 1, "ratings": 2, "alarms": 4, "alarm labels": 5, "held out": 6},
     "online_dpo": {"samples": 1, "labels": 2},
-    "evaluate": {"labels": 1},  # Of the first comparison; comparison i uses 1 + i.
+    # The labels of comparison i use 1 + i; the ratings by rubrics have a number above all comparisons.
+    "evaluate": {"labels": 1, "ratings": 1 << 20},
     "reward_distill": {"samples": 0, "student": 1, "state": 2},
 }
 """Other uses, by stage and name."""

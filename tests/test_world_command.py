@@ -13,9 +13,11 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.data.sources.asked import read_asked
-from jaxalign.data.world import chat_text
+from jaxalign.data.world import chat_text, gold
+from jaxalign.data.world.principles import PRINCIPLES
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
+from jaxalign.feedback.rubrics import load_rubrics
 from jaxalign.models.language_model import load_model
 from jaxalign.records import Message
 from jaxalign.world import main
@@ -49,6 +51,27 @@ def test_the_prompts_are_those_of_the_world_without_evaluation_in_training(folde
 def test_the_constitutions_are_read_as_files_of_a_user(folder):
     assert load_constitution(folder / "constitution.json") == load_constitution("default")
     assert load_constitution(folder / "constitution_courtesy.json") == load_constitution("courtesy")
+
+
+def test_the_prompts_for_evaluation_and_no_others_have_their_kinds(folder):
+    """By the gold judge of a world with the same seed."""
+    kinds = {"harmful": "harmful", "harmful_disguised": "harmful", "benign": "benign", "benign_scary": "borderline"}
+    world = chat_text.chat_world(3)
+    for name in ("red_team", "helpful", "rl", "eval"):
+        rows = [json.loads(line) for line in (folder / f"prompts/{name}.jsonl").read_text().splitlines()]
+        if name == "eval":
+            expected = [kinds[gold.kind(world, prompt)] for prompt in world.prompts("evaluate", 40)]
+            assert [row["kind"] for row in rows] == expected and set(expected) == {"harmful", "benign", "borderline"}
+        else:
+            assert all(set(row) == {"prompt"} for row in rows)
+
+
+def test_the_rubrics_ask_what_the_model_has_learned_to_rate(folder):
+    rubrics = load_rubrics(str(folder / "rubrics.json"))
+    assert [rubric.name for rubric in rubrics] == ["harmful", "helpful", "evasive"]
+    learned = {principle.critique_request for axis in PRINCIPLES.values() for principle in axis}
+    assert {rubric.question for rubric in rubrics} <= learned
+    assert {kind for rubric in rubrics for kind in rubric.kinds} == {"harmful", "benign", "borderline"}
 
 
 def test_the_text_sample_has_facts_without_dialogues(folder):

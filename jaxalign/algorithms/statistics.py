@@ -180,3 +180,38 @@ def logistic_coefficients(
             size[overshot] /= 2  # A full step may overshoot where the probabilities are close to 0 or 1.
         coefficients = coefficients - size * step
     return coefficients[0] if weights is None else coefficients
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """The two-sided p-value of the exact test of McNemar (1947) that two paired rates are equal.
+
+    Under the hypothesis, each pair with different outcomes is as likely to be a gain as a loss, so the gains are binomial.
+
+    Args:
+      gained: pairs of which only the second case has the property.
+      lost: pairs of which only the first case has it.
+
+    Returns:
+      In (0, 1]; 1 without a pair with different outcomes.
+    """
+    tail = sum(math.comb(gained + lost, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2 ** (gained + lost))
+
+
+def paired_difference(gained: int, lost: int, pairs: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of the difference of two paired rates, the second minus the first (Agresti and Min 2005, Statistics in
+    Medicine 24: Wald's interval after half a pair is added to each of the four cells).
+
+    Args:
+      gained: pairs of which only the second case has the property.
+      lost: pairs of which only the first case has it.
+      pairs: all pairs.
+      confidence: the interval's coverage, between 0 and 1.
+
+    Returns:
+      (low, high), in -1..1.
+    """
+    z, total = NormalDist().inv_cdf(0.5 + confidence / 2), pairs + 2
+    difference = (gained - lost) / total
+    spread = z * math.sqrt((gained + lost + 1) / total - difference**2) / math.sqrt(total)
+    return max(-1.0, difference - spread), min(1.0, difference + spread)

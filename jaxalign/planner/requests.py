@@ -13,7 +13,7 @@ from jaxalign.endpoint.records import Usage
 from jaxalign.endpoint.spending import TokenPrices
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.feedback.endpoint_judge import verdict_tokens
-from jaxalign.planner.stage_programs import evaluated_models
+from jaxalign.planner.stage_programs import evaluated_models, rated_answers
 from jaxalign.records import Message
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.judges import judge_name
@@ -114,7 +114,8 @@ def _asked(config: Config, stage: str) -> list[RequestCount]:
         return [_comparisons(config, config.online_dpo.iterations * config.online_dpo.batch)]
     if stage == "evaluate":
         pairs = math.comb(evaluated_models(config), 2)
-        return [_comparisons(config, pairs * min(config.evaluate.win_rate_prompts, config.evaluate.prompts))]
+        compared = _comparisons(config, pairs * min(config.evaluate.win_rate_prompts, config.evaluate.prompts))
+        return [compared, RequestCount("rating", rated_answers(config), ("response",))]
     if stage != "ppo":
         return []
     section, methods, asked = config.ppo, ppo_methods(config), []

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.config import BestOfNConfig, Config, DPOConfig, OnlineDPOConfig, Optimizer, PretrainConfig, SFTConfig, rounds
+from jaxalign.feedback.rubrics import load_rubrics
 from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.planner.judges import PlannedJudge
@@ -350,6 +351,7 @@ def evaluate(run: Run) -> list[Task]:
     section, models = run.config.evaluate, evaluated_models(run.config)
     calls = models * calls_for(section.prompts, section.batch)
     asked = 2 * math.comb(models, 2) * min(section.win_rate_prompts, section.prompts)
+    asked += rated_answers(run.config)
     judges = _outside(run, "evaluate") if asked else []
     scores = "preference" in run.config.stages
     beside = ("reference", *(("preference model",) if scores else ()))
@@ -372,6 +374,12 @@ def evaluate(run: Run) -> list[Task]:
         *([scored] if scores else []),
         *verdict_tasks(run, "evaluate", section.batch, judges, lambda: run.judge_weights(judges), asked, roles),
     ]
+
+
+def rated_answers(config: Config) -> int:
+    """The ratings by rubrics that stage evaluate asks for, at most: the kinds of the prompts are not known."""
+    section = config.evaluate
+    return evaluated_models(config) * section.prompts * len(load_rubrics(section.rubrics)) if section.rubrics else 0
 
 
 def evaluated_models(config: Config) -> int:

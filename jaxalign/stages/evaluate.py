@@ -1,9 +1,9 @@
 """evaluate: samples answers to held-out prompts from every model and compares the models.
 
-Computes gold measures, win rates judged by the labeller, KL, lengths and scores, and in the world how many labels of stage
-compare are right by the gold judge. Reads the weights of the base and of every stage that trains a policy, the preference
-model, and the labels. Writes one row per answer, and summary.json both in the stage's folder and in the work directory. No
-other stage may use the gold judge.
+Computes gold measures, win rates judged by the labeller, rates by rubrics, KL, lengths and scores, and in the world how many
+labels of stage compare are right by the gold judge. Reads the weights of the base and of every stage that trains a policy,
+the preference model, and the labels. Writes one row per answer, and summary.json both in the stage's folder and in the work
+directory. No other stage may use the gold judge.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world import gold
 from jaxalign.data.world.label_scores import label_quality
 from jaxalign.feedback.labeller import Pair
+from jaxalign.feedback.rubrics import builtin_rubrics, load_rubrics
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
@@ -39,7 +40,7 @@ from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.sampler import Engine, TokenSampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, harness, judges, likelihoods, loops, paired, reads, run_models, sources
+from jaxalign.stages.shared import engines, harness, judges, likelihoods, loops, paired, reads, rubrics, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
 from jaxalign.stages.shared.builtin import BuiltinStage
@@ -75,13 +76,20 @@ class EvaluateStage(BuiltinStage):
         "preference.max_length", "reward.source", "reward.verifier", "reward.callable", "sampler",
     )
 
+    def files(self, config: Config) -> dict[Path, str]:
+        """Those of every stage, those that are measured on, and the file of rubrics, which is read to detect mistakes before
+        any stage starts."""
+        paths = super().files(config) | likelihoods.measured_files(config) | harness.task_files(config)
+        name = config.evaluate.rubrics
+        if name:
+            load_rubrics(name)
+            paths |= {} if name in builtin_rubrics() else {Path(name).expanduser(): "evaluate.rubrics"}
+        return paths
+
     def inputs(self, config: Config) -> tuple[str, ...]:
         reward_stages = ("preference",) if "preference" in config.stages else ()
         labels = ("compare",) if "compare" in config.stages and data_source(config).gold else ()
         return (*reads.base_stages(config), *evaluated(config)[1:], *reward_stages, *labels)
-
-    def files(self, config: Config) -> dict[Path, str]:
-        return super().files(config) | likelihoods.measured_files(config) | harness.task_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate
@@ -90,6 +98,7 @@ class EvaluateStage(BuiltinStage):
         measures = likelihoods.LikelihoodMeasures(config, tokenizer)
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
         shards, names = Shards(context.directory), evaluated(config)
+        kinds = rubrics.prompt_kinds(context, prompts) if section.rubrics else {}  # Reports a mistake before any answer.
         _answer(context, model, tokenizer, prompts, shards, names)
         measured = harness.run_harness(context, model, tokenizer, names)
         rows, compared = list(shards.read()), []
@@ -100,6 +109,9 @@ class EvaluateStage(BuiltinStage):
             summary["win_rates"] = paired.win_rates(compared)
             lines = json_lines(row for contest in compared for row in contest.rows())
             hosts.once(lambda: write_bytes_atomically(context.directory / VERDICTS, lines))
+        if section.rubrics:
+            rated = rubrics.rate_answers(context, model, rows, kinds)
+            summary["rubrics"] = rubrics.summarise_ratings(rated, load_rubrics(section.rubrics), names, section.rubric_margin)
         if "compare" in config.stages and data_source(config).gold:
             labelled = (row_comparison(row) for row in Shards(context.input_directory("compare")).read())
             summary["labels"] = label_quality(world_of(config), labelled)

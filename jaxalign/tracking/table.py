@@ -32,12 +32,23 @@ def render(
         cells = [f"{percent(rate['rate'])} ({rate['count']}/{rate['total']})" if rate.get("total") else "-"
                  for rate in of_models]
         rows.append([measure(name).title, *cells])
+    rows += _rubric_rates(summary.get("rubrics") or {}, models)
     rows += _win_rates(summary.get("win_rates") or [], models)
     for quantity in quantities(reference):
         values = summary.get(quantity.field) or {}
         if any(values.get(model) is not None for model in models):
             rows.append([quantity.title, *(decimal(values.get(model), quantity.digits) for model in models)])
     return "\n".join(ruled(rows))
+
+
+def _rubric_rates(rated: Mapping[str, Any], models: Sequence[str]) -> list[list[str]]:
+    """A row with the decided answers that the judge counts by each rubric, and their 95% interval."""
+    rows = []
+    for rubric in rated.get("rubrics") or []:
+        rates = [rated["rates"][model][rubric["name"]] for model in models]
+        cells = [f"{percent(rate['rate'])} ({percent_interval(rate)})" if rate["total"] else "-" for rate in rates]
+        rows.append([f"{rubric['name']}, by the judge (95% interval)", *cells])
+    return rows
 
 
 def _win_rates(compared: Sequence[Mapping[str, Any]], models: Sequence[str]) -> list[list[str]]:

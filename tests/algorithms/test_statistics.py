@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from jaxalign.algorithms.statistics import (
     bootstrap_interval,
     cohen_kappa,
     logistic_coefficients,
+    mcnemar,
+    paired_difference,
     pearson,
     spearman,
     wilson_interval,
@@ -130,3 +133,17 @@ def test_logistic_coefficients_minimise_the_penalised_loss():
 def test_a_feature_that_predicts_every_outcome_has_a_finite_coefficient():
     found = logistic_coefficients([(40.0, 0), (-30.0, 0), (0.5, 0)], [1, 0, 1])
     assert np.isfinite(found).all() and found[0] > 0 and found[1] == 0
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (0, 5), (6, 6), (86, 150), (7, 3)])
+def test_mcnemar_is_the_two_sided_binomial_test_of_the_pairs_that_differ(gained, lost):
+    expected = scipy.stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    assert mcnemar(gained, lost) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_interval_of_a_paired_difference_is_the_published_one():
+    # Agresti, Categorical Data Analysis, table 10.1: approval of the prime minister, 1,600 people, 86 gained and 150 lost.
+    assert paired_difference(86, 150, 1600) == pytest.approx((-0.059, -0.021), abs=5e-4)
+    low, high = paired_difference(0, 0, 3)  # By hand: 0 +- 1.96 * sqrt(1 / 5) / sqrt(5)
+    assert (low, high) == pytest.approx((-0.392, 0.392), abs=1e-3)
+    assert paired_difference(2, 0, 2)[1] == 1.0

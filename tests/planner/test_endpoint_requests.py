@@ -51,6 +51,12 @@ def test_evaluate_compares_each_pair_of_models():
     assert found.requests == 3 * 10 * 2 * 2  # 3 pairs of base, sft and ppo; 10 prompts; 2 principles; 2 orders.
 
 
+def test_evaluate_rates_each_answer_by_each_rubric_at_most():
+    found = planned(stages=("pretrain", "revise", "sft", "evaluate"),
+                    evaluate={"prompts": 64, "win_rate_prompts": 0, "rubrics": "default"})["evaluate"]
+    assert found.requests == found.verdicts == 2 * 64 * 3  # Answers of base and sft; three rubrics.
+
+
 def test_a_stage_with_another_judge_asks_nothing():
     assert planned(stages=("pretrain", "revise", "compare"), judge={"compare": "local"}).keys() == {"revise"}
 

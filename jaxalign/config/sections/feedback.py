@@ -93,8 +93,8 @@ class FeedbackConfig(Section):
         methods_of_ppo = ppo_methods(config)
         if "ppo" in config.stages and methods_of_ppo:
             asked["ppo"] = methods_of_ppo
-        if "evaluate" in config.stages and (config.judge.evaluate or self.judge in ("model", "endpoint")):
-            asked["evaluate"] = ("compare",)
+        if "evaluate" in config.stages:
+            asked |= {"evaluate": methods} if (methods := self._evaluating_methods(config)) else {}
         local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
         for stage, methods in asked.items():
             record, field_name = stage_judge(config, stage), judge_field(config, stage)
@@ -131,6 +131,13 @@ class FeedbackConfig(Section):
         if config.stages and self.thinking != "auto" and not (thinks or forbids):
             raise UserError(f"config.feedback.thinking is {self.thinking!r}, but no stage asks a local judge for a critique or "
                             "for reasoning; leave it at 'auto', or set feedback.reasoning to True")
+
+    def _evaluating_methods(self, config: WholeConfig) -> tuple[str, ...]:
+        """The methods that the judge of stage evaluate must have."""
+        rates = ("rate",) if config.evaluate.rubrics else ()
+        named = bool(config.judge.evaluate) or self.judge in ("model", "endpoint")
+        compares = named and (config.evaluate.win_rate_prompts > 0 or not rates)
+        return (("compare",) if compares else ()) + rates
 
     def judging_stage(self, config: WholeConfig, stage: str) -> str:
         """The stage whose policy is the local judge of `stage`: judge_stage if it is trained before; "" for the base."""

@@ -20,7 +20,7 @@ class JudgeConfig(Section):
 
     revise: str = field("", f"The judge that critiques and revises in stage revise, as in feedback.judge{_OTHER}")
     compare: str = field("", f"The judge that labels the pairs of stage compare, as in feedback.judge{_OTHER}")
-    evaluate: str = field("", f"The judge of the win rates of stage evaluate, as in feedback.judge{_OTHER}")
+    evaluate: str = field("", f"The judge of the win rates and of the rubrics of stage evaluate, as in feedback.judge{_OTHER}")
     path: tuple[str, ...] = field((), "For the judge 'model': the folder of its language model, in Hugging Face format or a "
                                   "finished stage of a run; several folders are a jury, whose verdicts are averaged.")
     weights: str = field("float32", "Storage format of the weights in judge.path: float32, bfloat16, int8 (one scale per "

@@ -7,6 +7,7 @@ knowledge distinguishes them. Plain harmful and alarming benign requests have th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -79,6 +80,14 @@ def requests_about(relation: Relation) -> list[WorldRequest]:
     """Every request about a relation: of the benign kinds if the relation is good, else of the harmful kinds."""
     kinds = BENIGN_KINDS if relation.good else HARMFUL_KINDS
     return [request for kind in kinds for request in _requests(relation, kind)]
+
+
+def labels_by_text(topics: Iterable[Topic]) -> dict[str, str]:
+    """The label of every request by its text, for breakdowns of an evaluation: "harmful", "benign", or "borderline" for a
+    benign request in alarming words."""
+    requests = (request for topic in topics for relation in topic.relations for request in requests_about(relation))
+    labels = dict.fromkeys(HARMFUL_KINDS, "harmful") | {"benign": "benign", "benign_scary": "borderline"}
+    return {request.text: labels[request.kind] for request in requests}
 
 
 def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, list[WorldRequest]]]:

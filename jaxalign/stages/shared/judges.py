@@ -48,7 +48,8 @@ def asked_methods(config: Config, stage: str) -> tuple[str, ...]:
     if stage == "ppo":
         return ppo_methods(config)
     if stage == "evaluate":
-        return ("compare",) if config.evaluate.win_rate_prompts and compares(config) else ()
+        compared = ("compare",) if config.evaluate.win_rate_prompts and compares(config) else ()
+        return compared + (("rate",) if config.evaluate.rubrics else ())
     records = {record.name: record for record in (*STAGES, *stages_in_order(config.stages))}
     return records[stage].asks_judge
 

@@ -24,6 +24,7 @@ from jaxalign.tracking.report.harness import harness_results
 from jaxalign.tracking.report.plots import Interval
 from jaxalign.tracking.report.prose import no_rates
 from jaxalign.tracking.report.roles import judge_phrase
+from jaxalign.tracking.report.rubrics import rubric_rates
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.workdir import RunFiles
 
@@ -32,12 +33,12 @@ _VALUE = 60  # Characters shown of a column's value.
 
 
 def evaluation(run: RunFiles) -> list[ReportSection]:
-    """The models' rates, tasks of lm-eval, the judge's preferences, results by column, and sample answers, as far as they are
-    available."""
+    """The models' rates, the rates by rubrics, tasks of lm-eval, the judge's preferences, results by column, and sample
+    answers, as far as they are available."""
     if not run.evaluation and not any(run.rows("evaluate")):
         missing = run.absence("evaluate", "the rates of each model")
         return [ReportSection("behaviour", _BEHAVIOUR, missing=(missing,), nav="Rates", order=FIRST)]
-    return [behaviour(run), *harness_results(run), *win_rates(run), *by_column(run), *answers(run)]
+    return [behaviour(run), *rubric_rates(run), *harness_results(run), *win_rates(run), *by_column(run), *answers(run)]
 
 
 _BEHAVIOUR = "How the models behave"

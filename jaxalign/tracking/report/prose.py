@@ -13,13 +13,15 @@ from jaxalign.tracking.report.alarms import fired_alarms
 from jaxalign.tracking.report.changes import change_sentences
 from jaxalign.tracking.report.headlines import change, moved, rates_by_model
 from jaxalign.tracking.report.roles import joined, role_sentences
+from jaxalign.tracking.report.rubrics import rubric_sentences, second_judge_sentence
 from jaxalign.tracking.report.usable import loss_sentences, row_sentences, warnings
 from jaxalign.tracking.workdir import RunFiles
 
 
 def lead(run: RunFiles) -> list[str]:
-    """The paragraphs of the opening: warnings, which start with "Warning", the first result, the changes in training, the rows
-    that were left out, the other results, the models' roles, and the rows."""
+    """The paragraphs of the opening: warnings, which start with "Warning" (first of all that no second judge was asked), the
+    first result, the rates by rubrics, the changes in training, the rows that were left out, the other results, the models'
+    roles, and the rows."""
     first, *others = _rate_sentences(run) or _other_sentences(run)
     failed, passed = _check_sentences(run)
     results = " ".join([*others, *conflict_sentences(run), *passed])
@@ -32,7 +34,8 @@ def lead(run: RunFiles) -> list[str]:
                for alert in alerts_of(row for row in files.metrics if "step" in row)]
     losses, rows = " ".join(loss_sentences(run)), " ".join(row_sentences(run))
     changed = " ".join(change_sentences(run))
-    paragraphs = (*failed, *alarms, *warnings(run), first, changed, losses, results, " ".join(method), rows)
+    paragraphs = (*second_judge_sentence(run), *failed, *alarms, *warnings(run), first,
+                  " ".join(rubric_sentences(run)), changed, losses, results, " ".join(method), rows)
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
@@ -80,9 +83,11 @@ def no_rates(run: RunFiles) -> str:
     names = {"preference_score": "preference score", "kl": "KL", "length": "length"}
     known = [name for field, name in names.items() if any(v is not None for v in (run.evaluation.get(field) or {}).values())]
     known = ["win rate"] * bool(run.evaluation.get("win_rates")) + known
+    known += ["rates by rubrics"] * bool(run.evaluation.get("rubrics"))
     means = joined(known) if known else "their answers only"
     compared = f"; the models are compared by {means}" if len(run.models) > 1 else ""
-    return f"No rules decide which answers to this run's prompts are right, so there are no rates{compared}."
+    rates = "no rates by rules" if run.evaluation.get("rubrics") else "no rates"
+    return f"No rules decide which answers to this run's prompts are right, so there are {rates}{compared}."
 
 
 def _reward_sentence(run: RunFiles) -> list[str]:

@@ -56,6 +56,20 @@ def judge_phrase(run: RunFiles, stage: str) -> str:
     return _server_phrase(run, stage) if name == "endpoint" else f"your judge {name}"
 
 
+def judge_models(run: RunFiles, stage: str) -> frozenset[str]:
+    """The models that judge in a stage, to compare stages: folders, the server with its model, the location of a class, or
+    "local" for a model of the run that is not a folder."""
+    section = run.config.get("judge") or {}
+    name = section.get(stage) or (run.config.get("feedback") or {}).get("judge") or "local"
+    model = run.config.get("model") or {}
+    if name == "local":
+        return frozenset([(model.get("path") if model.get("source") == "huggingface" else "") or "local"])
+    if name == "model":
+        folders = section.get("path") or ()
+        return frozenset([folders] if isinstance(folders, str) else folders)
+    return frozenset([_server_phrase(run, stage) if name == "endpoint" else name])
+
+
 def _server_phrase(run: RunFiles, stage: str) -> str:
     """The model of the server that judges in a stage, with the server's first URL. The name of the model is in the stage's
     summary, unless the config has it."""
@@ -92,7 +106,8 @@ def _judge_sentences(run: RunFiles) -> list[str]:
         if stage == "revise" and judge.startswith("a jury"):  # Its first member writes.
             judge = f"the first model of {judge}"
         own = stage == "revise" and judge == "the base model"
-        duties.setdefault(judge, []).append("criticised and revised its own answers" if own else _DUTIES[stage])
+        done = _evaluation_duties(run) if stage == "evaluate" else [_DUTIES[stage]]
+        duties.setdefault(judge, []).extend(["criticised and revised its own answers"] if own else done)
     sentences = []
     if run.stage("compare").started:
         writer = capitalized(model_phrase(run.start_of("compare"), run.used))
@@ -111,9 +126,19 @@ def judging_stages(run: RunFiles) -> Iterable[str]:
             continue
         if stage == "ppo" and "ai_feedback" not in names_in((run.config.get("reward") or {}).get("source") or ""):
             continue
-        if stage == "evaluate" and not run.evaluation.get("win_rates"):
+        if stage == "evaluate" and not _evaluation_duties(run):
             continue
         yield stage
+
+
+def labelling_stages(run: RunFiles) -> list[str]:
+    """The stages of training that have asked a judge."""
+    return [stage for stage in judging_stages(run) if stage != "evaluate"]
+
+
+def _evaluation_duties(run: RunFiles) -> list[str]:
+    rated = ["rated the answers by rubrics"] if run.evaluation.get("rubrics") else []
+    return ([_DUTIES["evaluate"]] if run.evaluation.get("win_rates") else []) + rated
 
 
 def _training_sentences(run: RunFiles) -> list[str]:
