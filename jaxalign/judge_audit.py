@@ -45,6 +45,7 @@ def _audit(own: dict[str, Any], argv: list[str]) -> None:
     # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.data.chat.model_style import resolve_auto
     from jaxalign.parallel.compile_cache import use_compile_cache
+    from jaxalign.parallel.precision import use_matmul_precision
     from jaxalign.stages.shared.base import StageContext, write_json
     from jaxalign.stages.shared.judge_audit import audit_judge
     from jaxalign.tracking.judge_audit import FILE, render
@@ -52,6 +53,7 @@ def _audit(own: dict[str, Any], argv: list[str]) -> None:
 
     config = resolve_auto(config)
     use_compile_cache(config.compile_cache)
+    use_matmul_precision(config.model.matmul_precision)
     content = audit_judge(StageContext(config, workdir, workdir / own["stage"], False), own["limit"])
     path = Path(own["out"]).expanduser() if own["out"] else workdir / FILE
     try:

@@ -274,11 +274,13 @@ def _write_config(
 def _compiled(given: Given, groups: Sequence[RoleTopology]):
     """Compiles every step of the run for the topologies. Raises UserError without one."""
     from jaxalign.parallel.compile_cache import cache_folder
+    from jaxalign.parallel.precision import use_matmul_precision
     from jaxalign.planner.compiled_placed import compile_for
     from jaxalign.planner.compiled_report import verdict
 
     if not groups:
         raise UserError("--compile needs a --topology, as in v5e:4x4 or, in place of --gpus, h100:1x8")
+    use_matmul_precision(given.config.model.matmul_precision)
     kept = given.config.compile_cache
     cache = None if kept is None else cache_folder(kept)
     reports = None if cache is None or "://" in cache else pathlib.Path(cache) / "plans"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 import uuid
@@ -141,9 +142,13 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
         return
     companions.begin(rounds.label(name))
     # Imported here, with JAX, so that a mistake in the arguments is reported at once.
+    from jaxalign.parallel.precision import use_matmul_precision
     from jaxalign.stages.shared.spending import counted
 
     use_compile_cache(config.compile_cache)
+    use_matmul_precision(config.model.matmul_precision)
+    if hosts.is_first():
+        _show_devices()
     (stage_name, number), directory = rounds.parse(name), storage.path(name)
     stage = load(stage_name)
     context = StageContext(
@@ -161,6 +166,15 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
     hosts.once(lambda: _finish(stage, name, config, storage, context.left_out))
     if hosts.is_first():
         print(f"[{rounds.label(name)}] finished", flush=True)
+
+
+@functools.cache  # once in a process
+def _show_devices() -> None:
+    """Prints the devices that JAX uses, and warns about accelerators of the machine that it does not use."""
+    from jaxalign.diagnosis.machine import devices
+
+    for finding in devices():
+        print(f"{'warning' if finding.status == 'problem' else finding.topic}: {finding.text}", flush=True)
 
 
 def _finish(stage: Stage, name: str, config: Config, storage: Storage, left_out: dict[str, dict[str, int]]) -> None:

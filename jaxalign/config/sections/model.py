@@ -49,6 +49,8 @@ class ModelConfig(DecoderSizes):
     compute_dtype: str = field("float32", "Dtype of activations and matrix products; parameters stay float32. float16 is for "
                                "GPUs without bfloat16, and uses loss scaling; see docs/memory.md.",
                                one_of("float32", "bfloat16", "float16"))
+    matmul_precision: str = field("default", "Precision of float32 matrix products: default (the platform's), tensorfloat32 or "
+                                  "float32; see docs/memory.md.", one_of("default", "tensorfloat32", "float32"))
     layers: int = like(DecoderSizes, "layers", read_by=(_SCRATCH,))
     embed: int = like(DecoderSizes, "embed", read_by=(_SCRATCH,))
     heads: int = like(DecoderSizes, "heads", read_by=(_SCRATCH,))
