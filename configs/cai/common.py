@@ -1,18 +1,24 @@
 """The settings that the recipes of this folder share.
 
-`cai_config` is read by the recipes through `runpy`, because config files are executed as files and are not modules.
+The recipes read `cai_config` through `runpy`, because config files are executed as files and are not modules.
 
-Values with a source: four rounds of critique and revision at temperature 1, all of whose revisions are trained on for one epoch at
-a constant rate, and two answers to each prompt of the comparisons (Constitutional AI, arXiv 2212.08073); responses at temperature
-0.9, 128 of them in a batch, and a KL weight of 0.05 (RLAIF, arXiv 2309.00267); four epochs over the responses, Adam with an epsilon
-of 1e-5 and a rate of 3e-6 that falls to 0 for all weights of policy, critic and preference model (arXiv 2403.17031); the rate of
-2e-4 for adapters in stage sft (QLoRA, arXiv 2305.14314). The other rates, the numbers of prompts and the lengths are choices
-without a source. None of the recipes has been run at full size.
+Values with a source:
+
+- Constitutional AI (arXiv 2212.08073): four rounds of critique and revision at temperature 1; one epoch on the revisions of all
+  rounds at a constant rate; two answers to each prompt of the comparisons.
+- RLAIF (arXiv 2309.00267): responses at temperature 0.9 and a KL weight of 0.05.
+- The TL;DR reproduction (arXiv 2403.17031): four epochs over the responses, Adam with an epsilon of 1e-5, and a rate of 3e-6
+  that falls linearly to 0, for all weights of policy, critic and preference model.
+- QLoRA (arXiv 2305.14314): a rate of 2e-4 for adapters in stage sft.
+
+The other rates, the batch sizes, the numbers of prompts and the lengths are choices without a source. None of the recipes has
+been run at full size.
 """
 
 from typing import Any, NamedTuple
 
 from jaxalign.config import default_config
+from jaxalign.errors import UserError
 
 PROMPT, RESPONSE, REQUEST = 512, 256, 1536  # Tokens of a prompt, of a text that is written, and of a request to a judge.
 
@@ -45,10 +51,10 @@ def cai_config(variant: str, layouts: dict[str, Layout], judge: str, weights: st
       weights: the format of the larger judge's weights.
 
     Raises:
-      ValueError: the variant is not one of `layouts`.
+      UserError: the variant is not one of `layouts`.
     """
     if variant not in layouts:
-        raise ValueError(f"{variant!r} is not a variant; choose one of {'; '.join(layouts)}")
+        raise UserError(f"{variant!r} is not a variant of this recipe; choose one of {'; '.join(layouts)}")
     trained, _, judged_by = variant.partition(",judge=")
     layout, full = layouts[variant], trained == "full"
     config = default_config()

@@ -17,4 +17,6 @@ VARIANTS = {
 
 
 def get_config(variant="lora"):
-    return cai_config(variant, VARIANTS, judge="Qwen3-8B", weights="int8")
+    config = cai_config(variant, VARIANTS, judge="Qwen3-8B", weights="int8")
+    config.data.thinking = config.feedback.thinking = "off"  # Thoughts would exceed the lengths of answers and critiques.
+    return config
