@@ -42,7 +42,7 @@ setuptools.setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     # The configs are outside of the package; an installed package holds them, so that --config=configs/NAME.py finds them.
-    packages=[*setuptools.find_packages(include=["jaxalign", "jaxalign.*"]), "jaxalign.configs"],
+    packages=[*setuptools.find_packages(include=["jaxalign", "jaxalign.*"]), "jaxalign.configs", "jaxalign.configs.cai"],
     package_dir={"jaxalign.configs": "configs"},
     package_data={"jaxalign": ["**/*.j2", "**/*.jinja", "**/*.json", "**/*.jsonl"], "jaxalign.configs": ["*.json"]},
     entry_points={"console_scripts": ["jaxalign = jaxalign.__main__:main"]},

@@ -200,7 +200,11 @@ def test_pitfall_11_every_field_is_read_somewhere():
     assert not {name for name, form in forms.items() if not re.search(form, text)}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+# configs/cai/common.py has no config of its own.
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config(" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_file_fits_the_schema(path, tmp_path):
     found = runpy.run_path(str(path))
     files = [tmp_path / name for name in found.get("FILES", {}).values()]  # A config that reads the files of a folder.
@@ -210,7 +214,9 @@ def test_every_config_file_fits_the_schema(path, tmp_path):
     for variant in [(str(tmp_path),)] if files else [(), *((name,) for name in found.get("VARIANTS", ()))]:
         values = found["get_config"](*variant)
         if values.model.source == "huggingface":
-            values.model.path, values.data.train = "folder", "" if files else "pairs.jsonl"
+            values.model.path = "folder"
+            if not files:
+                values.data["red_team" if values.data.source == "prompts_jsonl" else "train"] = "rows.jsonl"
         assert from_config_dict(values).stages[-1] == "report"
 
 

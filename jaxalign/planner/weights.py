@@ -94,7 +94,8 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         base = own
     kernels = base.only(lambda path: path[0] == "blocks" and path[1:] in LINEAR)
     held = stored if adapted or frozen else "float32"
-    stays = held in ("float32", "bfloat16") and np.dtype(held).itemsize == compute
+    # Sampling reads quantised kernels as they are stored; the tables of a quantised model are in bfloat16.
+    stays = np.dtype("float32" if held == "float32" else "bfloat16").itemsize == compute
     cast = held in ("float32", "bfloat16") and not stays  # Quantisation builds an array layer by layer.
     table = base.only(lambda path: path[0] == "embedding").bytes(in_use, lambda *_: compute)
     untied = base.only(lambda path: path[0] == "unembedding").bytes(in_use, lambda *_: compute)

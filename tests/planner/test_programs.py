@@ -167,8 +167,9 @@ def test_prompts_that_leave_no_space_for_new_tokens_are_refused():
         run_programs(made, policy, prompt=30)
 
 
-@pytest.mark.parametrize(("name", "millions"), [("Qwen3-0.6B", 596), ("Llama-3.2-1B", 1236), ("Llama-3.1-8B", 8030),
-                                                ("Llama-3.1-70B", 70554), ("gemma-2-9b", 9242)])
+@pytest.mark.parametrize(("name", "millions"), [("Qwen3-0.6B", 596), ("Qwen3-8B", 8191), ("Llama-3.2-1B", 1236),
+                                                ("Llama-3.1-8B", 8030), ("Llama-3.1-70B", 70554), ("gemma-2-9b", 9242),
+                                                ("gemma-2-27b", 27227)])
 def test_published_shapes_have_the_published_number_of_parameters(name, millions):
     model = policy_model(config(lora={"rank": 0}), one_device(), name)
     counted = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.abstract()))

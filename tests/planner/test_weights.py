@@ -84,6 +84,13 @@ def test_a_base_already_in_the_layout_of_sampling_is_not_moved():
     assert measure(model(), "float32").moved == 2 * ALL
 
 
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_quantised_weights_already_in_the_layout_of_sampling_are_not_moved(kind):
+    assert measure(model(), kind, frozen=True).moved == 0
+    assert measure(model(tensor=8), kind, frozen=True).moved == 0
+    assert measure(model(fsdp=4), kind, frozen=True).moved > 0
+
+
 def test_a_judge_is_stored_and_sampled_in_its_own_format():
     """Its kernels have 1 byte per number and a float32 scale per output, its tables 2 bytes and its norms 4."""
     whole, split = (measure(model("Llama-3.1-70B", **mesh), "int8", frozen=True) for mesh in ({}, {"fsdp": 4, "tensor": 4}))
