@@ -237,7 +237,7 @@ class TaskEstimator:
         config, policy, slices = self.config, self.policy, self.config.mesh.slices
         models = [role_weights(config, policy, role) for role in task.runs]
         if self.cluster.chip.kind == "gpu":
-            models = [(model, weights.on_gpu(model, own)) for model, own in models]
+            models = [(model, dataclasses.replace(own, copies=(own.transposed, 0.0))) for model, own in models]
         if task.phase in ("update", "checks"):
             kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
             parts, counts = self._update_memory(task, models), [task.steps]

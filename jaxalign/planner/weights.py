@@ -43,8 +43,11 @@ class WeightBytes:
       generation: the weights that sampling reads, sharded according to config.mesh.generation.
       moved: the part of `generation` that is resharded or cast for sampling.
       moving: the largest array of `moved`, which exists twice during the move.
-      copies: arrays that a device stores a second time in another layout: (kernels in the compute dtype, the embedding during
-        its gather). A TPU does so if its part of the model width is not a multiple of the 128 lanes. For GPUs, see `on_gpu`.
+      copies: arrays that a TPU stores a second time in another layout: (kernels in the compute dtype, the embedding during
+        its gather), if a TPU's part of the model width is not a multiple of the 128 lanes.
+      transposed: the kernels that a GPU stores a second time, of all layers. XLA gathers along the first axis, so it transposes
+        those that are split over their last axis: the output of attention and the second matrix of the MLP. 0 for quantised
+        kernels; if kernels are cast, `casts` is taken to include the copy.
       padded: the kernels of the keys with their heads padded to 8, as a TPU stores them a second time to decode; 0 if a device
         has 8 heads or more, or if they are quantised.
       learnt: the trained parameters in the compute dtype, sharded only over tensor, as gradients are before the reduce-scatter.
@@ -66,6 +69,7 @@ class WeightBytes:
     moved: float
     moving: float
     copies: tuple[float, float]
+    transposed: float
     padded: float
     learnt: float
 
@@ -128,6 +132,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         moved=0.0 if as_stored else sampled,
         moving=0.0 if as_stored else max(base.sizes(sharding.generation, sampled_size), default=0.0),
         copies=_copies(model, base, table, compute),
+        transposed=_transposed(kernels, sharding, compute) if stays and held in ("float32", "bfloat16") else 0.0,
         padded=_padded(base, sharding, compute) if held in ("float32", "bfloat16") else 0.0,
         learnt=own.bytes(in_use, lambda *_: compute),
     )
@@ -150,19 +155,10 @@ def _padded(base: _Tree, sharding: Sharding, compute: int) -> float:
     return keys.bytes(sharding.generation, lambda *_: compute) * _SUBLANES / heads[0]
 
 
-def on_gpu(model: Model, measured: WeightBytes) -> WeightBytes:
-    """The bytes of a model's weights on a GPU, where `copies` are other arrays than on a TPU.
-
-    XLA gathers along the first axis. So it transposes the kernels that are split over their last axis, of all layers at once:
-    the output of attention and the second matrix of the MLP. If kernels are cast, `casts` is taken to include this copy.
-    """
-    ways = split_ways(model.sharding.rules["embed"], model.sharding.mesh.shape)
-    if ways == 1 or measured.casts:
-        return dataclasses.replace(measured, copies=(0.0, 0.0))
-    size, base = np.dtype(model.config.compute_dtype).itemsize, _Tree.of(model.base.abstract(), model.base.axes())
-    kernels = base.only(lambda path: path[0] == "blocks" and path[1:] in LINEAR)
+def _transposed(kernels: _Tree, sharding: Sharding, compute: int) -> float:
     last = _Tree([row for row in kernels.rows if row[2][-1] == "embed"])
-    return dataclasses.replace(measured, copies=(last.bytes(model.sharding, lambda *_: size), 0.0))
+    split = split_ways(sharding.rules["embed"], sharding.mesh.shape) > 1
+    return last.bytes(sharding, lambda *_: compute) if split else 0.0
 
 
 OPTIMIZERS = ("adamw", "lion", "adafactor", "muon", "sophia")

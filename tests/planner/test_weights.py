@@ -100,3 +100,19 @@ def test_a_judge_is_stored_and_sampled_in_its_own_format():
     assert whole.parameters == pytest.approx(kernels + 2 * tables + scales + norms, rel=1e-3)
     assert split.parameters == pytest.approx(whole.parameters / 16, rel=0.01)
     assert split.generation == pytest.approx(whole.parameters / 4, rel=0.01)
+
+
+def test_a_gpu_transposes_the_kernels_of_all_layers_that_are_split_over_their_last_axis():
+    """The output of attention [32, 128, 4096] and the second matrix of the MLP [14336, 4096] of each of 32 layers."""
+    last = 32 * (4096 + 14336) * 4096
+    adapted = model(rank=16, fsdp=4, tensor=4)
+    assert measure(adapted, "bfloat16").transposed == 2 * last / 16
+    assert measure(adapted, "int8").transposed == measure(model(fsdp=4), "float32").transposed == 0  # quantised; cast
+    assert measure(model(rank=16, tensor=4), "bfloat16").transposed == 0  # not split over the model width
+
+
+def test_a_tpu_pads_the_2_heads_of_the_keys_on_a_device_to_8():
+    padded = 2 * 32 * 4096 * 8 * 128
+    assert measure(model(rank=16, fsdp=4, tensor=4), "bfloat16").padded == padded
+    assert measure(model(rank=16, fsdp=16), "bfloat16").padded == 0  # 8 heads
+    assert measure(model(rank=16, fsdp=4, tensor=4), "nf4").padded == 0
