@@ -40,9 +40,9 @@ def on_h100() -> AutoPlacement:
 def test_the_choice_saves_time_and_fits(on_h100):
     roles = [role for entry in on_h100.roles for role in parse_entry(entry).roles]
     assert {"policy", "critic", "reference"} <= set(roles)
-    assert on_h100.seconds <= 0.95 * on_h100.flat_seconds and on_h100.peak <= 80e9
+    assert on_h100.seconds <= 0.95 * on_h100.flat_seconds and on_h100.peak <= 78.3e9
     (sentence,) = on_h100.sentences
-    for number in (f"{on_h100.seconds:.3g} s", f"{on_h100.flat_seconds:.3g} s", f"{on_h100.peak / 1e9:.3g} GB", "80 GB usable",
+    for number in (f"{on_h100.seconds:.3g} s", f"{on_h100.flat_seconds:.3g} s", f"{on_h100.peak / 1e9:.3g} GB", "78.3 GB usable",
                    "flat on config.mesh (fsdp=8)"):
         assert number in sentence
 
