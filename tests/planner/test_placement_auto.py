@@ -42,8 +42,8 @@ def test_the_choice_saves_time_and_fits(on_h100):
     assert {"policy", "critic", "reference"} <= set(roles)
     assert on_h100.seconds <= 0.95 * on_h100.flat_seconds and on_h100.peak <= 78.3e9
     (sentence,) = on_h100.sentences
-    for number in (f"{on_h100.seconds:.3g} s", f"{on_h100.flat_seconds:.3g} s", f"{on_h100.peak / 1e9:.3g} GB", "78.3 GB usable",
-                   "flat on config.mesh (fsdp=8)"):
+    for number in (f"{on_h100.seconds:.3g} s", f"{on_h100.flat_seconds:.3g} s", f"{on_h100.peak / 1e9:.3g} GB",
+                   "78.3 GB usable", "flat on config.mesh (fsdp=8)"):
         assert number in sentence
 
 
