@@ -15,7 +15,7 @@ import pytest
 from tests.goldens.compiled_runs import MESHES, RUNS, compiled_facts, faults, missing, platform, read_record, versions
 
 pytestmark = pytest.mark.slow
-# Of v5p, only the programs of PPO: the TPU compiler takes minutes. `python -m tests.goldens.record --check` compares all of them.
+# Of v5p, only the programs of PPO, to save minutes. `python -m tests.goldens.record --check` compares all of them.
 CASES = [(topology, run) for topology in MESHES for run in RUNS if topology != "v5p:4x4x4" or run == "ppo"]
 
 
