@@ -49,7 +49,7 @@ def test_another_program_name_topology_or_flag_is_compiled(tmp_path, monkeypatch
 
 
 def partitioned(scale: float):
-    """A lowered program with a function that has its own partitioning rule, made anew at each call, as in another process."""
+    """A lowered program that calls a function with a partitioning rule. Each call builds both again, as a new process does."""
 
     @functools.partial(custom_partitioning, static_argnums=(1,))
     def scaled(x, factor):
