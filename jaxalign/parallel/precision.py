@@ -1,10 +1,20 @@
-"""The precision of float32 matrix products."""
+"""The precision of matrix products."""
 
 from __future__ import annotations
 
 import functools
 
 import jax
+
+from jaxalign.parallel.sharding import Sharding
+
+FLOAT32_BITS = 23
+_BITS = {"float32": FLOAT32_BITS, "tensorfloat32": 10, "float16": 10, "bfloat16": 7}
+"""Explicit bits of the mantissa."""
+_NAMES = {"highest": "float32", "high": "tensorfloat32", "default": "default", "fastest": "default"}
+"""The names of JAX's settings that are not formats."""
+_TF32_CAPABILITY = 8.0
+"""The compute capability of Ampere, the first NVIDIA GPUs with TensorFloat-32."""
 
 
 def use_matmul_precision(name: str) -> None:
@@ -22,3 +32,27 @@ def use_matmul_precision(name: str) -> None:
 @functools.cache
 def _initial() -> str | None:
     return jax.config.jax_default_matmul_precision
+
+
+def product_bits(compute_dtype: str, sharding: Sharding) -> int:
+    """The mantissa bits to which the inputs of matrix products are rounded: 23 (float32), 10 (TensorFloat-32 or float16) or 7
+    (bfloat16).
+
+    Args:
+      compute_dtype: the dtype of the products' inputs: "float32", "float16" or "bfloat16".
+      sharding: its platform has its own default for float32 inputs, which JAX's current setting overrides.
+    """
+    if compute_dtype != "float32":
+        return _BITS[compute_dtype]
+    setting = jax.config.jax_default_matmul_precision or "default"
+    name = _NAMES.get(setting, setting.lower())
+    if sharding.platform == "tpu":
+        return _BITS.get(name, _BITS["bfloat16"])
+    if not _has_tf32(sharding):
+        return FLOAT32_BITS
+    return FLOAT32_BITS if name == "float32" else _BITS["tensorfloat32"]
+
+
+def _has_tf32(sharding: Sharding) -> bool:
+    """Whether the mesh is of NVIDIA GPUs with TensorFloat-32."""
+    return sharding.nvidia and float(getattr(sharding.device, "compute_capability", _TF32_CAPABILITY)) >= _TF32_CAPABILITY

@@ -12,7 +12,16 @@ from jaxalign.errors import UserError
 from jaxalign.reasons import MOSTLY, too_few
 from jaxalign.records import Experience, Rollout
 from jaxalign.rl.arguments import SamplerArguments
-from jaxalign.rl.checks import Check, act_on, gap_check, gradients_check, ratio_check, sampler_difference, unexplained
+from jaxalign.rl.checks import (
+    Check,
+    act_on,
+    gap_check,
+    gradients_check,
+    ratio_check,
+    sampler_difference,
+    sampler_tolerance,
+    unexplained,
+)
 from jaxalign.rl.metrics import ExperienceMetrics, UpdateMetrics
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.step_zero import step_zero_checks
@@ -36,6 +45,7 @@ class Monitor:
     def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None, name: str = "ppo"):
         self._setup, self._on_checks = setup, on_checks
         self._config, self._policies = setup.config, setup.config.checks
+        self._tolerance = sampler_tolerance(self._config.sampler_tolerance, setup.policy)
         self._act_on = functools.partial(act_on, policies=self._policies, stage=name)
         self._pending: tuple[int, jax.Array | None, jax.Array] | None = None
         self._warned = False
@@ -73,10 +83,10 @@ class Monitor:
         difference = sampler_difference(SamplerArguments(
             model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout, parts=parts
         ))
-        gap = gap_check(float(difference.gap), config.sampler_tolerance, when)
+        gap = gap_check(float(difference.gap), self._tolerance, when)
         if policies.sampler_gap != "warn" and self._act_on([gap]):
             return True
-        ratio = ratio_check(float(difference.ratio), config.sampler_tolerance, when)
+        ratio = ratio_check(float(difference.ratio), self._tolerance, when)
         return policies.ratio != "warn" and self._act_on([ratio])
 
     def step_zero(self, state: PPOState, sampled: Rollout, experience: Experience, reference, frozen) -> None:
@@ -92,7 +102,7 @@ class Monitor:
     def scored(self, step: int, metrics: ExperienceMetrics) -> None:
         """Checks the sampler's gap on a scored rollout if the trainer's log-probabilities are always used."""
         if self._setup.recomputes and self._policies.sampler_gap == "stop":
-            self._act_on([gap_check(float(metrics.sampler_gap), self._config.sampler_tolerance, f" at iteration {step}")])
+            self._act_on([gap_check(float(metrics.sampler_gap), self._tolerance, f" at iteration {step}")])
 
     def updated(self, step: int, metrics: UpdateMetrics, stale: bool = False) -> None:
         """Stores the metrics of an update for the next `settle`, or checks them immediately if a failure must stop the run.
@@ -113,5 +123,5 @@ class Monitor:
         when = f"share of the updates of iteration {step} whose gradient is not finite"
         checks = [gradients_check(float(skipped) / trained, when)]
         if self._policies.sampler_gap == "warn" and not self._setup.recomputes and gap is not None:
-            checks.insert(0, gap_check(float(gap), self._config.sampler_tolerance, f" at iteration {step}"))
+            checks.insert(0, gap_check(float(gap), self._tolerance, f" at iteration {step}"))
         self._act_on(checks)

@@ -18,7 +18,15 @@ from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts, Rollout
 from jaxalign.rl.arguments import StepZeroArguments
-from jaxalign.rl.checks import Check, check_of, gap_check, gradients_check, ratio_check
+from jaxalign.rl.checks import (
+    Check,
+    check_of,
+    gap_check,
+    gradient_tolerance,
+    gradients_check,
+    ratio_check,
+    sampler_tolerance,
+)
 from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.responses import logprobs_by_parts, response_hidden, response_kl, response_mask, response_stats
 from jaxalign.rl.state import PPOSetup
@@ -197,17 +205,16 @@ def step_zero_checks(
         experience=experience, kl_coef=kl_coef, parts=jax.tree.map(lambda x: x[0], parts),
         packed=checked_parts(setup, rollout), sampled=sampled.logprobs,
     ))))
-    config = setup.config
+    tolerance = sampler_tolerance(setup.config.sampler_tolerance, setup.policy)
     # New DoRA adapters scale each output by a norm divided by itself, which rounds to about 1 at every token.
     kl_limit = 1e-5 * (sampled.logprobs.shape[1] if setup.policy.lora is not None and setup.policy.lora.dora else 1)
     return (
-        ratio_check(measured.ratio, config.sampler_tolerance),
+        ratio_check(measured.ratio, tolerance),
         check_of("reference KL", measured.kl, kl_limit, "largest |KL| of a response against an equal reference at temperatures "
                  f"{', '.join(map(str, KL_TEMPERATURES))} and the sampling one: above this, the two are not treated alike, or "
                  "do not start from the same weights"),
-        gap_check(measured.gap, config.sampler_tolerance),
-        check_of("micro-batches", measured.micro_batches,
-                 1e-3 if setup.policy.config.compute_dtype == "float32" else 5e-2,
+        gap_check(measured.gap, tolerance),
+        check_of("micro-batches", measured.micro_batches, gradient_tolerance(setup.policy),
                  "relative difference of loss and gradients between responses apart and packed into micro-batches: above this, "
                  "something is divided by the counts of a part, or responses of one row see each other"),
         gradients_check(measured.not_finite, "share of the policy's gradient that is not finite before any update"),

@@ -26,7 +26,7 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.reasons import COMPARISON, LEAST_ONLINE, advice, too_few, usable_sentence
 from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
 from jaxalign.rl.arguments import SamplerArguments
-from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
+from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, sampler_tolerance, unexplained
 from jaxalign.rl.placed import RoleWeights
 from jaxalign.rl.program_times import recorded_in
 from jaxalign.rollout.sampler import Engine, make_sampler, sample_rollout
@@ -223,7 +223,8 @@ class OnlineDPO(Trainer):
         difference = sampler_difference(SamplerArguments(
             model=self.inputs.model, temperature=section.temperature, params=params, rollout=sampled, parts=parts
         ))
-        checks = (gap_check(float(difference.gap), section.sampler_tolerance),)
+        tolerance = sampler_tolerance(section.sampler_tolerance, self.inputs.model)
+        checks = (gap_check(float(difference.gap), tolerance),)
         self._write_checks(checks)
         act_on(checks, section.checks, self.name)
 

@@ -1,12 +1,14 @@
-"""The precision of float32 matrix products, in the text of lowered programs."""
+"""The precision of matrix products: in the text of lowered programs, and as the bits that the tolerances of checks follow."""
 
 from __future__ import annotations
+
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxalign.parallel.precision import use_matmul_precision
+from jaxalign.parallel.precision import product_bits, use_matmul_precision
 
 
 @pytest.fixture
@@ -27,3 +29,24 @@ def test_products_are_lowered_with_the_chosen_precision(restored, name, precisio
     assert f"precision = [{precision}, {precision}]" in lowered()
     use_matmul_precision("default")
     assert lowered() == before and "HIGH" not in before
+
+
+def placed(platform: str, **device) -> types.SimpleNamespace:
+    """The fields of a `Sharding` that say on which devices it is."""
+    nvidia = platform == "gpu" and "compute_capability" in device
+    return types.SimpleNamespace(platform=platform, nvidia=nvidia, device=types.SimpleNamespace(**device))
+
+
+HOPPER, VOLTA = placed("gpu", compute_capability="9.0"), placed("gpu", compute_capability="7.0")
+AMD, TPU, CPU = placed("gpu"), placed("tpu"), placed("cpu")
+
+
+@pytest.mark.parametrize(("dtype", "where", "setting", "bits"), [
+    ("float32", CPU, "default", 23), ("float32", HOPPER, "default", 10), ("float32", HOPPER, "float32", 23),
+    ("float32", HOPPER, "tensorfloat32", 10), ("float32", VOLTA, "default", 23), ("float32", AMD, "default", 23),
+    ("float32", TPU, "default", 7), ("float32", TPU, "tensorfloat32", 10), ("float32", TPU, "float32", 23),
+    ("bfloat16", CPU, "default", 7), ("bfloat16", HOPPER, "float32", 7), ("float16", TPU, "default", 10),
+])
+def test_the_bits_of_a_product_follow_dtype_platform_and_setting(restored, dtype, where, setting, bits):
+    use_matmul_precision(setting)
+    assert product_bits(dtype, where) == bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.constraints import above, at_least, between, one_of
+from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import SamplingFields, Trained
@@ -38,8 +38,9 @@ class OnlineDPOConfig(SamplingFields, Trained):
                            "iteration (iterative DPO). dpo.reference=none takes precedence.", one_of("start", "iteration"))
     required_share: float = field(0.0, "Stop if a smaller share of an iteration's pairs can be trained on. Below 0.05 the run "
                                   "warns.", between(0.0, 1.0))
-    sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
-                                     "token.", above(0))
+    sampler_tolerance: float = field(0.0, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
+                                     "token; 0: 1e-3 in float32, 0.0625 in TensorFloat-32 and float16, 0.5 in bfloat16.",
+                                     at_least(0))
     checks: OnlineChecks = section(OnlineChecks(), "")
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear"), "The stage's optimizer.")
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")

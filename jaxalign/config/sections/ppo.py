@@ -122,8 +122,9 @@ class PPOConfig(SamplingFields, Trained):
     correction_level: str = field("token", "The ratio to use: that of a token, that of a whole response (sequence), or the "
                                   "geometric mean over a response.", one_of("token", "sequence", "geometric"), _CORRECTED)
     correction_cap: float = field(2.0, "Maximum weight of the sampler correction.", above(0), _CORRECTED)
-    sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
-                                     "token, and between the first ratio and 1.", above(0))
+    sampler_tolerance: float = field(0.0, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
+                                     "token, and between the first ratio and 1; 0: 1e-3 in float32, 0.0625 in TensorFloat-32 "
+                                     "and float16, 0.5 in bfloat16.", at_least(0))
     checks: Checks = section(Checks(), "")
     alarms: AlarmsConfig = section(AlarmsConfig(), "")
     optimizer: Optimizer = section(Optimizer(learning_rate=1.5e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
