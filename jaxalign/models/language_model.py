@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters
 from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints import huggingface, run_folder
 from jaxalign.models.checkpoints.export import SHARD_BYTES, export
-from jaxalign.models.checkpoints.huggingface import dtype_name
+from jaxalign.models.checkpoints.huggingface import CheckpointConfig, dtype_name
 from jaxalign.models.checkpoints.orbax import load_params
 from jaxalign.models.checkpoints.run_folder import merged
 from jaxalign.models.configured import adapted
@@ -278,6 +278,8 @@ def load_model(
         raise UserError(f"mesh.offload is {mesh.offload}, which only the stages ppo and online_dpo of a run apply "
                         "(config.mesh.offload); leave it empty")
     instance_of(lora, Lora | None, "lora", "a jaxalign.Lora, such as Lora(rank=8), or None")
+    if lora is not None:
+        _check_lora(lora)
     instance_of(family, str | Family | None, "family", "a Family, 'package.module:name', 'FILE.py:name' or None")
     max_length = checked(max_length, int, "max_length", between(0, 2**31 - 1))
     style, seed = checked(style, str | None, "style", one_of(*STYLES)), checked(seed, int, "seed", SEED)
@@ -294,6 +296,39 @@ def load_model(
             raise UserError(f"lora is given, but {folder} is a stage of a run, which has the adapters of its config; save the "
                             "model and load it again to train new adapters on it")
         return loaded
+    parts = read_folder(folder, mesh, max_length, dtype, compute_dtype, style, "float32" if lora is None else lora.base)
+    if lora is not None:
+        return _with_adapters(parts, folder, lora, seed)
+    model, params, tokenizer, style, length, config = parts
+    return LanguageModel(model, params, tokenizer, style, length, None, Origin(config.raw, folder))
+
+
+class StoredModel(NamedTuple):
+    """The parts of a model in a folder that is no stage of a run. params: may be quantised. config: the content of config.json;
+    max_length, style: as in `LanguageModel`."""
+
+    model: Model
+    params: Params
+    tokenizer: Tokenizer
+    style: str
+    max_length: int
+    config: CheckpointConfig
+
+
+def read_folder(
+    folder: Path, mesh: Mesh, max_length: int, dtype: str | None, compute_dtype: str | None, style: str | None = None,
+    kind: str = "float32",
+) -> StoredModel:
+    """Reads a Hugging Face folder, or an Orbax folder that `jaxalign.convert` wrote.
+
+    Args:
+      folder, mesh, max_length, dtype, compute_dtype, style: as for `load_model`.
+      kind: how the weights are stored, one of `quantised.KINDS`. Other kinds than "float32" cannot be trained.
+
+    Raises:
+      UserError: as for `load_model`.
+    """
+    orbax = (folder / "params").is_dir()
     # The tables in an Orbax folder are already padded; others are padded to a multiple of the number of parts in the mesh.
     config = huggingface.read_config(folder, compute_dtype or "float32", 1 if orbax else mesh.tensor)
     if config.head != "lm":
@@ -305,9 +340,11 @@ def load_model(
     style = choose_style(tokenizer, style)
     length = _length(folder, max_length, config.max_positions)
     dtype = dtype or huggingface.own_dtype(config.raw)
-    params = load_params(folder / "params", model, dtype) if orbax else huggingface.load_params(folder, model, dtype)
-    loaded = LanguageModel(model, params, tokenizer, style, length, None, Origin(config.raw, folder))
-    return loaded if lora is None else _with_adapters(loaded, config.family, lora, seed)
+    if orbax:
+        params = quantise(load_params(folder / "params", model, dtype), kind)
+    else:
+        params = huggingface.load_params(folder, model, dtype, kind)
+    return StoredModel(model, params, tokenizer, style, length, config)
 
 
 def _load_stage(
@@ -324,23 +361,28 @@ def _load_stage(
     return LanguageModel(model, params, base.tokenizer, style, length, frozen, Origin(base.fields, base.folder, base.files))
 
 
-def _with_adapters(base: LanguageModel, family: Family, lora: Lora, seed: int) -> LanguageModel:
-    """The model with frozen weights and adapters."""
+def _check_lora(lora: Lora) -> None:
     if not lora.rank and not lora.path:
         raise UserError("lora.rank is 0 and lora.path is empty, so nothing would be trained; set one of them")
     try:
         lora.check(dataclasses.replace(Config(), model=ModelConfig(source="huggingface")), "lora")
     except UserError as error:
         raise UserError(str(error).replace("config.", "")) from None
-    model, frozen = adapted(lora, base.model, family), quantise(base.params, lora.base)
+
+
+def _with_adapters(base: StoredModel, folder: Path, lora: Lora, seed: int) -> LanguageModel:
+    """The model with frozen weights and adapters."""
+    family = base.config.family
+    model = adapted(lora, base.model, family)
     if lora.path:
         _, params = load_adapters(lora.path, family, base.model)
         if "score" in params:
             raise UserError(f"lora.path is {lora.path!r}, a reward model's adapters (modules_to_save has 'score'); "
                             "give adapters of a language model")
     else:
-        params = model.init_adapters(frozen, jax.random.key(seed))
-    return dataclasses.replace(base, model=model, params=params, frozen=frozen)
+        params = model.init_adapters(base.params, jax.random.key(seed))
+    return LanguageModel(model, params, base.tokenizer, base.style, base.max_length, base.params,
+                         Origin(base.config.raw, folder))
 
 
 def _length(folder: Path, asked: int, positions: int | None) -> int:

@@ -8,6 +8,7 @@ import math
 import chex
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -15,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.quantised import quantise
+from jaxalign.models.checkpoints import huggingface
 from jaxalign.models.checkpoints.huggingface import check_length, check_vocabulary, load_params, read_config
 from jaxalign.models.checkpoints.layout import places
 from jaxalign.models.model import Model
@@ -132,6 +135,31 @@ def test_a_sharded_model_is_loaded_onto_its_mesh(tmp_path):
     query = sharded["blocks"]["attention"]["query"]
     assert query.addressable_shards[0].data.shape == (3, 16 // 2, 4 // 2, 6)  # L, D over fsdp, H over tensor, h
     chex.assert_trees_all_equal(sharded, whole)
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "nf4"])
+def test_a_base_is_stored_in_its_kind_while_it_is_read(tmp_path, monkeypatch, kind, stored):
+    """The result equals that of a conversion after reading, without the whole model in float32 on the device."""
+    tensors = {name: value.astype(ml_dtypes.bfloat16 if stored == "bfloat16" else "float32")
+               for name, value in _tensors(_CONFIG).items()}
+    folder = _write(tmp_path / "hf", tensors=tensors)
+    model = Model(read_config(folder).decoder)
+    expected = quantise(load_params(folder, model), kind)
+    before, most, largest = {id(x) for x in jax.live_arrays()}, 0, 0
+    place = huggingface.place_blocks
+
+    def placed(*arguments):
+        nonlocal most, largest
+        value = place(*arguments)
+        most = max(most, sum(x.nbytes for x in jax.live_arrays() if id(x) not in before))
+        largest = max(largest, value.nbytes)
+        return value
+
+    monkeypatch.setattr(huggingface, "place_blocks", placed)
+    params = load_params(folder, model, kind=kind)
+    chex.assert_trees_all_equal(params, expected)
+    assert most <= sum(x.nbytes for x in jax.tree.leaves(expected)) + largest
 
 
 @pytest.mark.parametrize(

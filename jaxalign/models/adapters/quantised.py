@@ -9,10 +9,12 @@ float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.models.adapters.lora import LINEAR
@@ -24,17 +26,32 @@ _TABLES = ("embedding", "unembedding")
 
 def quantise(params: dict[str, Any], kind: str) -> dict[str, Any]:
     """Converts the weights of a base to `kind`, with the same placement. Frees the given buffers one after another."""
-    if kind == "float32":
-        return params
+    return params if kind == "float32" else _map(lambda path, leaf: quantise_leaf(path, leaf, kind), params, ())
 
-    def convert(path: tuple, leaf: jax.Array):
-        converted = _converted(path, leaf, kind)
-        if converted is not leaf and isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            jax.block_until_ready(converted)
-            leaf.delete()
-        return converted
 
-    return _map(convert, params, ())
+def quantise_leaf(path: tuple, leaf: jax.Array, kind: str) -> Any:
+    """Converts the weight at `path` of a base to `kind`, and frees the given buffer."""
+    converted = _converted(path, leaf, kind)
+    if converted is not leaf and isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        jax.block_until_ready(converted)
+        leaf.delete()
+    return converted
+
+
+def reading_dtype(path: tuple, kind: str, files: Collection[np.dtype]) -> np.dtype:
+    """The narrowest dtype in which a weight can be read from files so that `quantise_leaf` gives the same as from float32.
+
+    Args:
+      path: the weight's path in the parameters.
+      kind: how it will be stored.
+      files: the dtypes of its parts in the files.
+    """
+    if _is_rounded(path, kind):
+        return np.dtype(jnp.bfloat16)
+    narrow = [dtype for dtype in files if dtype.itemsize < np.dtype(np.float32).itemsize]
+    if kind != "float32" and _is_kernel(path) and len(files) == len(narrow) == 1:
+        return narrow[0]
+    return np.dtype(np.float32)
 
 
 def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -56,11 +73,21 @@ def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def _converted(path: tuple, leaf: jax.Array, kind: str):
     """One weight of a base converted to `kind`; the same object if `kind` does not affect it."""
-    if kind != "bfloat16" and path[0] == "blocks" and path[1:] in LINEAR and "router" not in path:
-        return _quantised(path, leaf, kind)
-    if path[0] in _TABLES or (path[0] == "blocks" and path[1:] in LINEAR):
-        return jax.jit(lambda x: x.astype(jnp.bfloat16))(leaf)
-    return leaf
+    if _is_rounded(path, kind):
+        return leaf if leaf.dtype == jnp.bfloat16 else jax.jit(lambda x: x.astype(jnp.bfloat16))(leaf)
+    return _quantised(path, leaf, kind) if kind != "float32" and _is_kernel(path) and "router" not in path else leaf
+
+
+def _is_kernel(path: tuple) -> bool:
+    """Whether the weight at `path` is the kernel of a linear layer."""
+    return path[0] == "blocks" and path[1:] in LINEAR
+
+
+def _is_rounded(path: tuple, kind: str) -> bool:
+    """Whether `kind` stores the weight at `path` in bfloat16."""
+    if kind == "float32":
+        return False
+    return path[0] in _TABLES or (_is_kernel(path) and (kind == "bfloat16" or "router" in path))
 
 
 def _map(convert, tree, path: tuple):

@@ -20,6 +20,7 @@ from jaxalign.config.division import nearest_divisors
 from jaxalign.data.sources.jsonl import read_object
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.quantised import quantise_leaf, reading_dtype
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.blocks import place_blocks, row_blocks
 from jaxalign.models.checkpoints.layout import Bounds, Place, places
@@ -158,8 +159,11 @@ def check_vocabulary(folder: str | pathlib.Path, config: CheckpointConfig, token
         )
 
 
-def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32") -> Params:
+def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32", kind: str = "float32") -> Params:
     """Loads the parameters of `model` from the folder's safetensors, in `dtype`, sharded like the model.
+
+    With another `kind` than "float32" the result is that of `quantise`, but each weight is converted when it has been read: the
+    devices never hold the whole model in `dtype`.
 
     The padding rows of the tables are zeros. Rotary tables and causal masks are not read. The output projection of a model with
     tied embeddings must equal the embedding, if the file has one.
@@ -188,11 +192,13 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
         for place in stored:
             path = place.weight.path
             leaf = functools.reduce(operator.getitem, path, abstract)
-            value = place_blocks(leaf.shape, np.dtype(dtype), leaf.sharding, _BlockedLeaves(weights, place, np.dtype(dtype)))
+            files = {weights.dtype(place.name(number)) for number in np.ndindex(place.stack)}
+            read = reading_dtype(path, kind, files) if dtype == "float32" else np.dtype(dtype)
+            value = place_blocks(leaf.shape, read, leaf.sharding, _BlockedLeaves(weights, place, read))
             node = params
             for part in path[:-1]:
                 node = node.setdefault(part, {})
-            node[path[-1]] = value
+            node[path[-1]] = quantise_leaf(path, value, kind)
     return params
 
 

@@ -42,30 +42,31 @@ def base_of(config: Config, workdir: Path) -> Base:
     return Base(dict(base.raw), folder, files, load_run_tokenizer(config, workdir), base.decoder.vocab)
 
 
-def base_params(config: Config, workdir: Path, model: Model) -> Params:
-    """The float32 weights of the base of the run in `workdir`: those of stage pretrain, of a Hugging Face folder, or of a stage
-    of another run, whose adapters are merged.
+def base_params(config: Config, workdir: Path, model: Model, kind: str = "float32") -> Params:
+    """The weights of the base of the run in `workdir`: those of stage pretrain, of a Hugging Face folder, or of a stage of
+    another run, whose adapters are merged.
 
     Args:
       config: the run's config.
       workdir: the folder of the run.
       model: the base's architecture, without adapters.
+      kind: how the weights are stored, one of `quantised.KINDS`.
 
     Raises:
       UserError: the weights are missing or damaged, or do not fit the model.
     """
     if config.model.source == "scratch":
-        return load_params(workdir / "pretrain" / "params", model)
+        return quantise(load_params(workdir / "pretrain" / "params", model), kind)
     stage = base_stage(config)
     if stage is None:
-        return huggingface.load_params(config.model.path, model)
+        return huggingface.load_params(config.model.path, model, kind=kind)
     policy, params, frozen = stage_policy(stage, model.sharding)
     if policy.config.table_rows != model.config.table_rows:
         raise UserError(f"config.model.vocab_multiple is {config.model.vocab_multiple}, but the stage at config.model.path "
                         f"{config.model.path} was trained with {stage.config.model.vocab_multiple}; set it to that number, or "
                         "export the stage with jaxalign.convert and give the new folder")
     _, whole = merged(policy, join(frozen, params))
-    return jax.tree.map(lambda leaf: leaf.astype("float32"), whole)
+    return quantise(jax.tree.map(lambda leaf: leaf.astype("float32"), whole), kind)
 
 
 def stage_policy(
@@ -100,4 +101,4 @@ def policy_model(stage: FinishedStage, vocab: int, sharding: Sharding) -> Model:
 
 def frozen_base(config: Config, workdir: Path, model: Model) -> Params | None:
     """The frozen weights under a stage's adapters, quantised as in the stage; None without adapters."""
-    return None if model.lora is None else quantise(base_params(config, workdir, model.base), config.lora.base)
+    return None if model.lora is None else base_params(config, workdir, model.base, config.lora.base)

@@ -87,6 +87,10 @@ class Weights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._stored(name).shape
 
+    def dtype(self, name: str) -> np.dtype:
+        """The dtype of the tensor in its file, after `check`."""
+        return np.dtype(FLOATS[self._stored(name).dtype])
+
     def read(self, name: str, window: tuple[slice, ...] = (), dtype="float32") -> np.ndarray:
         """Reads a block of the tensor (by default all of it) and converts it to `dtype`, a floating-point type.
 

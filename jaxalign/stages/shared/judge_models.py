@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxalign.config import Config
-from jaxalign.config.finished import is_stage, tokenizer_path, with_model_folder
+from jaxalign.config.finished import is_model, is_stage, tokenizer_path, with_model_folder
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints.huggingface import CheckpointConfig
 from jaxalign.models.configured import base_config
-from jaxalign.models.language_model import load_model
+from jaxalign.models.language_model import load_model, read_folder
 from jaxalign.models.model import Model, Params
 
 
@@ -67,7 +67,11 @@ def load_folder(config: Config, folder: str) -> JudgeModel:
     settings, kind = config.judge, config.judge.weights
     dtype = "float32" if kind == "float32" else "bfloat16"
     mesh = dataclasses.replace(config.mesh, offload=())  # The stage offloads the judge itself.
-    loaded = load_model(folder, mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)
-    if is_stage(Path(folder).expanduser()) and loaded.frozen is not None:
+    path = Path(folder).expanduser()
+    if is_model(path) and not is_stage(path):
+        model, params, tokenizer, *_ = read_folder(path, mesh, length, dtype, settings.compute_dtype, kind=kind)
+        return JudgeModel(model, params, tokenizer, length)
+    loaded = load_model(path, mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)
+    if loaded.frozen is not None:
         return JudgeModel(loaded.model, join(quantise(loaded.frozen, kind), loaded.params), loaded.tokenizer, length)
     return JudgeModel(loaded.model, quantise(loaded.params, kind), loaded.tokenizer, length)

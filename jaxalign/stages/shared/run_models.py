@@ -10,7 +10,6 @@ from jaxalign.data.tokenizers.load import Tokenizer, load_run_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters import peft_folder
 from jaxalign.models.adapters.lora import join, trained
-from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints import huggingface, run_folder
 from jaxalign.models.configured import base_config, configured_model
 from jaxalign.models.model import Model, Params
@@ -55,17 +54,17 @@ def base_params(context: StageContext, model: Model) -> Params:
         _kept_base.clear()
     placed = (*key, model.sharding)  # Roles on meshes of their own each have a copy.
     if placed not in _kept_base:
-        _kept_base[placed] = quantise(_read_base(context, model.base), kind)
+        _kept_base[placed] = _read_base(context, model.base, kind)
     return _kept_base[placed]
 
 
-def _read_base(context: StageContext, model: Model) -> Params:
+def _read_base(context: StageContext, model: Model, kind: str = "float32") -> Params:
     config = context.config
     if config.model.source == "huggingface":
         base = base_config(config, context.workdir)
         huggingface.check_length(config.model.path, base, config.model.max_length)
         huggingface.check_vocabulary(config.model.path, base, load_tokenizer(context))
-    return run_folder.base_params(config, context.workdir, model)
+    return run_folder.base_params(config, context.workdir, model, kind)
 
 
 def start_params(context: StageContext, model: Model) -> Params:
