@@ -53,11 +53,11 @@ from jaxalign.config import default_config
 VARIANTS = {
     "qwen3_0_6b": ((1, 1, 1), 32, 2, False),
     "llama32_1b": ((1, 1, 1), 32, 2, False),
-    "gemma2_9b": ((1, 2, 4), 64, 4, False),
-    "llama31_8b_h100x8": ((1, 8, 1), 64, 1, True),
-    "llama31_8b_v5e16": ((1, 4, 4), 64, 4, False),
-    "llama31_8b_v6e64": ((1, 16, 4), 64, 1, True),
-    "llama31_70b_v5p128": ((1, 8, 8), 64, 1, False),
+    "gemma2_9b": ((1, 2, 4), 64, 8, False),
+    "llama31_8b_h100x8": ((1, 8, 1), 64, 4, True),
+    "llama31_8b_v5e16": ((1, 4, 4), 64, 8, False),
+    "llama31_8b_v6e64": ((1, 16, 4), 256, 8, True),
+    "llama31_70b_v5p128": ((1, 8, 8), 128, 8, False),
 }
 
 
@@ -83,13 +83,13 @@ def get_config(variant="qwen3_0_6b"):
     config.data.style = "chat"
 
     config.sft.row_length = 768
-    config.sft.batch_rows = max(4, mesh[1])
+    config.sft.batch_rows = 8 * mesh[1]
     config.sft.optimizer.learning_rate = 1e-5 if whole else 2e-4
 
     config.preference.members = 1  # Every member's scorer is in memory during PPO.
     config.preference.max_length = 768
     config.preference.batch = 16
-    config.preference.micro_batch_tokens = 2 * config.preference.max_length
+    config.preference.micro_batch_tokens = max(2, at_once) * config.preference.max_length
     config.preference.optimizer.learning_rate = 5e-6 if whole else 1e-4
 
     config.ppo.iterations = 200

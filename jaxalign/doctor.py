@@ -28,7 +28,7 @@ runs a tiny PPO run with its step-0 checks on the devices (about a minute).
   --noselftest    examines the machine only, in seconds
   --workdir=DIR   the folder whose disk a run would fill; default: the current folder
   --json          prints one JSON object per finding
-  --gpu           also runs tests and benchmarks on the first GPU, in a clone of the repository (up to an hour), and writes all
+  --gpu           also runs tests and benchmarks on the first GPU, in a clone of the repository (8 minutes), and writes all
                   results to one file
   --results=FILE  the file that --gpu writes; default gpu_results.json
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxalign.commands import explain, explain_writing, run_command
+from jaxalign.commands import explain, explain_writing, reserve_memory, run_command
 from jaxalign.errors import UserError
 
 
@@ -56,3 +56,15 @@ def test_a_closed_pipe_ends_a_command_without_a_message():
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, {"XLA_CLIENT_MEM_FRACTION": "0.95"}),
+    ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, {"XLA_CLIENT_MEM_FRACTION": "0.5"}),
+    ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}),
+])
+def test_a_command_reserves_the_memory_that_the_plan_assumes(given, expected):
+    """JAX refuses an environment with both names."""
+    environ = dict(given)
+    reserve_memory(environ)
+    assert environ == expected

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxalign import interrupts
+from jaxalign.commands import reserve_memory
 from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import hosts
 from jaxalign.parallel.relay import relayed
@@ -222,6 +223,7 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
     explain: returns the message and exit code of an error; None for an internal error, which exits with 1.
     """
     enough_threads()
+    reserve_memory()
     start(given)
     if _watch is None:
         yield

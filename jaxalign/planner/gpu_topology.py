@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from jaxalign.commands import MEMORY_SHARE
 from jaxalign.errors import UserError
 
 _DATA = Path(__file__).with_name("gpu_targets.json")
@@ -26,10 +27,10 @@ _INSTALL = "pip install 'jaxalign[aot-cuda]'"
 _ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 OPTIONS = {"xla_gpu_autotune_level": 0}
 """Options of the GPU compiler without a GPU: it cannot measure kernels, so it does not choose among them by time."""
-USABLE = 0.95 * 0.97
-"""The share of a GPU's memory that is available to programs. 5% is outside of JAX's allocator, for which
-XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 leaves the rest: the driver's context, the code of kernels, NCCL's buffers, and cuBLAS's
-workspaces. 3% of the allocator's memory is lost to fragmentation. Both are assumptions."""
+USABLE = MEMORY_SHARE * 0.97
+"""The share of a GPU's memory that is available to programs. 5% is outside of JAX's allocator (`commands.reserve_memory`): the
+driver's context, the code of kernels, NCCL's buffers, and cuBLAS's workspaces. 3% of the allocator's memory is lost to
+fragmentation. Both are assumptions."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""Compare the bits of repeated training runs: `python benchmarks/repeat.py`.
+
+Two processes train the same model by PPO from the same seed: `ppo_iteration.Run`, the stage's own iteration. The result is the
+number of parameters of policy and critic that differ after --steps iterations, and the largest difference. Each setting of
+--settings is tried with two processes of its own: "default", and "deterministic", which adds an option of XLA for GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+from common import progress, report, run_main
+from ppo_iteration import Run, workload_parser
+
+from jaxalign.errors import UserError
+
+SETTINGS = {"default": "", "deterministic": "--xla_gpu_deterministic_ops=true"}
+"""XLA options by setting."""
+RUNS = 2
+
+
+def train(options, path: Path) -> None:
+    """Run the iterations and write all parameters to an .npz file."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(options, Path(folder))
+        metrics = [run.step()[1] for _ in range(options.steps)]
+    state = {"policy": run.state.policy.params, "critic": run.state.critic.params}
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(state))
+    np.savez(path, **{jax.tree_util.keystr(key): leaf for key, leaf in leaves}, loss=metrics[-1]["policy_loss"])
+
+
+def compare(paths: list[Path]) -> dict[str, float]:
+    """Return the number of parameters, of those that differ, and the largest difference."""
+    first, second = (np.load(path) for path in paths)
+    total = differing = 0
+    largest = 0.0
+    for name in first.files:
+        one, other = first[name], second[name]
+        total += one.size
+        differing += int((one != other).sum())
+        largest = max(largest, float(np.abs(one - other).max()))
+    return {"parameters": total, "differing": differing, "largest": largest}
+
+
+def main(argv: list[str]) -> int:
+    parser = workload_parser(__doc__)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--child", type=Path, help="train once and write the parameters to this file")
+    options = parser.parse_args(argv)
+    options.stop = None
+    if options.child is not None:
+        train(options, options.child)
+        return 0
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in options.settings:
+            paths = [Path(folder) / f"{setting}-{number}.npz" for number in range(RUNS)]
+            environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SETTINGS[setting]}".strip()}
+            # At the same time, without reserving the device's memory.
+            environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+            children = [subprocess.Popen([sys.executable, __file__, *argv, "--child", str(path)], env=environment,
+                                         stdout=subprocess.DEVNULL) for path in paths]
+            if any([child.wait() for child in children]):
+                raise UserError(f"a training process of setting {setting} failed")
+            results[setting] = compare(paths)
+            progress(f"{setting}: {json.dumps(results[setting])}")
+    lines = ["| setting | parameters | differing | largest difference |", "|---|---|---|---|"]
+    lines += [f"| {name} | {row['parameters']} | {row['differing']} | {row['largest']:.1e} |" for name, row in results.items()]
+    return report(options, "repeat", {"results": results}, lines)
+
+
+if __name__ == "__main__":
+    run_main(main)
