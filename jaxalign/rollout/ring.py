@@ -150,11 +150,12 @@ def _reroll(tiers: Tiers, index_n, slot, layout: Layout) -> Tiers:
 
         def one(*leaves, index=index, slots=slots):
             *wholes, axis = leaves
-            if len(wholes) == 1:
-                return _latest(jnp.take(wholes[0], index, axis=ROW_AXIS), slot, slots, axis)
-            return jnp.take(
-                jnp.concatenate([_latest(whole, slot, slots, axis) for whole in wholes], axis=ROW_AXIS), index, axis=ROW_AXIS
-            )
+
+            def layer(wholes):
+                rings = [_latest(whole, slot, slots, axis - 1) for whole in wholes]
+                return jnp.take(jnp.concatenate(rings, axis=ROW_AXIS - 1), index, axis=ROW_AXIS - 1)
+
+            return jax.lax.map(layer, tuple(wholes))  # All layers at once would need copies of the whole ring.
 
         resized.append(_map(one, *tiers))
     return tuple(resized)

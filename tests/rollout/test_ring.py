@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign.config import Mesh
+from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.cache import Cache, Caches
+from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import make_sharding
+from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.rollout.layouts import Layout, single
 from jaxalign.rollout.ring import exchange, insert, reroll
 from tests import tiny
@@ -77,3 +85,16 @@ def test_two_tiers_are_merged_and_split_again(slot):
             for age in range(1, (6, 12)[tier] + 1):
                 expected = token(found, old, (slot - age) % 12)
                 np.testing.assert_array_equal(token(apart[tier], new, (6, 12)[tier] - age), expected)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the compiler in libtpu")
+def test_widening_on_a_tpu_copies_no_ring():
+    """All layers at once would need copies of the ring, which can take half of a device's memory."""
+    sharding = make_sharding(Mesh(), topology_devices(parse_topology("v5e:1x1"), 1))
+    model = Model(DecoderConfig(64, 4, 256, 8, 8, 64, 64, compute_dtype="bfloat16"), sharding=sharding)
+    ring, place = model.abstract_cache(64, 384), sharding.replicated
+    index = jax.ShapeDtypeStruct((1, 64), jnp.int32, sharding=place)
+    slot = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
+    memory = reroll.lower(model, (ring,), index, slot, single(64, 768)).compile().memory_analysis()
+    layer = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(ring)) / model.config.layers
+    assert memory.temp_size_in_bytes < layer
