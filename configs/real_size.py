@@ -44,8 +44,8 @@ checks of step 0. All programs fit in the 78.27 GB of an H100 that are available
 | llama31_8b_v6e64 | h100:8x8 | 8.8 | 3.89 | 8.19 | 8.37 | 8.26 | 7.93 | 121 |
 | llama31_70b_v5p128 | h100:8x8 | 25.4 | 3.04 | 24.85 | 21.60 | 16.90 | 13.26 | 107 |
 
-"seconds" is the time of the whole command on two cores that were shared with other work. A second plan of llama31_8b_h100x8 with
-the kept reports takes 14 s.
+"seconds" is the time of the whole command on two cores that were shared with other work. A second plan of llama31_8b_h100x8
+with the kept reports takes 14 s.
 
 By the plan every update is bound by computing on the hardware of the first table, except two. llama31_8b_v6e64 is bound by the
 network (PPO's update: 2.2 s, of which computing needs 1.6): 64 chips share few rows, and no other mesh is faster. On hosts of 8
