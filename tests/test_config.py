@@ -126,6 +126,15 @@ def test_an_int_is_accepted_for_a_float_and_converted():
     assert value == 1.0 and type(value) is float
 
 
+def test_all_batches_that_do_not_divide_are_named_at_once():
+    """One line for each, so that a plan is not run once for each mistake."""
+    values = {"stages": ("sft", "ppo"), "mesh": {"fsdp": 8}, "sft": {"batch_rows": 7}, "ppo": {"batch": 30}}
+    with pytest.raises(UserError) as caught:
+        from_config_dict(values)
+    assert [line.split(";")[0] for line in str(caught.value).splitlines()] == [
+        "config.sft.batch_rows is 7", "config.ppo.batch is 30"]
+
+
 @pytest.mark.parametrize("values, words", [
     ({"mesh": {"data": 2, "fsdp": 2}, "sft": {"batch_rows": 6}},
      ["config.sft.batch_rows is 6", "config.mesh.data (2) x config.mesh.fsdp (2) = 4"]),

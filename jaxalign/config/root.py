@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -176,7 +176,7 @@ def require_config(config: Any, name: str) -> Config:
 
 
 def check(config: Config) -> None:
-    """Raises UserError for the first conflict between fields.
+    """Raises UserError for the first conflict between fields, but for all response lengths and batches that do not fit.
 
     Sections of stages that are not in `config.stages` are not checked: the mesh need not divide a batch that never runs.
     """
@@ -195,12 +195,24 @@ def check(config: Config) -> None:
         is_stage = name in STAGES or name not in schema.field_types(Config)
         if dataclasses.is_dataclass(kind) and (name in records or not is_stage):
             _check_section(getattr(config, name), getattr(usual, name), config, name)
-    for record in records.values():
-        if record.samples and hasattr(getattr(config, record.name), "max_new_tokens"):
-            check_response_length(getattr(config, record.name), config, record.name)
-        for batch in record.batches:
-            check_batch(config, record, batch)
+    _check_sizes(config, records.values())
     rounds.check(config)
+
+
+def _check_sizes(config: Config, records: Collection[StageRecord]) -> None:
+    """Raises one UserError, with a line for each response length and batch of the stages that does not fit."""
+    mistakes: dict[str, None] = {}
+    for record in records:
+        checks = [functools.partial(check_batch, config, record, batch) for batch in record.batches]
+        if record.samples and hasattr(getattr(config, record.name), "max_new_tokens"):
+            checks.insert(0, functools.partial(check_response_length, getattr(config, record.name), config, record.name))
+        for one in checks:
+            try:
+                one()
+            except UserError as error:
+                mistakes[str(error)] = None
+    if mistakes:
+        raise UserError("\n".join(mistakes))
 
 
 def _check_section(part: Any, usual: Any, config: Config, name: str) -> None:
