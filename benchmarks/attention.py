@@ -98,7 +98,8 @@ def measure(heads: Heads, rows: int, length: int, options: argparse.Namespace, p
     """Return the results of each implementation by name: ms, error, tflops, and the seconds of the first run (compilation)."""
     shape, inputs = (rows, length), arrays(heads, rows, length, options.seed)
     segments = jnp.broadcast_to(document(length, packed), shape) if packed else None
-    visible = (length + 1) / 2 if window is None else window
+    most = length if window is None else min(window, length)
+    visible = most - most * (most - 1) / (2 * length)
     flops = 3 * 4 * rows * length * (visible / 3 if packed else visible) * heads.queries * heads.size
     found: dict[str, dict[str, float]] = {}
     for choice in ("auto", "plain"):

@@ -2,10 +2,11 @@
 
 The parts are the doctor's findings, a run of Llama-3.2-1B with adapters beside its plan, the tests of the folders that compute
 on the device, a comparison of repeated runs, and the attention kernels. Each is a process with a limit of time. All together
-end before --seconds (default 475); a part that no longer fits is not run, and its finding says so. The rates of sampling and of
-PPO's update at larger sizes run only with --only. Parts that measure time run alone; the tests and the comparison run at the
-same time. The file has the device, the versions, the figures and the whole output of every part. It is written again after
-each part, so that an interrupted run keeps what it has measured. `--list` prints the commands.
+end before --seconds (default 475): a part with less time left is ended earlier, or not run if it has less than 15 s, and its
+finding says so. The rates of sampling and of PPO's update at larger sizes run only with --only. Parts that measure time run
+alone; the tests and the comparison run at the same time. The file has the device, the versions, the figures and the whole
+output of every part. It is written again whenever a part has ended, so that an interrupted run keeps what it has measured.
+`--list` prints the commands.
 
 Tests compute float32 products in full precision, because their tolerances are those of float32. All other parts have JAX's
 defaults (TF32).
@@ -124,9 +125,15 @@ def measure(results: Path, parts: Mapping[str, Part] = PARTS, seconds: float = 4
                 late = f"not run: the {seconds:.0f} s of --seconds are over; raise it, or use --only"
                 yield from (Finding(name, "problem", late) for name in group)
                 continue
-            start = functools.partial(_run_part, parts, environment, left, len(group))
+            running: list[subprocess.Popen] = []
+            start = functools.partial(_run_part, parts, environment, left, len(group), running)
             with ThreadPoolExecutor(len(group)) as pool:
-                ended = list(pool.map(start, group))
+                try:
+                    ended = list(pool.map(start, group))
+                except BaseException:  # Ctrl-C does not reach the parts, which have sessions of their own.
+                    for process in running:
+                        _end_session(process)
+                    raise
             for name, (done, result) in zip(group, ended, strict=True):
                 content["parts"][name] = {"command": shlex.join(parts[name].words), **done._asdict(), "result": result}
                 yield from _findings(name, parts[name], done, content["parts"][name])
@@ -136,7 +143,7 @@ def measure(results: Path, parts: Mapping[str, Part] = PARTS, seconds: float = 4
 
 
 def _groups(parts: Mapping[str, Part]) -> list[list[str]]:
-    """Return the names of the parts, those together that run at the same time."""
+    """Group the names of the parts; parts of one group run at the same time."""
     groups: list[list[str]] = []
     for name, part in parts.items():
         if part.shared and groups and parts[groups[-1][-1]].shared:
@@ -147,8 +154,9 @@ def _groups(parts: Mapping[str, Part]) -> list[list[str]]:
 
 
 def _run_part(parts: Mapping[str, Part], environment: Mapping[str, str], left: float, together: int,
-              name: str) -> tuple[Done, Any]:
-    """Return the end of a part and its JSON object, or None. together: the number of parts that run at the same time."""
+              running: list[subprocess.Popen], name: str) -> tuple[Done, Any]:
+    """Return the end of a part and its JSON object, or None. together: the number of parts that run at the same time; running:
+    gets the process."""
     part = parts[name]
     added = _for_tests() if name == "tests" else {}
     if together > 1:  # No process may reserve the memory of the others.
@@ -156,8 +164,8 @@ def _run_part(parts: Mapping[str, Part], environment: Mapping[str, str], left: f
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         words = (*part.words, "--out", str(out)) if part.result else part.words
-        done = _run([sys.executable, *words], {**environment, **added}, min(part.seconds, left))
-        return done, json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
+        done = _run([sys.executable, *words], {**environment, **added}, min(part.seconds, left), running)
+        return done, json.loads(out.read_text(encoding="utf-8")) if done.code == 0 and out.exists() else None
 
 
 def _for_tests() -> dict[str, str]:
@@ -200,12 +208,13 @@ def _test_finding(done: Done, part: Part, content: dict[str, Any]) -> Finding:
     return Finding("tests", "problem", f"{text}{named}" if named else f"{text}; {_end(done, part)}")
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> Done:
+def _run(command: Sequence[str], environment: Mapping[str, str], limit: float, running: list[subprocess.Popen]) -> Done:
     began = time.perf_counter()
     with tempfile.TemporaryFile() as output:
         # A session of its own, so that the limit ends the processes of the part too.
         process = subprocess.Popen(command, env=dict(environment), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
                                    start_new_session=True)
+        running.append(process)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -226,7 +235,7 @@ def _end_session(process: subprocess.Popen) -> None:
 
 def _first_device(environment: Mapping[str, str], platform: str) -> str:
     """Return the kind of the first device. Another process asks for it: this one would hold the memory of the GPU."""
-    done = _run([sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"], environment, 120)
+    done = _run([sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"], environment, 120, [])
     if done.code != 0:
         raise UserError(f"JAX {importlib.metadata.version('jax')} finds no device of the platform {platform}; on a machine "
                         "with an NVIDIA GPU, pip install -U 'jaxalign[cuda]'")
@@ -234,10 +243,11 @@ def _first_device(environment: Mapping[str, str], platform: str) -> str:
 
 
 def _card() -> str:
-    """Return what the driver says about the first card, or an empty string."""
+    """Return what the driver says about the card, or an empty string."""
     try:
-        done = subprocess.run(["nvidia-smi", f"--query-gpu={_CARD}", "--format=csv,noheader"], capture_output=True, text=True,
-                              check=True)
+        card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        done = subprocess.run(["nvidia-smi", "-i", card, f"--query-gpu={_CARD}", "--format=csv,noheader"], capture_output=True,
+                              text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return next(iter(done.stdout.splitlines()), "")

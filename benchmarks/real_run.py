@@ -5,8 +5,9 @@
 A model folder of the published shape with random weights is written first, with a small tokenizer and preferences of random
 words. Then `python -m jaxalign.train` runs the stages of the variant, as a user would run them, with few steps, and
 `python -m jaxalign.plan` plans the same config. Memory is the peak that the device reports up to the end of each stage; the
-device cannot reset it, so a stage that needs less than an earlier one shows the earlier peak. The time of a phase is the total
-over the steps after the first, which compiles, per token; MFU is the share of the device's peak FLOP rate.
+device cannot reset it, so a stage that needs less than an earlier one shows the earlier peak. Seconds and tokens of a phase are
+totals over the steps after the first, which compiles; those of stage evaluate, which has no steps, include compilation. MFU is
+the share of the device's peak FLOP rate.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def write_model(folder: Path, fields: dict[str, Any], texts: Sequence[str]) -> N
 
 
 def write_preferences(path: Path, rows: int) -> list[str]:
-    """Write rows of prompt, chosen and rejected in random words, and return their texts."""
+    """Write rows of chosen and rejected dialogues in random words, and return their texts."""
     rng = random.Random(0)
     syllables = ["ba", "ke", "li", "mo", "nu", "ra", "se", "ti", "vo", "zu"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(WORDS)]
@@ -75,16 +76,20 @@ def train_flags(options: argparse.Namespace, folder: Path) -> list[str]:
     ]
 
 
-def run(words: Sequence[str]) -> tuple[float, str]:
-    """Run a module of jaxalign, whose stderr is that of this process, and return (seconds, stdout)."""
+def run(words: Sequence[str], codes: Sequence[int] = (0,), platform: str | None = None) -> tuple[float, str]:
+    """Run Python, whose stderr is that of this process, and return (seconds, stdout).
+
+    codes: the exit codes of success. platform: the value of JAX_PLATFORMS, if not that of this process.
+    """
     began = time.perf_counter()
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-                          env=os.environ | {"PYTHONPATH": path})
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+                          env=os.environ | {"PYTHONPATH": path} | ({"JAX_PLATFORMS": platform} if platform else {}))
     seconds = time.perf_counter() - began
-    progress(f"{words[0]}: {seconds:.1f} s")
-    if done.returncode:
-        raise UserError(f"{words[0]} ended with code {done.returncode}: {done.stdout[-3000:]}")
+    name = " ".join(words[:2])
+    progress(f"{name}: {seconds:.1f} s")
+    if done.returncode not in codes:
+        raise UserError(f"{name} ended with code {done.returncode}: {done.stdout[-3000:]}")
     return seconds, done.stdout
 
 
@@ -116,14 +121,9 @@ def peaks(workdir: Path) -> dict[str, int]:
 
 
 def planned(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return bytes and seconds per token of each task of a plan, by "stage phase"."""
-    return {
-        f"{task['stage']} {task['phase']}": {
-            "peak_bytes": task["peak_bytes"],
-            "seconds_per_token": task["seconds"] / (task["rows"] * (task["new_tokens"] or task["length"])),
-        }
-        for task in tasks
-    }
+    """Return the bytes, seconds of a call, number of calls, and rows of each task of a plan, by "stage phase"."""
+    names = ("peak_bytes", "seconds", "calls", "rows", "length", "new_tokens")
+    return {f"{task['stage']} {task['phase']}": {name: task[name] for name in names} for task in tasks}
 
 
 def table(stages: Sequence[str], result: dict[str, Any]) -> list[str]:
@@ -161,19 +161,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     options = parser.parse_args(argv)
     if options.write is not None:
+        options.write.mkdir(parents=True, exist_ok=True)
         texts = write_preferences(options.write / "preferences.jsonl", options.rows)
         write_model(options.write / "model", published_shapes()[options.shape] | options.fields, texts)
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # This process must not use the device: JAX would reserve most of its memory.
-        on_cpu = os.environ | {"JAX_PLATFORMS": "cpu"}
-        subprocess.run([sys.executable, __file__, *argv, "--write", name], check=True, env=on_cpu)
+        run([__file__, *argv, "--write", name], platform="cpu")
         flags, workdir = train_flags(options, folder), folder / "run"
-        seconds, _ = run(["jaxalign.train", *flags, f"--workdir={workdir}"])
         compiles = ["--compile"] if options.compile else []
-        _, text = run(["jaxalign.plan", *flags, f"--topology={options.plan}", "--prompt=512", "--json", *compiles])
+        # Exit code 1 says that the run does not fit, which the measurement may contradict.
+        words = ["-m", "jaxalign.plan", *flags, f"--topology={options.plan}", "--prompt=512", "--json", *compiles]
+        _, text = run(words, codes=(0, 1))
         plan = json.loads(text)
+        seconds, _ = run(["-m", "jaxalign.train", *flags, f"--workdir={workdir}"])
         config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
         stages = [stage for stage in config["stages"] if stage != "report"]
         result = {

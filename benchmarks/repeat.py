@@ -30,10 +30,11 @@ def train(options, path: Path) -> None:
     """Run the iterations and write all parameters to an .npz file."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options, Path(folder))
-        metrics = [run.step()[1] for _ in range(options.steps)]
+        for _ in range(options.steps):
+            run.step()
     state = {"policy": run.state.policy.params, "critic": run.state.critic.params}
     leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(state))
-    np.savez(path, **{jax.tree_util.keystr(key): leaf for key, leaf in leaves}, loss=metrics[-1]["policy_loss"])
+    np.savez(path, **{jax.tree_util.keystr(key): leaf for key, leaf in leaves})
 
 
 def compare(paths: list[Path]) -> dict[str, float]:
@@ -45,7 +46,7 @@ def compare(paths: list[Path]) -> dict[str, float]:
         one, other = first[name], second[name]
         total += one.size
         differing += int((one != other).sum())
-        largest = max(largest, float(np.abs(one - other).max()))
+        largest = float(np.maximum(largest, np.abs(one - other).max()))  # NaN stays.
     return {"parameters": total, "differing": differing, "largest": largest}
 
 
@@ -65,8 +66,9 @@ def main(argv: list[str]) -> int:
             environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SETTINGS[setting]}".strip()}
             # At the same time, without reserving the device's memory.
             environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-            children = [subprocess.Popen([sys.executable, __file__, *argv, "--child", str(path)], env=environment,
-                                         stdout=subprocess.DEVNULL) for path in paths]
+            # Each compiles for itself: XLA's choice of kernels may differ.
+            children = [subprocess.Popen([sys.executable, __file__, *argv, "--child", str(path)], stdout=subprocess.DEVNULL,
+                                         env=environment | {"JAX_COMPILATION_CACHE_DIR": f"{path}-cache"}) for path in paths]
             if any([child.wait() for child in children]):
                 raise UserError(f"a training process of setting {setting} failed")
             results[setting] = compare(paths)

@@ -43,9 +43,19 @@ def test_parts_are_written_to_one_file_with_their_output(tmp_path):
     assert "ended at its limit, after 1 s: begun" in found["slow"].text
 
 
+@pytest.mark.process
 def test_a_part_without_time_left_is_reported_as_not_run(tmp_path):
     (_, late, _) = gpu.measure(tmp_path / "results.json", parts(scan=(SCAN, 120)), seconds=1, platform="cpu")
     assert late == ("scan", "problem", "not run: the 1 s of --seconds are over; raise it, or use --only")
+
+
+@pytest.mark.process
+def test_the_doctor_reports_a_script_that_ends_without_results(tmp_path, monkeypatch):
+    script = tmp_path / "gpu.py"
+    script.write_text('import json; print(json.dumps({"topic": "device", "status": "ok", "text": "x"})); raise SystemExit(1)')
+    monkeypatch.setattr(doctor, "SCRIPT", script)
+    *_, last = doctor.measure(tmp_path / "results.json")
+    assert last == ("gpu", "problem", "benchmarks/gpu.py ended with code 1 before its results")
 
 
 @pytest.mark.process

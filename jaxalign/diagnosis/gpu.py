@@ -28,8 +28,14 @@ def measure(results: Path, *words: str) -> Iterator[Finding]:
         raise UserError(f"--gpu runs benchmarks/gpu.py of the repository, and {SCRIPT.parents[1]} has none; run it in a clone, "
                         "after pip install -e '.[cuda,test]'")
     command = [sys.executable, str(SCRIPT), "--json", "--results", str(results), *words]
+    last = None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            yield Finding(**json.loads(line))
-    if process.returncode not in (0, 1):
-        yield Finding("gpu", "problem", f"benchmarks/gpu.py ended with code {process.returncode}")
+        try:
+            for line in process.stdout:
+                last = Finding(**json.loads(line))
+                yield last
+        finally:
+            if sys.exc_info()[0] is not None:  # Ctrl-C also reaches the script, which ends its parts.
+                process.wait()
+    if last is None or last.topic not in ("results", "gpu"):
+        yield Finding("gpu", "problem", f"benchmarks/gpu.py ended with code {process.returncode} before its results")

@@ -11,8 +11,10 @@ from jaxalign.parallel.sharding import Sharding
 FLOAT32_BITS = 23
 _BITS = {"float32": FLOAT32_BITS, "tensorfloat32": 10, "float16": 10, "bfloat16": 7}
 """Explicit bits of the mantissa."""
-_NAMES = {"highest": "float32", "high": "tensorfloat32", "default": "default", "fastest": "default"}
-"""The names of JAX's settings that are not formats."""
+_NAMES = {"highest": "float32", "high": "tensorfloat32"}
+"""JAX's settings that are not formats."""
+_PRESETS = {"F32_": FLOAT32_BITS, "F64_": FLOAT32_BITS, "TF32_": 10, "F16_": 10, "BF16_": 7}
+"""How the names of JAX's algorithms (`jax.lax.DotAlgorithmPreset`) begin, which all platforms follow."""
 _TF32_CAPABILITY = 8.0
 """The compute capability of Ampere, the first NVIDIA GPUs with TensorFloat-32."""
 
@@ -45,7 +47,10 @@ def product_bits(compute_dtype: str, sharding: Sharding) -> int:
     if compute_dtype != "float32":
         return _BITS[compute_dtype]
     setting = jax.config.jax_default_matmul_precision or "default"
-    name = _NAMES.get(setting, setting.lower())
+    for prefix, bits in _PRESETS.items():
+        if setting.startswith(prefix):
+            return bits
+    name = _NAMES.get(setting, setting)
     if sharding.platform == "tpu":
         return _BITS.get(name, _BITS["bfloat16"])
     if not _has_tf32(sharding):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.responses import logprobs_by_parts, response_mask
 from jaxalign.steps.metrics import GradientMetrics
 
-_EXACT = 1e-3
+EXACT = 1e-3
 """The tolerance of float32 products without rounding, for log-probabilities in nats and for relative differences."""
 _ROUNDINGS = 64
 """The allowed difference of two log-probabilities of a token, in roundings of an input of a product. Over 6,400 tokens of a
@@ -61,6 +62,11 @@ def sampler_tolerance(setting: float, model: Model) -> float:
     return setting or _tolerance(model, _ROUNDINGS)
 
 
+def ratio_tolerance(setting: float, model: Model) -> float:
+    """The largest allowed |ratio - 1|; `setting` is as in `sampler_tolerance`, whose default it follows."""
+    return setting or math.expm1(_tolerance(model, _ROUNDINGS))
+
+
 def gradient_tolerance(model: Model) -> float:
     """The largest allowed relative difference between gradients that are summed in another order."""
     return _tolerance(model, _GRADIENT_ROUNDINGS)
@@ -68,7 +74,7 @@ def gradient_tolerance(model: Model) -> float:
 
 def _tolerance(model: Model, roundings: int) -> float:
     bits = product_bits(model.config.compute_dtype, model.sharding)
-    return _EXACT if bits == FLOAT32_BITS else roundings * 2.0**-bits
+    return EXACT if bits == FLOAT32_BITS else roundings * 2.0**-bits
 
 
 class SamplerDifference(NamedTuple):

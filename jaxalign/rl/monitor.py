@@ -13,11 +13,13 @@ from jaxalign.reasons import MOSTLY, too_few
 from jaxalign.records import Experience, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import (
+    EXACT,
     Check,
     act_on,
     gap_check,
     gradients_check,
     ratio_check,
+    ratio_tolerance,
     sampler_difference,
     sampler_tolerance,
     unexplained,
@@ -83,10 +85,13 @@ class Monitor:
         difference = sampler_difference(SamplerArguments(
             model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout, parts=parts
         ))
-        gap = gap_check(float(difference.gap), self._tolerance, when)
+        # To recompute does no harm, so it follows every difference that float32 does not explain.
+        exact = config.sampler_tolerance or EXACT
+        gap = gap_check(float(difference.gap), exact if policies.sampler_gap == "recompute" else self._tolerance, when)
         if policies.sampler_gap != "warn" and self._act_on([gap]):
             return True
-        ratio = ratio_check(float(difference.ratio), self._tolerance, when)
+        limit = exact if policies.ratio == "recompute" else ratio_tolerance(config.sampler_tolerance, self._setup.policy)
+        ratio = ratio_check(float(difference.ratio), limit, when)
         return policies.ratio != "warn" and self._act_on([ratio])
 
     def step_zero(self, state: PPOState, sampled: Rollout, experience: Experience, reference, frozen) -> None:

@@ -25,6 +25,7 @@ from jaxalign.rl.checks import (
     gradient_tolerance,
     gradients_check,
     ratio_check,
+    ratio_tolerance,
     sampler_tolerance,
 )
 from jaxalign.rl.losses import policy_loss, totals
@@ -205,15 +206,15 @@ def step_zero_checks(
         experience=experience, kl_coef=kl_coef, parts=jax.tree.map(lambda x: x[0], parts),
         packed=checked_parts(setup, rollout), sampled=sampled.logprobs,
     ))))
-    tolerance = sampler_tolerance(setup.config.sampler_tolerance, setup.policy)
+    setting = setup.config.sampler_tolerance
     # New DoRA adapters scale each output by a norm divided by itself, which rounds to about 1 at every token.
     kl_limit = 1e-5 * (sampled.logprobs.shape[1] if setup.policy.lora is not None and setup.policy.lora.dora else 1)
     return (
-        ratio_check(measured.ratio, tolerance),
+        ratio_check(measured.ratio, ratio_tolerance(setting, setup.policy)),
         check_of("reference KL", measured.kl, kl_limit, "largest |KL| of a response against an equal reference at temperatures "
                  f"{', '.join(map(str, KL_TEMPERATURES))} and the sampling one: above this, the two are not treated alike, or "
                  "do not start from the same weights"),
-        gap_check(measured.gap, tolerance),
+        gap_check(measured.gap, sampler_tolerance(setting, setup.policy)),
         check_of("micro-batches", measured.micro_batches, gradient_tolerance(setup.policy),
                  "relative difference of loss and gradients between responses apart and packed into micro-batches: above this, "
                  "something is divided by the counts of a part, or responses of one row see each other"),

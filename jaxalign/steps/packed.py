@@ -254,7 +254,8 @@ def answer_parts(batch: AnswerPairs | PairBatch | Experience, packed: PackedPart
         inside = inside[::2] if is_pairs else inside
         return dataclasses.replace(batch, weight=jnp.where(inside, batch.weight, 0.0)), rows
 
-    return Parts(of, packed.count)
+    # A single part needs no sum, whose arrays are as large as the gradients.
+    return Parts(of, packed.count if len(packed.rows.tokens) > 1 else 1)
 
 
 def take_part(parts: PackedParts, i) -> tuple[AnswerRows, jax.Array]:

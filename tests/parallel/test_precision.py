@@ -44,6 +44,8 @@ AMD, TPU, CPU = placed("gpu"), placed("tpu"), placed("cpu")
 @pytest.mark.parametrize(("dtype", "where", "setting", "bits"), [
     ("float32", CPU, "default", 23), ("float32", HOPPER, "default", 10), ("float32", HOPPER, "float32", 23),
     ("float32", HOPPER, "tensorfloat32", 10), ("float32", VOLTA, "default", 23), ("float32", AMD, "default", 23),
+    ("float32", HOPPER, "highest", 23), ("float32", TPU, "high", 10), ("float32", CPU, "BF16_BF16_F32", 7),
+    ("float32", HOPPER, "F32_F32_F32", 23), ("float32", TPU, "TF32_TF32_F32", 10),
     ("float32", TPU, "default", 7), ("float32", TPU, "tensorfloat32", 10), ("float32", TPU, "float32", 23),
     ("bfloat16", CPU, "default", 7), ("bfloat16", HOPPER, "float32", 7), ("float16", TPU, "default", 10),
 ])

@@ -78,7 +78,7 @@ def test_bfloat16_passes_with_the_tolerance_for_its_rounding():
     checks = checked(tiny.setup(compute_dtype="bfloat16"))
     assert failed(checks) == []
     assert {check.name: check.tolerance for check in checks if check.tolerance > 1e-3} == {
-        "ratio": 0.5, "sampler gap": 0.5, "micro-batches": 0.125
+        "ratio": pytest.approx(0.6487, abs=1e-4), "sampler gap": 0.5, "micro-batches": 0.125
     }
     assert {leaf.dtype for leaf in jax.tree.leaves(tiny.state(tiny.setup(compute_dtype="bfloat16")).policy.params)} == {
         np.dtype("float32")
