@@ -3,8 +3,8 @@
     python -m jaxalign.train --config=configs/real_size.py:VARIANT \
         --config.model.path=FOLDER --config.data.train=FILE.jsonl.gz
 
-FOLDER is the model's folder, with a chat template; FILE has preferences (chosen / rejected). None of the variants has been run,
-because no such devices were available.
+FOLDER is the model's folder, with a chat template; FILE has preferences (chosen / rejected). Only llama32_1b has been run, with
+random weights and few steps (docs/gpus.md).
 
 The table has GB per device, for prompts of 512 tokens. "plan" is the highest peak of the run as computed by the plan, without
 compiling. "resident" is the memory that stays in use between the steps of PPO: base model or policy and reference, critic,
@@ -19,17 +19,19 @@ trains all weights in float32.
 | llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA | one device | 5.3 | 2.83 | - | 5.28 | 3.71 |
 | gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB per chip | LoRA | fsdp 2, tensor 4 | 12.4 | 2.88 | 8.05 | 12.39 | 6.54 |
 | llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all | fsdp 8 | 50.9 | 31.08 | 49.27 | 50.38 | 51.35 |
-| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB per chip | LoRA | fsdp 4, tensor 4 | 6.3 | 1.34 | 5.64 | 6.57 | 3.33 |
+| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB per chip | LoRA | fsdp 4, tensor 4 | 6.4 | 1.34 | 5.59 | 6.53 | 4.52 |
 | llama31_8b_v6e64 | Llama-3.1-8B | 64 x v6e of 32 GB | all | fsdp 16, tensor 4 | 8.8 | 3.89 | 8.19 | 8.47 | 6.64 |
 | llama31_70b_v5p128 | Llama-3.1-70B | 64 x v5p of 95 GB | LoRA | fsdp 8, tensor 8 | 25.4 | 3.04 | 24.85 | 23.01 | 5.37 |
 
-The last three variants run on several hosts (docs/hosts.md). This command computes a row:
+The figures of the TPU compiler for llama31_8b_h100x8, llama31_8b_v6e64 and llama31_70b_v5p128 are those of commit 5b445c2f, when
+PPO's micro-batches had one row per device, and its batches 64 rows. The last three variants run on several hosts
+(docs/hosts.md). MODEL is the name in the second column, in lower case for gemma-2-9b. This command computes a row:
 
     python -m jaxalign.plan --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --prompt=512 --compile
 
-The topologies are v5e:1x1 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs, v5e:4x4, v6e:8x8 and v5p:4x4x4. With
---search the 70B gets the mesh data 8, tensor 8. Nothing is moved on this mesh, and the compiler's peaks are 22.57 for sampling
-and 24.33 for the update (plan: 22.8).
+The topologies are v5e:1x1 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs, v5e:4x4, v6e:8x8 and v5p:4x4x4. At
+commit 5b445c2f the 70B got the mesh data 8, tensor 8 with --search. Nothing is moved on that mesh, and the compiler's peaks were
+22.57 for sampling and 24.33 for the update (plan: 22.8).
 
 The same figures of the GPU compiler (jax-cuda12-plugin 0.10.2, cuDNN 9.28, without autotuning). "checks" is the peak of the
 checks of step 0. All programs fit in the 78.27 GB of an H100 that are available (docs/compiled.md):
@@ -47,9 +49,10 @@ checks of step 0. All programs fit in the 78.27 GB of an H100 that are available
 "seconds" is the time of the whole command on two cores that were shared with other work. A second plan of llama31_8b_h100x8
 with the kept reports takes 14 s.
 
-By the plan every update is bound by computing on the hardware of the first table, except two. llama31_8b_v6e64 is bound by the
-network (PPO's update: 2.2 s, of which computing needs 1.6): 64 chips share few rows, and no other mesh is faster. On hosts of 8
-GPUs with InfiniBand, the meshes with `tensor` are bound by the network between hosts.
+By the plan all updates on the hardware of the first table are compute-bound, except SFT of qwen3_0_6b (device memory), the
+preference model of llama31_70b_v5p128 (network, by 3%), and all updates of llama31_8b_v6e64 (network; PPO's update takes 2.2 s,
+of which computing needs 1.6): 64 chips share few rows, and --search finds no faster mesh. On several hosts of 8 GPUs the
+variants are network-bound.
 """
 
 from jaxalign.config import default_config

@@ -267,7 +267,7 @@ class TaskEstimator:
             if model.lora is None:
                 beside = sum(other.casts + (other.table if task.micro > 1 else 0.0) for other in others)
             lm_head = bool(task.counted) and model.head == "lm"
-            candidates.append(memory.update(model, own, task.rows, task.micro, lm_head, beside))
+            candidates.append(memory.update(model, own, task.rows, task.micro, lm_head, beside, task.packed))
         return max(candidates, key=lambda parts: sum(parts.values()))
 
     def _seconds(self, step: Work, task: Task) -> tuple[float, float, float]:

@@ -129,9 +129,10 @@ def chunk(model: Model, rows: BatchShape) -> tuple[int, int]:
     return positions, -(-own // positions)
 
 
-def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
+def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_head: bool, beside: float = 0.0,
+           packed: bool = False) -> Parts:
     """Temporaries of one update on a minibatch `rows`, computed in `micro` micro-batches. beside: bytes of casts and tables
-    of another model that is updated in the same program."""
+    of another model that is updated in the same program; packed: as in `programs.Task`."""
     config = model.config
     part = BatchShape(max(1, rows.rows // micro), rows.length)
     at = local(model, part)
@@ -145,7 +146,7 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     # lookup comes last.
     # Each entry of `times` is (gradients, casts and tables, everything else) at that point:
     casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 else 0.0) + beside
-    accumulated = weights.gradients if micro > 1 else 0.0
+    accumulated = weights.gradients if micro > 1 or packed else 0.0
     layers = accumulated + weights.gradients - weights.table_gradient
     times = {
         "layers": (layers, casts, kept + layer_backward(layer) + 2 / 3 * weights.layer),

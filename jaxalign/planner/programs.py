@@ -79,6 +79,8 @@ class Task:
       counted: positions of a row at which the LM head is computed; 0 if the task does not use it.
       trains: the subset of `runs` that is trained.
       micro: the number of micro-batches of an update.
+      packed: whether the update packs its rows, so that the number of micro-batches is known only when it runs. The program
+        then sums gradients even if there is only one.
       steps: optimizer steps in one call.
       unit: the number of rows that must stay in one micro-batch: 2 for pairs.
       programs: a function that returns the task's programs.
@@ -93,6 +95,7 @@ class Task:
     counted: int = 0
     trains: tuple[str, ...] = ()
     micro: int = 1
+    packed: bool = False
     steps: int = 1
     unit: int = 1
     programs: Callable[[], Sequence[PlannedProgram]] = dataclasses.field(default=tuple, compare=False)
@@ -230,7 +233,8 @@ def update_task(stage: str, trains: tuple[str, ...], packed: tuple[BatchShape, i
     """An update over the micro-batches `packed`, as `Run.part` returns them. options: other attributes of `Task`."""
     part, parts = packed
     rows = BatchShape(part.rows * parts, part.length)
-    return Task(stage, "update", trains, rows, calls, stays or trains, trains=trains, micro=parts, programs=programs, **options)
+    return Task(stage, "update", trains, rows, calls, stays or trains, trains=trains, micro=parts, packed=True,
+                programs=programs, **options)
 
 
 Models = Callable[[], tuple[Model, Params, Mapping[str, Any]]]

@@ -254,8 +254,7 @@ def answer_parts(batch: AnswerPairs | PairBatch | Experience, packed: PackedPart
         inside = inside[::2] if is_pairs else inside
         return dataclasses.replace(batch, weight=jnp.where(inside, batch.weight, 0.0)), rows
 
-    # A single part needs no sum, whose arrays are as large as the gradients.
-    return Parts(of, packed.count if len(packed.rows.tokens) > 1 else 1)
+    return Parts(of, packed.count)
 
 
 def take_part(parts: PackedParts, i) -> tuple[AnswerRows, jax.Array]:

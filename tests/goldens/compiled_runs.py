@@ -77,7 +77,9 @@ def run_config(name: str, topology: str, *flags: str) -> Config:
     rows = max(16, mesh["data"] * mesh["fsdp"])
     given = [f"stages={run.stages}", *(f"mesh.{axis}={size}" for axis, size in mesh.items()), "model.path=nowhere",
              "data.train=nowhere", f"ppo.batch={2 * max(32, rows)}", f"sft.batch_rows={rows}",
-             f"preference.batch={rows}", f"dpo.batch={rows}"]
+             f"preference.batch={rows}", f"dpo.batch={rows}",
+             # Several micro-batches for every topology.
+             "ppo.micro_batch_tokens=3072", "preference.micro_batch_tokens=1536"]
     given += [] if run.adapters else ["lora.rank=0", "lora.base=float32"]
     source = "--config=configs/real_size.py:llama31_8b_v5e16"
     values, _, _ = read_values(["plan", source, *(f"--config.{flag}" for flag in (*given, *flags))])
