@@ -153,7 +153,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--compile", action="store_true", help="also compile the plan's programs for the topology")
     parser.add_argument("--iterations", type=at_least(1), default=4, help="of PPO")
     parser.add_argument("--evaluated", type=at_least(1), default=32, help="prompts of stage evaluate")
-    parser.add_argument("--rows", type=at_least(32), default=96, help="preferences")
+    parser.add_argument("--rows", type=at_least(32), default=192, help="preferences")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the config")
     parser.add_argument("--cache", type=Path, help="folder of compiled programs; default: an empty one")
     parser.add_argument("--write", type=Path, help="write model and preferences to this folder, and exit")
