@@ -70,7 +70,7 @@ PARTS: Mapping[str, Part] = {
     "doctor": Part(("-m", "jaxalign.doctor", "--json"), 90, False),
     "real_run": Part(benchmark("real_run"), 260),
     "tests": Part(
-        ("-m", "pytest", *TESTS, "-n", str(min(_WORKERS, max(1, (os.cpu_count() or 1) - 2))), "-m", MARKS, "-v", "-rfE",
+        ("-m", "pytest", *TESTS, "-n", str(min(_WORKERS, max(1, (os.cpu_count() or 1) - 2))), "-m", MARKS, "-vv", "-rfE",
          "-p", "no:cacheprovider"), 110, False, True,
     ),
     "repeat": Part(benchmark("repeat", *_LARGE, "--layers", "4", "--batch", "16", "--new", "64", "--steps=3"), 110, True, True),
