@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,14 @@ from jaxalign.config.finished import is_model, is_stage, language_model_stage
 from jaxalign.config.schema import checked
 from jaxalign.data.chat.model_style import model_style
 from jaxalign.data.chat.styles import STYLES, choose_style, encode_answer, encode_prompt, stop_ids
-from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters
-from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints import huggingface, run_folder
 from jaxalign.models.checkpoints.export import SHARD_BYTES, export
-from jaxalign.models.checkpoints.huggingface import CheckpointConfig, dtype_name
-from jaxalign.models.checkpoints.orbax import load_params
+from jaxalign.models.checkpoints.huggingface import dtype_name
+from jaxalign.models.checkpoints.model_folder import StoredModel, read_folder, supported_length
 from jaxalign.models.checkpoints.run_folder import merged
 from jaxalign.models.configured import adapted
 from jaxalign.models.model import Model, Params
@@ -38,9 +37,6 @@ from jaxalign.parallel.rows import committed
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.records import Message, Prompt
 from jaxalign.registry.families import FAMILIES, Family, use_family
-
-UNBOUNDED = 1 << 20
-"""The maximum sequence length if config.json gives no limit."""
 
 Asked = str | Prompt | Sequence[Message] | Sequence[Mapping[str, str]]
 """The forms of a prompt that callers may pass."""
@@ -303,50 +299,6 @@ def load_model(
     return LanguageModel(model, params, tokenizer, style, length, None, Origin(config.raw, folder))
 
 
-class StoredModel(NamedTuple):
-    """The parts of a model in a folder that is no stage of a run. params: may be quantised. config: the content of config.json;
-    max_length, style: as in `LanguageModel`."""
-
-    model: Model
-    params: Params
-    tokenizer: Tokenizer
-    style: str
-    max_length: int
-    config: CheckpointConfig
-
-
-def read_folder(
-    folder: Path, mesh: Mesh, max_length: int, dtype: str | None, compute_dtype: str | None, style: str | None = None,
-    kind: str = "float32",
-) -> StoredModel:
-    """Reads a Hugging Face folder, or an Orbax folder that `jaxalign.convert` wrote.
-
-    Args:
-      folder, mesh, max_length, dtype, compute_dtype, style: as for `load_model`.
-      kind: how the weights are stored, one of `quantised.KINDS`. Other kinds than "float32" cannot be trained.
-
-    Raises:
-      UserError: as for `load_model`.
-    """
-    orbax = (folder / "params").is_dir()
-    # The tables in an Orbax folder are already padded; others are padded to a multiple of the number of parts in the mesh.
-    config = huggingface.read_config(folder, compute_dtype or "float32", 1 if orbax else mesh.tensor)
-    if config.head != "lm":
-        raise UserError(f"{folder} contains a {config.family.classifier}, which scores texts; a language model is expected")
-    model = Model(config.decoder, "lm", make_sharding(mesh))
-    huggingface.check_mesh(model)
-    tokenizer = load_tokenizer(folder)
-    huggingface.check_vocabulary(folder, config, tokenizer)
-    style = choose_style(tokenizer, style)
-    length = _length(folder, max_length, config.max_positions)
-    dtype = dtype or huggingface.own_dtype(config.raw)
-    if orbax:
-        params = quantise(load_params(folder / "params", model, dtype), kind)
-    else:
-        params = huggingface.load_params(folder, model, dtype, kind)
-    return StoredModel(model, params, tokenizer, style, length, config)
-
-
 def _load_stage(
     folder: Path, mesh: Mesh, max_length: int, dtype: str | None, compute_dtype: str | None, style: str | None
 ) -> LanguageModel:
@@ -356,7 +308,7 @@ def _load_stage(
         stage = stage._replace(config=dataclasses.replace(stage.config, model=settings))
     base = run_folder.base_of(stage.config, stage.workdir)
     model, params, frozen = run_folder.stage_policy(stage, make_sharding(mesh), dtype or "float32")
-    length = _length(folder, max_length, base.fields.get("max_position_embeddings"))
+    length = supported_length(folder, max_length, base.fields.get("max_position_embeddings"))
     style = choose_style(base.tokenizer, style, model_style(stage.config))
     return LanguageModel(model, params, base.tokenizer, style, length, frozen, Origin(base.fields, base.folder, base.files))
 
@@ -383,9 +335,3 @@ def _with_adapters(base: StoredModel, folder: Path, lora: Lora, seed: int) -> La
         params = model.init_adapters(base.params, jax.random.key(seed))
     return LanguageModel(model, params, base.tokenizer, base.style, base.max_length, base.params,
                          Origin(base.config.raw, folder))
-
-
-def _length(folder: Path, asked: int, positions: int | None) -> int:
-    if positions is not None and asked > positions:
-        raise UserError(f"max_length is {asked}, but {folder} supports at most {positions} positions; lower it")
-    return asked or positions or UNBOUNDED

@@ -14,8 +14,9 @@ from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints.huggingface import CheckpointConfig
+from jaxalign.models.checkpoints.model_folder import read_folder
 from jaxalign.models.configured import base_config
-from jaxalign.models.language_model import load_model, read_folder
+from jaxalign.models.language_model import load_model
 from jaxalign.models.model import Model, Params
 
 
