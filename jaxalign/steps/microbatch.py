@@ -99,8 +99,9 @@ def accumulate(
         return (loss + part_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, part_gradients)
 
     # Start the sum from zeros instead of the first part, so that the loss is compiled once.
-    shapes = jax.eval_shape(lambda: grad_fn(params, parts.of(0)))
-    (loss, aux), gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    shapes = jax.eval_shape(lambda: loss_fn(params, parts.of(0)))
+    loss, aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
     least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)
     start = (loss, Aux(aux.sums, least)), gradients if place is None else place(gradients)
     return jax.lax.fori_loop(0, parts.count, add_part, start)
