@@ -30,7 +30,11 @@ from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
 
-_LAYERED = 16  # The maximum number of layers for which decoding on a CPU unrolls the layers.
+_LAYERED = {"cpu": 16, "gpu": 48}
+"""The maximum number of layers for which decoding unrolls the layers, by platform. Deeper models would take too long to compile."""
+_SLICED_ONCE = ("cpu",)
+"""The platforms on which unrolled decoding slices the stacked weights once, before its loop. A CPU would copy each slice in every
+step. A GPU's kernels read most slices in place, and slicing before the loop would need the memory of all weights once more."""
 
 
 class Decoding(NamedTuple):
@@ -283,10 +287,10 @@ class Model:
     def layered(self) -> bool:
         """Whether decoding unrolls the layers and keeps one cache per layer.
 
-        True on a CPU, where a scan copies every slice of a stack that it reads, except for deep models, which would take too
-        long to compile.
+        True on CPUs and GPUs, where a scan copies every slice of a stack that it reads, except for deep models, which would
+        take too long to compile.
         """
-        return self.sharding.platform == "cpu" and self.config.layers <= _LAYERED
+        return self.config.layers <= _LAYERED.get(self.sharding.platform, 0)
 
     def decode(self, params: Params, tokens, positions, tiers: Tiers, slot) -> tuple[jax.Array, Tiers]:
         """One decode step over one ring, or over one ring per tier (`cache.by_tier`). tokens and positions [B]. A row's
@@ -299,14 +303,16 @@ class Model:
     def decoding(self, params: Params) -> Decoding:
         """`decode` for a loop: work that is needed only once is done before or after it."""
         decoder, adapters = self._merge(params)
-        layers = decoder.layers_apart(adapters) if self.layered else None
+        once = self.layered and self.sharding.platform in _SLICED_ONCE
+        before = decoder.layers_apart(adapters) if once else None
 
         def step(tokens, positions, tiers, slot):
             chex.assert_rank([tokens, positions], 1)
+            layers = decoder.layers_apart(adapters) if self.layered and not once else before
             hidden, tiers = decoder.decode(tokens, positions, tiers, slot, self.sharding, adapters, layers)
-            return hidden, tuple(self._constrain_caches(caches, skip=0 if layers is None else 1) for caches in tiers)
+            return hidden, tuple(self._constrain_caches(caches, skip=1 if self.layered else 0) for caches in tiers)
 
-        if layers is None:
+        if not self.layered:
             return Decoding(lambda tiers: tiers, step, lambda tiers: tiers)
         # Drop the caches' first axis, of size 1, inside the loop: with it a CPU copies every cache that it writes to.
         return Decoding(

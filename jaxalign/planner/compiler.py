@@ -31,7 +31,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", 
              "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _MOST_REPORTS = 2000
-_FORMAT = 1
+_FORMAT = 2
 _POINTER = re.compile(r'(@CustomSPMDPartitioning\([^\n]*?backend_config = )"\d+"')
 
 

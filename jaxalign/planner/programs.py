@@ -30,7 +30,7 @@ from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before, stages_in_order
 from jaxalign.rl.ahead import described_moves
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
-from jaxalign.rollout.ring import decode_chunk, insert, prefill, reroll
+from jaxalign.rollout.ring import decode_program, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
 from jaxalign.steps.packed import pair_rows, part_rows, rows_split
@@ -303,7 +303,7 @@ def _chunk(
     variant = sampling.variant(jax.random.key_impl(jax.random.key(0)))
     rows = jax.ShapeDtypeStruct((4 + variant.fields(len(sampling.stop_ids)), B), jnp.int32, sharding=where)
     arguments = (own, params, (cache,), rows, run.scalar(jnp.int32, (3,)), variant, CHUNK)
-    return PlannedProgram(stage, phase, role, decode_chunk, arguments, held, CHUNK)
+    return PlannedProgram(stage, phase, role, decode_program(own), arguments, held, CHUNK)
 
 
 def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[PlannedProgram], Params, dict[str, Any]]:

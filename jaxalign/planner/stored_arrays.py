@@ -1,4 +1,5 @@
-"""Arrays that a compiled program should not store: float32 copies of bfloat16 weights, and the logits of all tokens."""
+"""Arrays that a compiled program should not store: float32 copies of bfloat16 weights, copies of weights in a loop, and the
+logits of all tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from jaxalign.planner.hlo_text import Computation, Instruction, Module
 
 _SMALL = 1 << 20
 """Copies below this many bytes, as those of a layer's norms, are left out."""
+_UNCOPIED = ("get-tuple-element", "bitcast", "all-gather-start", "all-gather", "copy-done")
+"""Instructions that refer to an array without copying it, gather it, or end a copy that was counted at its start."""
 _FLOATS = re.compile(r"\b(f32|bf16|f16)\[([\d,]+)\]")
 
 
@@ -30,6 +33,25 @@ def float32_copies(module: Module) -> dict[str, int]:
                     source = argument(module, home, part.name)
                     if source in halves:
                         found[source] = max(4 * _elements(part), found.get(source, 0))
+    return found
+
+
+def copied_in_loops(module: Module) -> dict[str, int]:
+    """Bytes on a device, by program argument, that the loops of a program copy of it without computing: slices of stacked
+    layers, and concatenations. A loop whose iterations are not known, such as that of decoding steps, counts once.
+
+    A slice inside a fused computation, as of a matrix product, is not stored. Arrays below 1 MiB are left out.
+    """
+    found: dict[str, int] = {}
+    for computation, instruction in _stored(module):
+        if instruction.opcode in _UNCOPIED or not module.loops(computation):
+            continue
+        times, _ = module.times(computation)
+        for home, one in _results(module, computation, instruction):
+            for part in _parts(home, one):
+                source = argument(module, home, part.name)
+                if source and part.bytes >= _SMALL:
+                    found[source] = found.get(source, 0) + times * part.bytes
     return found
 
 

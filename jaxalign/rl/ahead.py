@@ -22,7 +22,7 @@ from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state
 from jaxalign.rl.step_zero import checked_rows, step_zero_values
 from jaxalign.rl.update import packed_update
 from jaxalign.rollout.forecast import forecast, know
-from jaxalign.rollout.ring import decode_chunk
+from jaxalign.rollout.ring import DECODING
 from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.packed import part_rows, rows_split
@@ -137,7 +137,7 @@ def compile_ahead(
             programs.append((step_zero_values, (shapes.checks,)))
         programs.append((packed_update, (shapes.state, shapes.update)))
         # The update takes the longest to compile, so it comes right after the programs that sampling needs to start.
-        chunks = [i for i, (step, _) in enumerate(sampled) if step is decode_chunk][:NUM_DECODE_PROGRAMS_COMPILED_FIRST]
+        chunks = [i for i, (step, _) in enumerate(sampled) if step in DECODING][:NUM_DECODE_PROGRAMS_COMPILED_FIRST]
         for step, arguments in (*sampled[: chunks[-1] + 1], *programs, *sampled[chunks[-1] + 1 :]):
             know(step, arguments)
             ahead.add(step, arguments)

@@ -15,7 +15,7 @@ from jaxalign.models.cache import Tiers
 from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.rollout.layouts import Layout, single
 from jaxalign.rollout.responses import SampledRow
-from jaxalign.rollout.ring import NOTHING, Drawn, decode_chunk, prefill, prefill_after, reroll
+from jaxalign.rollout.ring import DECODING, NOTHING, Drawn, prefill, prefill_after, reroll
 from jaxalign.rollout.session import LEFT, STEPS, Session
 
 Described = tuple[Callable, tuple]
@@ -133,7 +133,7 @@ class _Played(Session):
     def call(self, step: Callable, *arguments):
         described = _described(arguments)
         self.programs.setdefault(_key(step, described), (step, described))
-        if step is decode_chunk:
+        if step in DECODING:
             return arguments[2], self._drawn(arguments[4])
         if step in (prefill, prefill_after):
             rows = arguments[-1].shape[0]

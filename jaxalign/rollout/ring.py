@@ -10,6 +10,7 @@ splits rows.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -186,7 +187,10 @@ class _Loop(NamedTuple):
     tiers: Tiers
 
 
-@functools.partial(jax.jit, static_argnames=("model", "variant", "steps"), donate_argnames="tiers")
+_JIT = {"static_argnames": ("model", "variant", "steps"), "donate_argnames": "tiers"}
+
+
+@functools.partial(jax.jit, **_JIT)
 def decode_chunk(
     model: Model, params, tiers: Tiers, rows, control, variant: Variant, steps: int
 ) -> tuple[Tiers, Drawn]:
@@ -228,3 +232,14 @@ def decode_chunk(
     end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, decoding.begin(tiers)))
     # Replicated on every device, so that every process can read them.
     return decoding.end(end.tiers), Drawn(*(model.sharding.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))
+
+
+decode_chunk_on_gpus = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options={"xla_gpu_dot_merger_threshold_mb": 0})
+"""`decode_chunk` without the merging of products of the same rows. To merge them, as an MLP's first two products, the compiler
+concatenates their weights in every step, which takes longer than reading them."""
+DECODING = (decode_chunk, decode_chunk_on_gpus)
+
+
+def decode_program(model: Model) -> Callable:
+    """`decode_chunk` for the devices of the model."""
+    return decode_chunk_on_gpus if model.sharding.platform == "gpu" else decode_chunk

@@ -20,7 +20,7 @@ from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_count
 from jaxalign.rollout.prefills import Fresh, Plan, Prefills
 from jaxalign.rollout.prefixes import shared_prefills
 from jaxalign.rollout.responses import BROKEN, Response, SampledRow, refuse
-from jaxalign.rollout.ring import NOT_FINITE, Drawn, decode_chunk, exchange, insert, prefill, prefill_after, reroll
+from jaxalign.rollout.ring import NOT_FINITE, Drawn, decode_program, exchange, insert, prefill, prefill_after, reroll
 from jaxalign.rollout.sampling import Sampling, Variant
 
 STEPS = 32
@@ -323,9 +323,8 @@ class Session:
             quota = spare if spare > 0 else len(self.live)
         control = np.asarray([self.slot, min(steps, STEPS), quota], np.int32)
         rows = self._place(self.rows, (None, "batch"))
-        self.tiers, drawn = self.call(
-            decode_chunk, self.model, self.params, self.tiers, rows, control, self.variant, STEPS
-        )
+        step = decode_program(self.model)
+        self.tiers, drawn = self.call(step, self.model, self.params, self.tiers, rows, control, self.variant, STEPS)
         drawn = jax.device_get(drawn)
         self.slot = (self.slot + int(drawn.steps)) % self.layout.slots[-1]
         return drawn

@@ -78,11 +78,13 @@ def test_an_untied_head_has_its_own_weight():
     np.testing.assert_array_equal(tied.unembedding(params), params["embedding"].T)
 
 
-@pytest.mark.parametrize("layered", [True, False])
+@pytest.mark.parametrize(("layered", "once"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, monkeypatch):
-    """Ragged prompts of 5, 2 and 1 tokens, continued token by token, with a ring per layer or one for all layers in a scan."""
-    monkeypatch.setattr(model_module, "_LAYERED", 16 if layered else 0)
+def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, once, monkeypatch):
+    """Ragged prompts of 5, 2 and 1 tokens, continued token by token, with a ring per layer or one for all layers in a scan. The
+    weights of unrolled layers are sliced before the loop, as for a CPU, or in it, as for a GPU."""
+    monkeypatch.setattr(model_module, "_LAYERED", {"cpu": 16 if layered else 0})
+    monkeypatch.setattr(model_module, "_SLICED_ONCE", ("cpu",) if once else ())
     model, params = tiny.model(compute_dtype=dtype), tiny.host_params()
     rng = np.random.default_rng(0)
     length, P, N = np.array([5, 2, 1], np.int32), 5, 4

@@ -15,16 +15,23 @@ from jax.sharding import PartitionSpec as P
 
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.errors import UserError
+from jaxalign.models import model as model_module
 from jaxalign.models.attention.dispatch import kind_of_attention
+from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner import gpu_topology
 from jaxalign.planner.compiled import compile_program, compile_run
+from jaxalign.planner.compiler import compile_lowered, lower
 from jaxalign.planner.gpu_topology import gpu_kinds, target_text
 from jaxalign.planner.hardware import topology_cluster
+from jaxalign.planner.hlo_text import parse
 from jaxalign.planner.network import bandwidths
 from jaxalign.planner.programs import PlannedProgram
 from jaxalign.planner.shapes import policy_model
+from jaxalign.planner.stored_arrays import copied_in_loops
 from jaxalign.planner.topology import parse_topology, topology_devices
+from jaxalign.rollout.ring import decode_program
+from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.planner.tiny_config import config
 
@@ -171,3 +178,21 @@ def test_a_run_compiles_for_two_hosts(tmp_path):
     (found,) = compile_run(changes, policy, usable=topology.usable, reports=tmp_path, topology=topology.name)
     assert found.fits and {axis for one in found.collectives for axis in one.axes} == {"data", "fsdp"}
     assert len(list(tmp_path.glob("*-report"))) == 1
+
+
+@needs_cuda
+@pytest.mark.parametrize("layered", [True, False])
+def test_a_decoding_step_copies_no_layer_out_of_its_stack_unless_the_layers_are_scanned(layered, monkeypatch):
+    """The projections to D of 1,024 columns are as small as the compiler likes to slice first; those of the MLP are not."""
+    if not layered:
+        monkeypatch.setattr(model_module, "_LAYERED", {})
+    device = topology_devices(parse_topology("h100:1x1"))[0]
+    decoder = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64, embed=1024, mlp=4096)
+    model = Model(decoder, sharding=make_sharding(MeshConfig(), [device]))
+    params, own = model.generation_abstract(model.abstract()), model.generation
+    variant, control = Sampling(1, (64,)).variant("threefry2x32"), jax.ShapeDtypeStruct((3,), jnp.int32)
+    rows = jax.ShapeDtypeStruct((4 + variant.fields(1), 8), jnp.int32, sharding=own.sharding.named((None, "batch")))
+    lowered = lower(decode_program(own), (own, params, (own.abstract_cache(8, 64),), rows, control, variant, 32))
+    copies = copied_in_loops(parse(compile_lowered(lowered).text))
+    kernels = {name for name in copies if "'gate'" in name or "'up'" in name}
+    assert bool(kernels) != layered, copies

@@ -19,7 +19,7 @@ from jaxalign.planner.programs import Run, device_bytes, estimated_tasks
 from jaxalign.planner.shapes import architecture, policy_model, published_shapes
 from jaxalign.rl import experience, step_zero
 from jaxalign.rl import update as ppo_step
-from jaxalign.rollout import session
+from jaxalign.rollout import ring, session
 from tests import tiny
 from tests.planner.tiny_config import TINY, config
 from tests.ppo_iterations import iterate
@@ -107,7 +107,7 @@ def called(monkeypatch, module, name) -> list:
 
 def test_ppo_calls_its_steps_with_the_planned_shapes(monkeypatch):
     """Run an iteration of the stage itself on one device, with its calls recorded."""
-    calls = {"chunk": called(monkeypatch, session, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
+    calls = {"chunk": called(monkeypatch, ring, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
              "scoring": called(monkeypatch, experience, "packed_experience"),
              "checks": called(monkeypatch, step_zero, "step_zero_values"),
              "update": called(monkeypatch, ppo_step, "packed_update")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxalign.planner.hlo_text import parse
-from jaxalign.planner.stored_arrays import float32_copies, whole_logits
+from jaxalign.planner.stored_arrays import copied_in_loops, float32_copies, whole_logits
 from jaxalign.planner.surprises import surprises
 
 # Two layers of bf16 [1024, 512] are sliced, cast and multiplied in a loop. The slice and the cast are a fused computation.
@@ -53,6 +53,16 @@ ENTRY %main (params: bf16[2,1024,512], rows: f32[512,1024]) -> f32[512,1024] {
 
 def test_a_layer_that_is_stored_in_float32_is_found_with_its_argument():
     assert float32_copies(parse(LOOP)) == {"params['up']": 1024 * 512 * 4}
+
+
+def test_copies_of_a_stack_in_a_loop_are_counted_in_every_iteration_and_slices_in_a_product_are_not():
+    assert copied_in_loops(parse(LOOP)) == {"params['up']": 2 * 1024 * 512 * 4}
+    narrow = LOOP.replace("ROOT %wide = f32[1024,512]{1,0} convert(%flat)", "ROOT %wide = bf16[1024,512]{1,0} copy(%flat)")
+    assert copied_in_loops(parse(narrow)) == {"params['up']": 2 * 1024 * 512 * 2}
+    product = LOOP.replace("f32[1024,512]{1,0} convert(%flat)", "f32[1024,512]{1,0} dot(%flat, %flat)")
+    assert copied_in_loops(parse(product)) == {}
+    outside = LOOP.replace("  ROOT %last", "  %other = bf16[2,1024,512]{2,1,0} copy(%params)\n  ROOT %last")
+    assert copied_in_loops(parse(outside)) == copied_in_loops(parse(LOOP))
 
 
 @pytest.mark.parametrize("changed", [
