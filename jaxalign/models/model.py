@@ -31,10 +31,10 @@ from jaxalign.parallel.zigzag import collect, context_size, deal
 Params = Any  # A nested dict of arrays.
 
 _LAYERED = {"cpu": 16, "gpu": 48}
-"""The maximum number of layers for which decoding unrolls the layers, by platform. Deeper models would take too long to compile."""
+"""The maximum number of layers for which decoding unrolls the layers, by platform. Deeper models take too long to compile."""
 _SLICED_ONCE = ("cpu",)
-"""The platforms on which unrolled decoding slices the stacked weights once, before its loop. A CPU would copy each slice in every
-step. A GPU's kernels read most slices in place, and slicing before the loop would need the memory of all weights once more."""
+"""The platforms on which unrolled decoding slices the stacked weights once, before its loop. A CPU would copy each slice in
+every step. A GPU's kernels read most slices in place; slices made before the loop would take as much memory as the weights."""
 
 
 class Decoding(NamedTuple):

@@ -40,7 +40,7 @@ from jaxalign.planner.hlo import Collective, collectives
 from jaxalign.planner.hlo_work import flops
 from jaxalign.planner.kernels import kernels
 from jaxalign.planner.programs import PlannedProgram, Run, device_bytes, run_tasks
-from jaxalign.planner.stored_arrays import float32_copies
+from jaxalign.planner.stored_arrays import copied_in_loops, float32_copies
 from jaxalign.planner.surprises import surprises
 
 _WORKER_BYTES = 4 << 30
@@ -237,5 +237,8 @@ def _analysed(program: PlannedProgram, usable: int | None, report: Report, secon
         **named, collectives=traffic, products=None if module is None else flops(module, program.turns),
         kernels=None if module is None else kernels(module, program.turns),
         resident={role: size for role, size in beside.items() if size},
-        warnings=unread + surprises(program.phase, traffic or (), shown, {} if module is None else float32_copies(module)),
+        warnings=unread + surprises(
+            program.phase, traffic or (), shown, {} if module is None else float32_copies(module),
+            {} if module is None else copied_in_loops(module),
+        ),
     )

@@ -1,5 +1,5 @@
-"""Warnings about a compiled program: weights gathered for every token, arrays replicated on every device, collectives that
-the compiler repeats, weights stored again in float32."""
+"""Warnings about a compiled program: weights gathered or copied for every token, arrays replicated on every device, collectives
+that the compiler repeats, weights stored again in float32."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jax.sharding import NamedSharding
 from jaxalign.planner.hlo import Collective
 
 LARGE = 32 << 20
-"""Replicated arrays of at least this many bytes are reported."""
+"""Arrays that are replicated or copied for every token are reported from this many bytes on."""
 DECODING = ("sampling", "reasoning", "decode")
 _SHOWN = 3
 
 
 def surprises(
     phase: str, collectives: Sequence[Collective], arrays: Iterable[tuple[str, tuple[int, ...], np.dtype, object]],
-    copies: Mapping[str, int], large: int = LARGE,
+    copies: Mapping[str, int], copied: Mapping[str, int], large: int = LARGE,
 ) -> tuple[str, ...]:
     """The warnings about one program, as sentences.
 
@@ -27,7 +27,8 @@ def surprises(
       collectives: the program's collectives.
       arrays: (name, shape, dtype, sharding) of its arguments and results.
       copies: bytes of each bfloat16 argument that it stores in float32 (`stored_arrays.float32_copies`).
-      large: the minimum size in bytes of a replicated array that is reported.
+      copied: bytes of each argument that its loops copy (`stored_arrays.copied_in_loops`).
+      large: the minimum of bytes at which replicated or copied arrays are reported.
     """
     warnings = []
     if phase in DECODING:
@@ -37,6 +38,9 @@ def surprises(
             turns = max(one.times for one in each) if phase == "decode" else 1
             warnings.append(f"every token gathers weights from other devices: {_sizes(each, turns)}; while sampling, replicate "
                             "them or split them only over tensor")
+        if sum(copied.values()) >= large:
+            size = f"{sum(copied.values()) / 1e9:.2f} GB"
+            warnings.append(f"every token copies {size} of weights before it multiplies them: {_listed(copied)}")
     again = [one for one in collectives if one.rematerialised and one.kind == "all-gather"]
     if again:
         warnings.append(f"the compiler gathers weights a second time to save memory: {_sizes(again)}; use smaller "

@@ -80,11 +80,11 @@ def test_a_loop_of_unknown_length_counts_the_assumed_iterations():
     every = found(decode, *sharded(), unknown_trips=6)
     (weight,) = (one for one in every if one.weight)
     assert (weight.times, weight.certain, weight.loop) == (30, False, 2)
-    (warning,) = surprises("sampling", every, (), {})
+    (warning,) = surprises("sampling", every, (), {}, {})
     assert warning.startswith("every token gathers weights") and "params['w']" in warning
-    assert not surprises("update", every, (), {})
+    assert not surprises("update", every, (), {}, {})
     whole = {"w": array(P(None, None, "tensor"), *WEIGHTS)}
-    assert not surprises("sampling", found(decode, whole, sharded()[1], unknown_trips=6), (), {})
+    assert not surprises("sampling", found(decode, whole, sharded()[1], unknown_trips=6), (), {}, {})
 
 
 def test_a_value_computed_from_an_argument_is_not_named_as_the_argument():
@@ -202,7 +202,7 @@ def test_collectives_as_the_tpu_compiler_writes_them():
     assert (permute.operand, permute.result, permute.axes, permute.times) == (256, 256, ("data",), 5)
     again = by_kind["all-gather", 0]
     assert again.rematerialised and again.times == 1 and len(by_kind) == 4
-    (warning,) = surprises("update", [again], (), {})
+    (warning,) = surprises("update", [again], (), {}, {})
     assert warning.startswith("the compiler gathers weights a second time") and "params['w']" in warning
 
 
@@ -249,5 +249,5 @@ def test_a_large_replicated_array_is_reported():
     arrays = [("params['a']", (1024, 8), dtype, NamedSharding(mesh(), P())),
               ("params['b']", (1024, 8), dtype, NamedSharding(mesh(), P("data"))),
               ("params['small']", (8,), dtype, NamedSharding(mesh(), P()))]
-    (warning,) = surprises("update", (), arrays, {}, large=32768)
+    (warning,) = surprises("update", (), arrays, {}, {}, large=32768)
     assert warning == "replicated on all 8 devices: params['a'] [1024, 8], 0.00 GB"

@@ -61,6 +61,9 @@ def test_copies_of_a_stack_in_a_loop_are_counted_in_every_iteration_and_slices_i
     assert copied_in_loops(parse(narrow)) == {"params['up']": 2 * 1024 * 512 * 2}
     product = LOOP.replace("f32[1024,512]{1,0} convert(%flat)", "f32[1024,512]{1,0} dot(%flat, %flat)")
     assert copied_in_loops(parse(product)) == {}
+    (warning,) = surprises("sampling", (), (), {}, {"params['up']": 3_000_000_000, "params['gate']": 1_000_000_000})
+    assert warning == "every token copies 4.00 GB of weights before it multiplies them: params['up'], params['gate']"
+    assert not surprises("update", (), (), {}, {"params['up']": 3_000_000_000})
     outside = LOOP.replace("  ROOT %last", "  %other = bf16[2,1024,512]{2,1,0} copy(%params)\n  ROOT %last")
     assert copied_in_loops(parse(outside)) == copied_in_loops(parse(LOOP))
 
@@ -112,7 +115,7 @@ def test_one_of_several_weights_that_are_gathered_together_is_found():
 
 
 def test_a_copy_is_a_warning_with_its_size():
-    (warning,) = surprises("update", (), (), float32_copies(parse(LOOP)))
+    (warning,) = surprises("update", (), (), float32_copies(parse(LOOP)), {})
     assert warning == ("the program stores bfloat16 weights in float32: params['up'], 0.00 GB; computing in bfloat16 "
                        "(model.compute_dtype) needs no copy")
 
