@@ -5,6 +5,7 @@ The environment is set before the first import of JAX, because JAX reads it only
 
 from __future__ import annotations
 
+import collections
 import errno
 import gc
 import importlib.metadata
@@ -53,8 +54,15 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items):
-    """Mark tests whose path, name or parameter says that they run on a mesh, and tests that use a server process."""
+    """Mark tests whose path, name or parameter says that they run on a mesh, tests that use a server process, and the variants
+    that the default tier leaves out."""
+    variants = collections.Counter()
     for item in items:
+        kept = item.get_closest_marker("variants")
+        if kept is not None:
+            variants[item.function] += 1
+            if variants[item.function] > kept.args[0]:
+                item.add_marker(pytest.mark.slow)
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if parameters.get("mesh", "mesh" in item.nodeid):
             item.add_marker(pytest.mark.mesh)

@@ -19,6 +19,7 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "FOLDER")
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("title", SNIPPETS)
 def test_the_snippet_runs(title, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -76,6 +76,7 @@ def test_without_a_peer_every_round_and_the_median_are_reported(name, words, cap
     assert "peer_s" not in found and "ratio" not in found
 
 
+@pytest.mark.slow
 def test_a_ppo_iteration_against_a_peer(peer, capsys):
     found = run("ppo_iteration", capsys, *ROLLS, "--steps", "2", "--vs", "trl", *peer)
     assert found["peer_s"] == 2.0 and len(found["pairs"]) == 2

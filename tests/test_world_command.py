@@ -39,6 +39,7 @@ def own_model():
     return module
 
 
+@pytest.mark.slow
 def test_the_prompts_are_those_of_the_world_without_evaluation_in_training(folder):
     asked = {name: [prompt.messages[-1].content for prompt in read_asked(str(folder / f"prompts/{name}.jsonl"))]
              for name in ("red_team", "helpful", "rl", "eval")}

@@ -25,6 +25,7 @@ def registered():
     ADVANTAGES.unregister("centred")
 
 
+@pytest.mark.slow
 def test_an_estimator_trains_by_name_and_by_file(registered):
     found = steps(advantages="centred")
     chex.assert_tree_all_finite(found)

@@ -33,6 +33,7 @@ def test_ppo_and_evaluation_use_its_prompts(tmp_path):
     assert reads.data_files(here.config) == {PLUGIN: "data.source"}
 
 
+@pytest.mark.slow
 def test_sft_trains_on_its_better_answers(tmp_path):
     """This runs in the pipeline, on a base pretrained on text of the embedded world."""
     config = from_config_dict({

@@ -37,6 +37,7 @@ class Fixed:
         return self.found
 
 
+@pytest.mark.slow
 def test_a_source_named_by_its_module_runs_in_the_stage(done, tmp_path):
     """The source gives scores per token: each token costs 0.1. The sum adds a plain function."""
     for stage in ("pretrain", "revise", "sft"):

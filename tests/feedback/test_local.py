@@ -240,6 +240,7 @@ def test_a_prompt_with_non_finite_logits_affects_no_other_row(real):
     assert [found[0], found[2]] == [good[0], good[2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reasoning", [False, True])
 def test_requests_about_a_pair_share_their_prefix_unless_the_config_forbids_it(chat_tokenizers, reasoning):
     """Three principles for each of two pairs. The verdicts are the same, and fewer tokens are computed."""

@@ -95,6 +95,7 @@ def tpu():
     return topology_devices(parse_topology("v5e:2x2"))
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("head_dim", "length", "changes"), [
     (128, 1024, {}),
     (64, 1000, {"window": 100}),

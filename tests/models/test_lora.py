@@ -96,6 +96,7 @@ def test_patterns_select_layers_and_a_pattern_without_matches_is_refused():
         chosen("q_proj", "q_prj")
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("variant", ["rslora", "dora"])
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 4, 2)])
 def test_logits_and_gradients_on_a_mesh_equal_those_on_one_device(variant, mesh):

@@ -95,6 +95,7 @@ def test_the_best_mesh_fits_and_is_the_fastest_of_those_that_do():
     assert fitting == sorted(fitting) and len(found) > len(fitting) > 3
 
 
+@pytest.mark.slow
 def test_advice_names_changes_that_fit():
     advice = search.advice(given("v5e:4x4"))
     assert advice and all(run.fits for _, run in advice)

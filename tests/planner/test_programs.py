@@ -34,6 +34,7 @@ def names(found) -> list[str]:
     return [program.name for program in found]
 
 
+@pytest.mark.slow
 def test_every_stage_has_its_steps_and_each_can_be_lowered():
     found = programs()
     assert {program.stage for program in found} == set(TINY["stages"])
@@ -48,6 +49,7 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
         assert "module @jit" in program.step.lower(*program.arguments).as_text()[:200], program.name
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(("changes", "wanted"), [
     ({"lora": {"rank": 2, "base": "nf4"}}, "ppo update (policy, critic)"),
     ({"lora": {"rank": 2, "base": "int8"}, "preference": {"members": 2}},
@@ -105,6 +107,7 @@ def called(monkeypatch, module, name) -> list:
     return calls
 
 
+@pytest.mark.slow
 def test_ppo_calls_its_steps_with_the_planned_shapes(monkeypatch):
     """Run an iteration of the stage itself on one device, with its calls recorded."""
     calls = {"chunk": called(monkeypatch, ring, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),

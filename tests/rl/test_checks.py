@@ -36,6 +36,7 @@ def checked(setup, reference_seed=0, temperature=None, spoil=None):
     return found
 
 
+@pytest.mark.slow
 def test_an_odd_number_of_rows_is_split_as_well():
     """The check splits the batch into its own micro-batches."""
     setup = tiny.setup()
@@ -65,6 +66,7 @@ def failed(checks):
     return [check.name for check in checks if not check.passed]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8}])
 def test_a_fresh_state_passes(settings):
     """This includes filters, which change samples but not log-probabilities."""
@@ -73,6 +75,7 @@ def test_a_fresh_state_passes(settings):
     assert checks[1].value < 2e-6  # equal weights: two compilations differ by the rounding of log-probs of a few nats
 
 
+@pytest.mark.slow
 def test_bfloat16_passes_with_the_tolerance_for_its_rounding():
     """Weights stay float32. Sampler and trainer may round differently, by about 2^-8 of a logit."""
     checks = checked(tiny.setup(compute_dtype="bfloat16"))
@@ -85,6 +88,7 @@ def test_bfloat16_passes_with_the_tolerance_for_its_rounding():
     }
 
 
+@pytest.mark.slow
 def test_float16_passes_with_a_reduced_loss_scale(monkeypatch):
     """Under the initial scale, a high one here, gradients overflow. The check lowers the scale until they do not, as training
     does."""

@@ -67,6 +67,7 @@ def test_equal_weights_have_a_kl_of_0_at_any_temperature(temperature):
     assert float(metrics.kl_full) == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_in_the_loss_kl_and_gradient_equal_the_plain_form(temperature):
     setup, state, reference, sampled, experience, _ = made(temperature=temperature, **LOSS)
@@ -110,6 +111,7 @@ def test_in_the_loss_the_kl_pulls_the_policy_to_the_reference():
     chex.assert_trees_all_equal(tiny.to_host(reference), tiny.host_params(seed=1))
 
 
+@pytest.mark.slow
 def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
     plain = tiny.setup(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
     policy = dataclasses.replace(plain.policy, lora=LoraAdapters(4, 8.0, ("*",)))
@@ -137,6 +139,7 @@ def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
     chex.assert_trees_all_equal(tiny.to_host(base), tiny.host_params())
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("kl_in", ["reward", "loss"])
 @pytest.mark.parametrize("reference_seed", [0, 1])
 def test_the_checks_of_step_0_pass_and_detect_another_reference(kl_in, reference_seed):

@@ -33,6 +33,7 @@ def counts(state):
     return {int(state.step), *(int(value) for _, value in found)}
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (2, 1), (3, 4)])
 def test_pitfall_11_the_number_of_updates_is_epochs_times_minibatches(buffer, epochs, minibatches):
     """Another system accepted `num_epochs` and never read it."""
@@ -66,6 +67,7 @@ def test_later_updates_have_other_ratios_and_are_clipped(buffer):
     assert float(metrics.ratio_max) > 1.2 and float(metrics.clip_fraction) > 0
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("whiten", [True, False])
 def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
     """Responses have unequal lengths: means of the means of parts would differ, and so would statistics of the parts."""
@@ -152,6 +154,7 @@ def traced(buffer, epochs, step=0):
     return np.asarray(optax.tree_utils.tree_get(state.policy.opt_state, "trace")["embedding"], np.float64)
 
 
+@pytest.mark.slow
 def test_each_epoch_visits_every_row_once_in_a_new_order(buffer):
     """A row's weight in the decayed sum of gradients shows its position: .5^0 for the last, .5^7 for the first."""
     setup = tiny.setup(epochs=1, minibatches=8, whiten_advantages=False)

@@ -113,6 +113,7 @@ def scattered(experience: Experience) -> Experience:
     return Experience(rollout, twice(experience.weight, 0), **mine)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", UPDATES)
 def test_packing_micro_batches_and_uncounted_rows_change_nothing(name):
     setup = tiny.setup(**UPDATES[name])
@@ -134,6 +135,7 @@ def test_without_a_critic_there_is_no_critic_state():
     assert int(state.step) == 1
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (8, 1, 1)])
 def test_a_mesh_changes_nothing(mesh):
     alone, meshed = (tiny.setup(mesh=m, **VARIANTS["grpo"]) for m in (None, mesh))
@@ -147,6 +149,7 @@ def test_a_mesh_changes_nothing(mesh):
     chex.assert_trees_all_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("mesh", "name"),
     [((2, 2, 2), "rloo"), ((8, 1, 1), "reinforce_pp"), ((1, 4, 2), "gspo"), ((4, 2, 1), "dr_grpo"), ((2, 2, 2), "full"),

@@ -69,6 +69,7 @@ def test_the_expected_responses_are_varied(expected):
     assert len(set(ids(expected))) >= 6
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(("batch", "bucket"), [(1, 8), (2, 8), (3, 8), (8, 8), (8, 2), (8, 24)])
 def test_samples_equal_the_definition(params, expected, batch, bucket):
     """With one slot prompts run one after another, with 2 or 3 slots they overlap, and with 8 all run together; buckets of 2
@@ -76,6 +77,7 @@ def test_samples_equal_the_definition(params, expected, batch, bucket):
     assert_same(respond(params, tiny.PROMPTS, ROWS, batch, bucket), expected)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("changes", [
     {"temperature": 1.3, "top_k": 9, "top_p": 0.8}, {"temperature": 0.0}, {"stop_ids": ()},
     {"stop_ids": tuple(range(0, 32, 3))}, {"max_new_tokens": 1}, {"max_new_tokens": 17},
@@ -85,6 +87,7 @@ def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
     assert_same(respond(params, tiny.PROMPTS, ROWS, 2, sampling=sampling), defined(params, sampling))
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("changes", [
     {"window": 3}, {"window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
     {"experts": Experts(4, 2)},

@@ -44,6 +44,7 @@ def finish(session: Session):
         session.step()
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize(("prompts", "batch"), [(SHORT, 4), (MIXED, 8), (MIXED, 16)])
 def test_without_stop_ids_the_forecast_is_exact(called, prompts, batch, mesh):

@@ -200,6 +200,7 @@ def test_another_queue_compiles_nothing(params):
     assert SEEN == []
 
 
+@pytest.mark.slow
 def test_longer_prompts_submitted_later_compile_nothing(params):
     engine, sampling, late = Engine(tiny.model(), 2, 96, 16), Sampling(30, (2,)), [[1, *range(3, 32)]]
     jax.clear_caches()
@@ -211,6 +212,7 @@ def test_longer_prompts_submitted_later_compile_nothing(params):
     assert finish(session) and SEEN == []
 
 
+@pytest.mark.slow
 def test_another_queue_on_a_mesh_compiles_nothing():
     """This covers programs of the session and the small programs that move arrays."""
     model, rng, sampling = tiny.model((2, 2, 2)), np.random.default_rng(0), Sampling(56, (2, 9))

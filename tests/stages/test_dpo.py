@@ -65,6 +65,7 @@ def tokenizer(done) -> Tokenizer:
     return load_tokenizer(done / "pretrain" / "tokenizer.model")
 
 
+@pytest.mark.slow
 def test_both_stages_train_and_are_evaluated(direct):
     steps = read(direct / "dpo" / "summary.json")["steps"]
     assert len(read_metrics(direct / "dpo" / "metrics.jsonl")) == steps > 0

@@ -150,6 +150,7 @@ def test_another_config_is_refused_and_nothing_is_lost(done):
     assert fingerprints(done) == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_generation_resumes_at_the_missing_chunk(done, tmp_path):
     """Existing chunks are not recomputed; the missing chunk is reproduced byte for byte."""
     workdir = tmp_path / "run"

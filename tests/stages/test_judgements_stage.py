@@ -100,6 +100,7 @@ def test_stages_that_need_pairs_are_refused(changes, message):
         from_config_dict(CONFIG | values("a.jsonl") | changes)
 
 
+@pytest.mark.slow
 def test_a_run_learns_which_answers_are_good(tmp_path, capsys):
     """Good and bad answers have different texts; the held-out prompts are new."""
     path = tmp_path / "judged.jsonl"

@@ -142,6 +142,7 @@ def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root
         assert rows(folder) == whole and len(whole) == 16
 
 
+@pytest.mark.slow
 def test_the_weights_of_the_judge_are_gone_after_its_stage(root, real_data, tmp_path):
     """Live device bytes after compare are those before it, also with 4-bit weights."""
     made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),), "weights": "nf4"},

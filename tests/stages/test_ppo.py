@@ -41,6 +41,7 @@ def test_a_step_reports_every_metric_of_the_data_formats_page():
     assert [check.passed for check in checks] == [True] * 5
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
     """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
@@ -90,6 +91,7 @@ def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(caplog
     assert [step for step in (0, 1, 2) if any(f"at iteration {step}" in text for text in messages)] == [0, 1, 2]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
 def test_pitfall_10_old_log_probs_are_recomputed_if_configured(check):
     """The ratio before the first update is 1 up to the rounding of two programs on the same weights: their float32 log-probs,
@@ -136,6 +138,7 @@ def test_non_finite_gradients_stop_the_run_immediately_if_configured(monkeypatch
 HALF = {"compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(finite_gradients="stop")}
 
 
+@pytest.mark.slow
 def test_a_float16_overflow_that_halves_the_loss_scale_does_not_fail_the_check(monkeypatch):
     """At such a high initial scale the first updates overflow; a run that stops at non-finite gradients continues."""
     monkeypatch.setattr(loss_scale, "START", 2.0**24)
@@ -145,6 +148,7 @@ def test_a_float16_overflow_that_halves_the_loss_scale_does_not_fail_the_check(m
     assert float(state.policy.loss_scale.scale) == float(state.critic.loss_scale.scale) == 2.0**22
 
 
+@pytest.mark.slow
 def test_a_non_finite_loss_fails_the_check_in_float16(monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):

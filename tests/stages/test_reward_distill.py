@@ -37,6 +37,7 @@ def distilled(done, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_phases_have_operations(distilled):
     assert phases_with_operations(distilled / "reward_distill") == {"generate", "score", "train"}
 

@@ -41,6 +41,7 @@ def started(done, workdir):
     return workdir
 
 
+@pytest.mark.slow
 def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):
     path = tmp_path / "mine.py"
     path.write_text(GOOD)
@@ -65,6 +66,7 @@ def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):
         run(workdir, **changes(path))
 
 
+@pytest.mark.slow
 def test_a_callable_reward_works_with_a_critic(done, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [len(r) / 100 for r in responses]\n")
@@ -124,6 +126,7 @@ def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):
     assert asked[1] == asked[0] and len(asked[0]) == 24
 
 
+@pytest.mark.slow
 def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts(done, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
@@ -233,6 +236,7 @@ def test_options_without_effect_or_that_would_fail_later_are_refused(changes, me
         from_config_dict(changes)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_sum_are_means_over_all_scored_rows(done, tmp_path):
     """Groups of equal scores are dropped from the loss, not from the metrics."""
     path = tmp_path / "mine.py"

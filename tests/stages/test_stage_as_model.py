@@ -150,6 +150,7 @@ def chat(tmp_path_factory):
     return root, first, second
 
 
+@pytest.mark.slow
 def test_a_run_on_a_stage_of_a_chat_model_is_a_chat_run(chat):
     root, _, second = chat
     for run in ("first", "second"):

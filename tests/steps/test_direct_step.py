@@ -154,6 +154,7 @@ LOGISTIC = tuple(
 ALONE = tuple(name for name in OBJECTIVES.names() if name not in QUADRATIC + LOGISTIC)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("objective", ["+".join(LOGISTIC), "+".join(QUADRATIC), *ALONE])
 def test_pitfall_08_packed_micro_batches_and_uncounted_rows_change_nothing(objective):
     """The content of padding rows changes nothing either, although KTO's KL and BCO's mean reward cover the whole batch. The
@@ -167,6 +168,7 @@ def test_pitfall_08_packed_micro_batches_and_uncounted_rows_change_nothing(objec
     assert_same(found, step(section(objective, **smoothing), batch))
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     ("mesh", "objective"),
     [((2, 2, 2), "kto"), ((2, 2, 2), "aot"), ((8, 1, 1), "bco_pair"), ((1, 4, 2), "orpo"), ((4, 2, 1), "ipo_mean")],
@@ -176,6 +178,7 @@ def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
     assert_same(step(section(objective, batch=8), batch, mesh, packed=True), step(section(objective, batch=8), batch))
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("mesh", "objective", "tokens"),
     [(None, "sigmoid", 48), (None, "kto", 0), (None, "orpo", 96), ((2, 2, 2), "sigmoid", 0), ((4, 1, 2), "bco_pair", 48)],
@@ -190,6 +193,7 @@ UP_TO_8 = st.integers(1, 8)
 LENGTHS = st.tuples(UP_TO_8, UP_TO_8, UP_TO_8, UP_TO_8, st.integers(0, 16), st.booleans())
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("objective", ["sigmoid", "kto"])
 @settings(deadline=None, max_examples=15)
 @given(st.lists(LENGTHS, min_size=6, max_size=6), st.integers(0, 99))

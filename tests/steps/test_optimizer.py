@@ -208,6 +208,7 @@ def test_sophia_by_hand():
     np.testing.assert_allclose(params["x"], x, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_sophia_gives_the_same_updates_on_a_mesh_as_on_one_device():
     found = []
     for mesh in (None, (2, 2, 2)):

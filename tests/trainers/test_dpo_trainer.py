@@ -59,6 +59,7 @@ def test_every_objective_is_accepted(objective):
     assert DPO(language_model(), objective, **(FIELDS | smoothing)).section.objective == objective
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("objective", [*ALONE, "+".join(SUMMABLE)])
 def test_every_objective_takes_a_step(objective):
     """Objectives that can be summed take it together, in one program: their sum is finite only if each of them is."""

@@ -106,6 +106,7 @@ def test_an_interruption_changes_nothing(tmp_path):
         SFT(language_model(), **SFT_FIELDS, directory=tmp_path).fit(EXAMPLES[:4], EXAMPLES[4:], eval_every=2, patience=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", (False, True))
 def test_ppo_measures_the_mean_reward_of_held_out_prompts_and_keeps_the_best(lora):
     """The reward is a constant of each prompt's column, so its mean is known, and no later mean is higher."""

@@ -58,6 +58,7 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     assert [check["passed"] for check in json.loads((tmp_path / "checks.json").read_text())] == [True] * 5
 
 
+@pytest.mark.slow
 def test_columns_reach_the_reward_and_few_prompts_are_repeated():
     seen = []
 
@@ -128,6 +129,7 @@ def test_a_failed_check_stops_training_if_the_caller_asks_for_it():
         run(steps=1, sampler_tolerance=1e-12, checks=Checks(sampler_gap="stop"))
 
 
+@pytest.mark.slow
 def test_a_dense_reward_learns():
     """Each even token id is rewarded where it was sampled."""
     def even(prompts, responses, token_ids, ended, raw_responses, **columns):

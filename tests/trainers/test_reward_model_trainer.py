@@ -66,6 +66,7 @@ def test_an_ensemble_trains_its_members_in_turn():
     assert np.isfinite(trainer.score(PROMPTS, PROMPTS)).all()
 
 
+@pytest.mark.slow
 def test_adapters_and_the_head_are_trained():
     trainer = RewardModel(language_model(lora=True), **FIELDS | {"epochs": 1})
     assert np.isfinite([step.metrics["loss"] for step in trainer.fit(PAIRS)]).all()
@@ -108,6 +109,7 @@ def test_early_stopping_trains_to_the_end_while_the_loss_falls():
     np.testing.assert_array_equal(trainer.score(PROMPTS, PROMPTS), plain.score(PROMPTS, PROMPTS))
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("steps", (1, 4, 5, None))
 def test_an_interruption_of_early_stopping_changes_nothing(steps, tmp_path):
     """None: the run is complete, and its last step was decided by the patience."""
@@ -134,6 +136,7 @@ def test_options_that_nothing_reads_are_refused():
         list(RewardModel(language_model(), early_stopping=True).fit(PAIRS, undecided))
 
 
+@pytest.mark.slow
 def test_a_pair_of_weight_0_is_not_learnt():
     """Half of the pairs has the opposite label; the half with weight 0 has no effect."""
     rows = [{**row, "weight": 1.0} for row in PAIRS] + [{**row, "weight": 0.0} for row in FLIPPED]
