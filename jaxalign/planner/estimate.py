@@ -248,7 +248,8 @@ class TaskEstimator:
             parts = memory.generation(model, own, task.rows, tpu) | ({"weights to sample": own.moved} if own.moved else {})
             steps, counts = list(work.generate(model, own, task)), [1, 1, task.rows.new - 1]
         else:
-            parts, counts = memory.scoring(models, task.rows, task.counted), [1]
+            gpu = self.cluster.chip.kind == "gpu"
+            parts, counts = memory.scoring(models, task.rows, task.counted, gpu), [1]
             steps = [sum((work.forward(*m, task) for m in models), Work())]
         times = [self._seconds(step, task) for step in steps]
         whole = sum((step * count for step, count in zip(steps, counts, strict=True)), Work())
@@ -258,8 +259,9 @@ class TaskEstimator:
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
         """The temporaries of the checks of step 0, or the largest among the models that a program updates one after another."""
+        gpu = self.cluster.chip.kind == "gpu"
         if task.phase == "checks":
-            return memory.checks(*models[0], task.rows, task.micro)
+            return memory.checks(*models[0], task.rows, task.micro, gpu)
         candidates = []
         for place, (model, own) in enumerate(models):
             others = [other for i, (_, other) in enumerate(models) if i != place]
@@ -267,7 +269,7 @@ class TaskEstimator:
             if model.lora is None:
                 beside = sum(other.casts + (other.table if task.micro > 1 else 0.0) for other in others)
             lm_head = bool(task.counted) and model.head == "lm"
-            candidates.append(memory.update(model, own, task.rows, task.micro, lm_head, beside, task.packed))
+            candidates.append(memory.update(model, own, task.rows, task.micro, lm_head, beside, task.packed, gpu))
         return max(candidates, key=lambda parts: sum(parts.values()))
 
     def _seconds(self, step: Work, task: Task) -> tuple[float, float, float]:

@@ -15,6 +15,9 @@ from jaxalign.parallel.pipeline import is_pipelined, micro_batches
 from jaxalign.planner.weights import LANES, WeightBytes, split_ways
 from jaxalign.rollout.layouts import prefill_sizes, slot_counts
 
+GPU_GAPS = 1.05
+"""The memory that the GPU compiler allocates for an update, over the bytes in use at its peak: its allocation leaves gaps."""
+
 Parts = dict[str, float]
 """Bytes on one device, by kind of array."""
 
@@ -94,11 +97,14 @@ def layer_forward(at: Local) -> float:
     return 3 * at.tokens * at.D * at.size + max(scores(at) + heads, mlp)
 
 
-def layer_backward(at: Local) -> float:
-    """Peak temporaries of a layer's backward pass: the MLP's products stay in memory during attention's backward pass."""
+def layer_backward(at: Local, adapted: bool = False) -> float:
+    """Peak temporaries of a layer's backward pass: the MLP's products stay in memory during attention's backward pass.
+
+    adapted: whether adapters add their own products to those of the MLP, and the compiler stores both.
+    """
     kept = (2 if at.gated else 1) * at.tokens * at.F * at.size
     heads = at.tokens * 3 * (at.H + at.K) * at.h * at.size
-    return 6 * at.tokens * at.D * at.size + kept + max(scores(at) + heads, kept)
+    return 6 * at.tokens * at.D * at.size + kept + max(scores(at) + heads, (3 if adapted else 1) * kept)
 
 
 def residuals(at: Local, remat: str) -> float:
@@ -130,9 +136,15 @@ def chunk(model: Model, rows: BatchShape) -> tuple[int, int]:
 
 
 def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_head: bool, beside: float = 0.0,
-           packed: bool = False) -> Parts:
-    """Temporaries of one update on a minibatch `rows`, computed in `micro` micro-batches. beside: bytes of casts and tables
-    of another model that is updated in the same program; packed: as in `programs.Task`."""
+           packed: bool = False, gpu: bool = False) -> Parts:
+    """Temporaries of one update on a minibatch `rows`, computed in `micro` micro-batches.
+
+    Args:
+      beside: bytes of casts and tables of another model that is updated in the same program.
+      packed: as in `programs.Task`.
+      gpu: whether the devices are GPUs. There XLA sets the gradients of the layers to zero before the head's backward pass,
+        stores the head's gradient twice, and transposes a tied embedding for the logits.
+    """
     config = model.config
     part = BatchShape(max(1, rows.rows // micro), rows.length)
     at = local(model, part)
@@ -145,11 +157,17 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     # The head's backward pass runs first, before any gradient of this micro-batch exists. The layers follow; the embedding
     # lookup comes last.
     # Each entry of `times` is (gradients, casts and tables, everything else) at that point:
-    casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 else 0.0) + beside
-    accumulated = weights.gradients if micro > 1 or packed else 0.0
+    looped = micro > 1 or packed
+    # A GPU looks up embeddings in the stored table if it has all columns of it.
+    in_place = gpu and model.lora is not None and not lm_head and not _gathers(model)
+    casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 and not in_place else 0.0) + beside
+    turned = weights.head if gpu and lm_head and looped and config.tie_embeddings else 0.0  # Transposed before the loop.
+    accumulated = weights.gradients if looped else 0.0
     layers = accumulated + weights.gradients - weights.table_gradient
     times = {
-        "layers": (layers, casts, kept + layer_backward(layer) + 2 / 3 * weights.layer),
+        "layers": (
+            layers, casts, turned + kept + layer_backward(layer, gpu and model.lora is not None) + 2 / 3 * weights.layer
+        ),
         "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
         # With zero < 3 each device updates its part of replicated parameters; the new ones are gathered next to the old.
         "step": (accumulated + weights.gradients, beside, 0.0 if model.sharding.zero == 3 else weights.parameters),
@@ -157,20 +175,33 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     if lm_head:
         positions, _ = chunk(model, part)
         gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before the reduce-scatter
-        times["head"] = (accumulated, casts, weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
-    return dict(zip(("gradients", "casts", "activations"), max(times.values(), key=sum), strict=True))
+        early = layers - accumulated if gpu else 0.0
+        heads = 2 if gpu and model.lora is None else 1
+        times["head"] = (accumulated + early, casts, heads * weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
+    largest = max(times.values(), key=sum)
+    if gpu:
+        largest = [GPU_GAPS * size for size in largest]
+    return dict(zip(("gradients", "casts", "activations"), largest, strict=True))
 
 
-def checks(model: Model, weights: WeightBytes, rows: BatchShape, micro: int) -> Parts:
-    """Temporaries of the checks of step 0, on two micro-batches of an update on `rows` with `micro` of them: the gradients of
-    both at once, and beside them the gradients one by one."""
-    pair = dataclasses.replace(rows, rows=2 * max(1, rows.rows // micro))
-    parts = update(model, weights, pair, 2, True)
-    apart = parts | {"gradients": parts["gradients"] + weights.gradients}
-    return max(update(model, weights, pair, 1, True), apart, key=lambda parts: sum(parts.values()))
+def _gathers(model: Model) -> bool:
+    """Whether the table of embeddings is gathered before it is used."""
+    return split_ways(model.sharding.rules["embed"], model.sharding.mesh.shape) > 1
 
 
-def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: int) -> Parts:
+def checks(model: Model, weights: WeightBytes, rows: BatchShape, parts: int, gpu: bool = False) -> Parts:
+    """Temporaries of the checks of step 0 on `rows` (`rl.step_zero.checked_rows`): the gradients of all rows at once, and
+    beside them those of `parts` parts. A GPU's compiler gives the residuals of both computations memory of their own."""
+    apart = update(model, weights, rows, parts, True, packed=True, gpu=gpu)
+    apart["gradients"] += weights.gradients
+    whole = update(model, weights, rows, 1, True, gpu=gpu)
+    if gpu:
+        part = local(model, BatchShape(max(1, rows.rows // parts), rows.length))
+        whole["activations"] += residuals(part, model.config.remat_saves if model.config.remat else "")
+    return max(whole, apart, key=lambda parts: sum(parts.values()))
+
+
+def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: int, gpu: bool = False) -> Parts:
     """Temporaries of one program that runs several models forward over the same rows, with LM heads at `counted` positions.
 
     A loop computes the rows part by part. Before the loop, XLA gathers the weights that every iteration reads: all tables and
@@ -181,6 +212,8 @@ def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: 
     held = {} if adapted else {id(own): own.casts for _, own in models}
     each = models[:1] if adapted else models
     kept = sum(own.copies[0] + own.table for _, own in each)
+    if gpu and counted and first.config.tie_embeddings and _gathers(first):
+        kept += models[0][1].head  # Transposed; without a gather it takes the place of the table.
     if counted and not first.config.tie_embeddings:
         kept += sum(own.head for model, own in each if model.head != "scalar")
     layer = layer_forward(at) + max(own.layer for _, own in models) / 3
@@ -193,9 +226,9 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape, tpu: bool =
     its size, and of decoding a chunk of tokens.
 
     To decode a chunk, a TPU copies the ring into a layout in which each token is contiguous and heads are padded to whole
-    lanes, and the kernels of the keys if it has few of their heads. The copy takes more memory than widening the ring. Weights
-    are resharded before the ring is allocated, and the largest one exists twice. If weights keep the sharding of training, both
-    tables are gathered once.
+    lanes, and the kernels of the keys if it has few of their heads. The copy takes more memory than widening the ring. A GPU
+    transposes the embedding for the logits if it is tied. Weights are resharded before the ring is allocated, and the largest
+    one exists twice. If weights keep the sharding of training, both tables are gathered once.
 
     tpu: whether the devices are TPUs.
     """
@@ -204,7 +237,10 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape, tpu: bool =
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
     entering = local(model, BatchShape(count, rows.length), "generation")
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
-    copy = whole * -(-at.h // LANES) * LANES / at.h + weights.padded if tpu else 0.0
+    if tpu:
+        copy = whole * -(-at.h // LANES) * LANES / at.h + weights.padded
+    else:
+        copy = weights.head if model.config.tie_embeddings else 0.0
     decoding = whole + copy + 3 * at.B * at.V * 4
     peak = max(whole + prompts + layer_forward(entering), decoding, 1.5 * whole, weights.moving)
     temporaries = {"KV cache": whole, "activations": peak - whole}

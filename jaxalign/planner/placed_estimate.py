@@ -27,6 +27,8 @@ from jaxalign.planner.role_models import part_of
 from jaxalign.planner.role_times import moving_seconds
 from jaxalign.planner.search import Given
 from jaxalign.rl.placing import check_options, resolve_run
+from jaxalign.rl.step_zero import checked_rows
+from jaxalign.steps.packed import rows_split
 
 STEP_ZERO = "checks of step 0"
 
@@ -270,7 +272,11 @@ def _step_zero(on: StageOnDevices, estimates: Sequence[tuple[PlacedTask, TaskEst
     estimator, places = on.estimator("policy"), on.placement.roles
     own = role_weights(estimator.config, estimator.policy, "policy")
     update = next(one.task for one, _ in estimates if one.task.phase == "update" and one.role == "policy")
-    size = sum(memory.checks(*own, update.rows, update.micro).values())
+    rows, parts = 2 * max(1, update.rows.rows // update.micro), 2
+    if on.stage == "ppo":
+        section = estimator.config.ppo
+        rows, _, parts = checked_rows(section, section.batch, update.rows.length, *rows_split(own[0].sharding))
+    size = sum(memory.checks(*own, dataclasses.replace(update.rows, rows=rows), parts).values())
     policy, reference = places["policy"], places["reference"]
     same = (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
     return size if same or on.stage != "ppo" else size + own[1].parameters

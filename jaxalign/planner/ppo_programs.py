@@ -16,8 +16,9 @@ from jaxalign.rl.ahead import iteration_shapes
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.experience import packed_experience
 from jaxalign.rl.state import abstract_ppo_state, make_ppo_setup, values_in_update
-from jaxalign.rl.step_zero import step_zero_values
+from jaxalign.rl.step_zero import checked_rows, step_zero_values
 from jaxalign.rl.update import packed_update
+from jaxalign.steps.packed import rows_split
 
 
 def ppo(run: Run) -> list[Task]:
@@ -29,6 +30,7 @@ def ppo(run: Run) -> list[Task]:
     length = run.longest_prompt(new) + new
     part, parts = run.part(section.batch, length, section.micro_batch_tokens)
     packed = run.part(section.batch // section.minibatches, length, section.micro_batch_tokens)
+    checked, _, apart = checked_rows(section, section.batch, length, *rows_split(run.policy.sharding))
     queues = section.iterations * (2 if estimator.needs_greedy else 1)
     recomputes = section.sampler_correction != "none" or estimator.needs_trainer_logprobs
     scored = ("reference", *(("policy",) if recomputes else ()), *(() if values_in_update(section) else critic))
@@ -41,7 +43,7 @@ def ppo(run: Run) -> list[Task]:
         sampling_task(run, "ppo", section, section.batch, queues, stays[1:], lambda: built().models),
         rewarded,
         Task("ppo", "score", scored, part, section.iterations * parts, stays, new, programs=lambda: built().score),
-        Task("ppo", "checks", ("policy",), BatchShape(2 * packed[0].rows, length), 1, stays, new, micro=2,
+        Task("ppo", "checks", ("policy",), BatchShape(checked, length), 1, stays, new, micro=apart,
              programs=lambda: built().checks),
         update_task("ppo", ("policy", *critic), packed, section.iterations, lambda: built().update, stays, counted=new,
                     steps=section.epochs * section.minibatches),

@@ -88,10 +88,11 @@ def test_every_mesh_of_sixteen_devices_once():
     assert all(mesh["data"] % 2 == 0 for mesh in search.meshes(16, 1, 2))
 
 
-def test_the_best_mesh_fits_and_is_the_fastest_of_those_that_do():
+def test_the_best_mesh_is_the_fastest_of_those_that_leave_5_percent_of_the_memory():
     found = search.possible(given("v5e:4x4"))
     assert found[0].fits
-    fitting = [run.seconds for run in found if run.fits]
+    once = [run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None) for run in found]
+    fitting = [(run.peak > 0.95 * run.cluster.usable, seconds) for run, seconds in zip(found, once, strict=True) if run.fits]
     assert fitting == sorted(fitting) and len(found) > len(fitting) > 3
 
 
