@@ -38,13 +38,13 @@ checks of step 0. All programs fit in the 78.27 GB of an H100 that are available
 
 | variant | topology | plan | resident | moved | sampling | checks | update | seconds |
 |---|---|---|---|---|---|---|---|---|
-| qwen3_0_6b | h100:1x1 | 5.7 | 1.52 | - | 4.75 | 2.56 | 2.44 | 74 |
-| llama32_1b | h100:1x1 | 4.1 | 2.83 | - | 4.23 | 4.03 | 4.35 | 88 |
-| gemma2_9b | h100:1x8 | 10.7 | 2.88 | 8.12 | 10.20 | 7.50 | 6.75 | 250 |
-| llama31_8b_h100x8 | h100:1x8 | 50.9 | 31.08 | 48.79 | 48.36 | 51.04 | 48.02 | 57 |
-| llama31_8b_v5e16 | h100:2x8 | 6.3 | 1.34 | 5.64 | 5.88 | 4.71 | 4.07 | 75 |
-| llama31_8b_v6e64 | h100:8x8 | 8.8 | 3.89 | 8.19 | 8.37 | 8.26 | 7.93 | 121 |
-| llama31_70b_v5p128 | h100:8x8 | 25.4 | 3.04 | 24.85 | 21.60 | 16.90 | 13.26 | 107 |
+| qwen3_0_6b | h100:1x1 | 5.7 | 1.52 | - | 4.79 | 2.56 | 2.44 | 110 |
+| llama32_1b | h100:1x1 | 4.5 | 2.83 | - | 4.33 | 4.03 | 4.35 | 306 |
+| gemma2_9b | h100:1x8 | 10.7 | 2.88 | 8.12 | 10.20 | 7.50 | 6.75 | 303 |
+| llama31_8b_h100x8 | h100:1x8 | 51.1 | 31.08 | 48.79 | 48.06 | 51.04 | 48.02 | 281 |
+| llama31_8b_v5e16 | h100:2x8 | 6.3 | 1.34 | 5.64 | 5.87 | 4.71 | 4.07 | 136 |
+| llama31_8b_v6e64 | h100:8x8 | 8.8 | 3.89 | 8.19 | 8.32 | 8.26 | 7.93 | 96 |
+| llama31_70b_v5p128 | h100:8x8 | 25.4 | 3.04 | 24.85 | 21.59 | 16.90 | 13.26 | 66 |
 
 "seconds" is the time of the whole command on two cores that were shared with other work. A second plan of llama31_8b_h100x8
 with the kept reports takes 14 s.
