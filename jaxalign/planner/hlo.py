@@ -147,6 +147,8 @@ def argument(module: Module, computation: Computation, name: str) -> str:
             if not called or called[0][2] != "calls":
                 return ""
             computation, call, _ = called[0]
+            if int(here.inside) >= len(call.operands):  # A TPU's asynchronous call can pass memory of the chip's own.
+                return ""
             name = call.operands[int(here.inside)]
         elif here.opcode == "get-tuple-element":
             source = _part(module, computation, here)
