@@ -55,7 +55,7 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items):
     """Mark tests whose path, name or parameter says that they run on a mesh, tests that use a server process, and the variants
-    that the default tier leaves out."""
+    that the default tier leaves out. A variant that is selected by its node id counts as one of the first."""
     variants = collections.Counter()
     for item in items:
         kept = item.get_closest_marker("variants")

@@ -1,8 +1,8 @@
 """One decoder-only transformer in Flax NNX for all model families that `architecture.DecoderConfig` can describe.
 
 The modules describe the architecture; `jaxalign.models.model.Model` splits them once and runs them as pure functions.
-Layers are stacked on a leading axis and scanned, so compile time does not grow with depth. The caller passes in the attention
-function (`jaxalign.models.attention.dispatch`).
+Layers are stacked on a leading axis and scanned, so compile time does not grow with depth, except while decoding
+(`Model.layered`). The caller passes in the attention function (`jaxalign.models.attention.dispatch`).
 
 Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp, L layers,
 V vocab.
@@ -199,7 +199,8 @@ class Decoder(nnx.Module):
         attends to the earlier slots, whose number is its position. Returns hidden [B, D] and the new caches.
 
         layers: None scans the layers. Given `layers_apart`, with a cache for each layer without the first axis, the program
-        unrolls the layers, and none of their parameters or caches is copied.
+        unrolls the layers. On a CPU none of their parameters or caches is copied; on a GPU most parameters are read from the
+        stack.
         """
         graph, stacked = nnx.split(self.blocks)
         parts = sharding.batch_size

@@ -34,7 +34,7 @@ _LAYERED = {"cpu": 16, "gpu": 48}
 """The maximum number of layers for which decoding unrolls the layers, by platform. Deeper models take too long to compile."""
 _SLICED_ONCE = ("cpu",)
 """The platforms on which unrolled decoding slices the stacked weights once, before its loop. A CPU would copy each slice in
-every step. A GPU's kernels read most slices in place; slices made before the loop would take as much memory as the weights."""
+every step. A GPU's kernels read most slices in place. Slices made before the loop would be a second copy of all layers."""
 
 
 class Decoding(NamedTuple):

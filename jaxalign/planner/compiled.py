@@ -239,6 +239,12 @@ def _analysed(program: PlannedProgram, usable: int | None, report: Report, secon
         resident={role: size for role, size in beside.items() if size},
         warnings=unread + surprises(
             program.phase, traffic or (), shown, {} if module is None else float32_copies(module),
-            {} if module is None else copied_in_loops(module),
+            {} if module is None else _large_copies(module, report.memory.arguments),
         ),
     )
+
+
+def _large_copies(module: hlo_text.Module, arguments: int) -> dict[str, int]:
+    """`copied_in_loops` if it is at least half the size of the program's arguments."""
+    copied = copied_in_loops(module)
+    return copied if 2 * sum(copied.values()) >= arguments else {}

@@ -233,11 +233,15 @@ class TaskEstimator:
             sizes["frozen base"] = role_weights(self.config, self.policy, "policy")[1].frozen
         return {role: size for role, size in sizes.items() if size}
 
+    def weights(self, role: str) -> tuple[Model, WeightBytes]:
+        """The role's model and its weights, with the copies that the devices make."""
+        model, own = role_weights(self.config, self.policy, role)
+        copies = (own.transposed, 0.0) if self.cluster.chip.kind == "gpu" else own.copies
+        return model, dataclasses.replace(own, copies=copies)
+
     def of(self, task: Task, trained: tuple[str, ...]) -> TaskEstimate:
-        config, policy, slices = self.config, self.policy, self.config.mesh.slices
-        models = [role_weights(config, policy, role) for role in task.runs]
-        if self.cluster.chip.kind == "gpu":
-            models = [(model, dataclasses.replace(own, copies=(own.transposed, 0.0))) for model, own in models]
+        slices = self.config.mesh.slices
+        models, gpu = [self.weights(role) for role in task.runs], self.cluster.chip.kind == "gpu"
         if task.phase in ("update", "checks"):
             kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
             parts, counts = self._update_memory(task, models), [task.steps]
@@ -248,7 +252,6 @@ class TaskEstimator:
             parts = memory.generation(model, own, task.rows, tpu) | ({"weights to sample": own.moved} if own.moved else {})
             steps, counts = list(work.generate(model, own, task)), [1, 1, task.rows.new - 1]
         else:
-            gpu = self.cluster.chip.kind == "gpu"
             parts, counts = memory.scoring(models, task.rows, task.counted, gpu), [1]
             steps = [sum((work.forward(*m, task) for m in models), Work())]
         times = [self._seconds(step, task) for step in steps]

@@ -100,7 +100,7 @@ def layer_forward(at: Local) -> float:
 def layer_backward(at: Local, adapted: bool = False) -> float:
     """Peak temporaries of a layer's backward pass: the MLP's products stay in memory during attention's backward pass.
 
-    adapted: whether adapters add their own products to those of the MLP, and the compiler stores both.
+    adapted: whether the model has adapters, whose products the GPU compiler stores beside those of the MLP.
     """
     kept = (2 if at.gated else 1) * at.tokens * at.F * at.size
     heads = at.tokens * 3 * (at.H + at.K) * at.h * at.size
@@ -142,8 +142,9 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     Args:
       beside: bytes of casts and tables of another model that is updated in the same program.
       packed: as in `programs.Task`.
-      gpu: whether the devices are GPUs. There XLA sets the gradients of the layers to zero before the head's backward pass,
-        stores the head's gradient twice, and transposes a tied embedding for the logits.
+      gpu: whether the devices are GPUs. There XLA sets the gradients of the layers to zero before the head's backward pass.
+        If all weights are trained, it stores the head's gradient twice. In a loop over micro-batches, it keeps a tied
+        embedding transposed for the logits.
     """
     config = model.config
     part = BatchShape(max(1, rows.rows // micro), rows.length)
@@ -158,7 +159,7 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     # lookup comes last.
     # Each entry of `times` is (gradients, casts and tables, everything else) at that point:
     looped = micro > 1 or packed
-    # A GPU looks up embeddings in the stored table if it has all columns of it.
+    # With adapters and no LM head, a GPU reads embeddings from the stored table, if the table is not gathered.
     in_place = gpu and model.lora is not None and not lm_head and not _gathers(model)
     casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 and not in_place else 0.0) + beside
     turned = weights.head if gpu and lm_head and looped and config.tie_embeddings else 0.0  # Transposed before the loop.
@@ -198,7 +199,7 @@ def checks(model: Model, weights: WeightBytes, rows: BatchShape, parts: int, gpu
     if gpu:
         part = local(model, BatchShape(max(1, rows.rows // parts), rows.length))
         whole["activations"] += residuals(part, model.config.remat_saves if model.config.remat else "")
-    return max(whole, apart, key=lambda parts: sum(parts.values()))
+    return max(whole, apart, key=lambda sizes: sum(sizes.values()))
 
 
 def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: int, gpu: bool = False) -> Parts:
@@ -213,7 +214,7 @@ def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: 
     each = models[:1] if adapted else models
     kept = sum(own.copies[0] + own.table for _, own in each)
     if gpu and counted and first.config.tie_embeddings and _gathers(first):
-        kept += models[0][1].head  # Transposed; without a gather it takes the place of the table.
+        kept += models[0][1].head  # The transposed copy. If the table is not gathered, this copy is counted as the table.
     if counted and not first.config.tie_embeddings:
         kept += sum(own.head for model, own in each if model.head != "scalar")
     layer = layer_forward(at) + max(own.layer for _, own in models) / 3

@@ -270,13 +270,13 @@ def _step_zero(on: StageOnDevices, estimates: Sequence[tuple[PlacedTask, TaskEst
     """Bytes that the checks of step 0 add on the policy's devices: gradients of a whole batch and of its micro-batches, and the
     reference, of which the policy's mesh gets a copy if it has another one."""
     estimator, places = on.estimator("policy"), on.placement.roles
-    own = role_weights(estimator.config, estimator.policy, "policy")
+    own, gpu = estimator.weights("policy"), estimator.cluster.chip.kind == "gpu"
     update = next(one.task for one, _ in estimates if one.task.phase == "update" and one.role == "policy")
     rows, parts = 2 * max(1, update.rows.rows // update.micro), 2
     if on.stage == "ppo":
         section = estimator.config.ppo
         rows, _, parts = checked_rows(section, section.batch, update.rows.length, *rows_split(own[0].sharding))
-    size = sum(memory.checks(*own, dataclasses.replace(update.rows, rows=rows), parts).values())
+    size = sum(memory.checks(*own, dataclasses.replace(update.rows, rows=rows), parts, gpu).values())
     policy, reference = places["policy"], places["reference"]
     same = (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
     return size if same or on.stage != "ppo" else size + own[1].parameters

@@ -30,7 +30,7 @@ from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before, stages_in_order
 from jaxalign.rl.ahead import described_moves
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
-from jaxalign.rollout.ring import decode_program, insert, prefill, reroll
+from jaxalign.rollout.ring import GPU_OPTIONS, decode_program, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
 from jaxalign.steps.packed import pair_rows, part_rows, rows_split
@@ -371,7 +371,8 @@ def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: 
 @functools.cache
 def decode_step(model: Model) -> Callable:
     """One step of the engine's loop without the LM head and the draw. It donates the cache, as the loop does."""
-    return jax.jit(model.decode, donate_argnums=3)
+    options = GPU_OPTIONS if model.sharding.platform == "gpu" else None
+    return jax.jit(model.decode, donate_argnums=3, compiler_options=options)
 
 
 FROZEN = ("reference", "preference model", "student", "reward model", "feedback model", "judge")

@@ -12,8 +12,10 @@ from jaxalign.planner.hlo_text import Computation, Instruction, Module
 
 _SMALL = 1 << 20
 """Copies below this many bytes, as those of a layer's norms, are left out."""
-_UNCOPIED = ("get-tuple-element", "bitcast", "all-gather-start", "all-gather", "copy-done")
-"""Instructions that refer to an array without copying it, gather it, or end a copy that was counted at its start."""
+_UNCOPIED = ("get-tuple-element", "bitcast", "all-gather-start", "all-gather", "copy-start")
+"""Instructions that refer to an array without copying it, gather it, or start a copy that is counted at its end."""
+_ON_CHIP = re.compile(r"S\(\d+\)")
+"""The mark of an array in a memory of the chip's own, such as a TPU's VMEM."""
 _FLOATS = re.compile(r"\b(f32|bf16|f16)\[([\d,]+)\]")
 
 
@@ -40,7 +42,8 @@ def copied_in_loops(module: Module) -> dict[str, int]:
     """Bytes on a device, by program argument, that the loops of a program copy of it without computing: slices of stacked
     layers, and concatenations. A loop whose iterations are not known, such as that of decoding steps, counts once.
 
-    A slice inside a fused computation, as of a matrix product, is not stored. Arrays below 1 MiB are left out.
+    A slice inside a fused computation, as of a matrix product, is not stored. Arrays below 1 MiB are left out, and those that
+    are prefetched into a memory of the chip's own.
     """
     found: dict[str, int] = {}
     for computation, instruction in _stored(module):
@@ -50,7 +53,7 @@ def copied_in_loops(module: Module) -> dict[str, int]:
         for home, one in _results(module, computation, instruction):
             for part in _parts(home, one):
                 source = argument(module, home, part.name)
-                if source and part.bytes >= _SMALL:
+                if source and part.bytes >= _SMALL and not _ON_CHIP.search(instruction.type):
                     found[source] = found.get(source, 0) + times * part.bytes
     return found
 

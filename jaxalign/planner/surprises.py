@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxalign.planner.hlo import Collective
 
 LARGE = 32 << 20
-"""Arrays that are replicated or copied for every token are reported from this many bytes on."""
+"""Replicated arrays of at least this many bytes are reported."""
 DECODING = ("sampling", "reasoning", "decode")
 _SHOWN = 3
 
@@ -27,8 +27,8 @@ def surprises(
       collectives: the program's collectives.
       arrays: (name, shape, dtype, sharding) of its arguments and results.
       copies: bytes of each bfloat16 argument that it stores in float32 (`stored_arrays.float32_copies`).
-      copied: bytes of each argument that its loops copy (`stored_arrays.copied_in_loops`).
-      large: the minimum of bytes at which replicated or copied arrays are reported.
+      copied: bytes of each argument that its loops copy (`stored_arrays.copied_in_loops`), if that is a large part of them.
+      large: the minimum size in bytes of a replicated array that is reported.
     """
     warnings = []
     if phase in DECODING:
@@ -38,9 +38,10 @@ def surprises(
             turns = max(one.times for one in each) if phase == "decode" else 1
             warnings.append(f"every token gathers weights from other devices: {_sizes(each, turns)}; while sampling, replicate "
                             "them or split them only over tensor")
-        if sum(copied.values()) >= large:
+        if copied:
             size = f"{sum(copied.values()) / 1e9:.2f} GB"
-            warnings.append(f"every token copies {size} of weights before it multiplies them: {_listed(copied)}")
+            warnings.append(f"every token copies {size} of weights before it multiplies them: {_listed(copied)}; on a GPU, "
+                            "models of more than 48 layers do so")
     again = [one for one in collectives if one.rematerialised and one.kind == "all-gather"]
     if again:
         warnings.append(f"the compiler gathers weights a second time to save memory: {_sizes(again)}; use smaller "

@@ -234,9 +234,10 @@ def decode_chunk(
     return decoding.end(end.tiers), Drawn(*(model.sharding.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))
 
 
-decode_chunk_on_gpus = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options={"xla_gpu_dot_merger_threshold_mb": 0})
-"""`decode_chunk` without the merging of products of the same rows. To merge them, as an MLP's first two products, the compiler
-concatenates their weights in every step, which takes longer than reading them."""
+GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
+"""Compiler options of decoding on GPUs: do not merge products of the same rows, such as an MLP's first two. To merge them, the
+compiler would copy their weights in every step to concatenate them."""
+decode_chunk_on_gpus = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options=GPU_OPTIONS)
 DECODING = (decode_chunk, decode_chunk_on_gpus)
 
 

@@ -85,7 +85,7 @@ def accumulate(
     def grad_fn(params, part):
         (_, out), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(params, part)
         if loss_scale is not None:
-            gradients = jax.tree.map(lambda x: x / loss_scale.scale, gradients)
+            gradients = jax.tree.map(lambda x: (x / loss_scale.scale).astype(x.dtype), gradients)
         return out, gradients if place is None else place(gradients)
 
     if isinstance(parts.count, int) and parts.count == 1:

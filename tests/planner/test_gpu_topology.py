@@ -182,8 +182,9 @@ def test_a_run_compiles_for_two_hosts(tmp_path):
 
 @needs_cuda
 @pytest.mark.parametrize("layered", [True, False])
-def test_a_decoding_step_copies_no_layer_out_of_its_stack_unless_the_layers_are_scanned(layered, monkeypatch):
-    """The projections to D of 1,024 columns are as small as the compiler likes to slice first; those of the MLP are not."""
+def test_a_decoding_step_copies_the_first_kernels_of_an_mlp_only_if_the_layers_are_scanned(layered, monkeypatch):
+    """The compiler slices small kernels, such as the projections to 1,024 columns, before it multiplies them. Without the
+    options of `decode_program` it would also copy those of the MLP, to concatenate them."""
     if not layered:
         monkeypatch.setattr(model_module, "_LAYERED", {})
     device = topology_devices(parse_topology("h100:1x1"))[0]

@@ -68,6 +68,7 @@ def test_all_roles_on_one_mesh_are_planned_as_flat():
     for key, phase in ((("policy", "generate"), "generate"), (("policy", "update"), "update")):
         assert tasks(stage)[key].seconds == by_phase[phase].seconds
         assert tasks(stage)[key].temporary == by_phase[phase].temporary
+    assert group.temporary[STEP_ZERO] == sum(by_phase["checks"].temporary.values())
     assert sum(group.resident.values()) == pytest.approx(sum(by_phase["update"].resident.values()))
     assert placed.seconds == pytest.approx(flat.seconds, rel=0.05) and not placed.tasks
 

@@ -139,9 +139,9 @@ def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
     chex.assert_trees_all_equal(tiny.to_host(base), tiny.host_params())
 
 
-@pytest.mark.variants(1)
-@pytest.mark.parametrize("kl_in", ["reward", "loss"])
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("reference_seed", [0, 1])
+@pytest.mark.parametrize("kl_in", ["reward", "loss"])
 def test_the_checks_of_step_0_pass_and_detect_another_reference(kl_in, reference_seed):
     setup, state, reference, sampled, experience, _ = made(reference_seed, temperature=0.7, kl_estimator="full", kl_in=kl_in)
     found = step_zero_checks(setup, reference, state.policy.params, sampled, experience, state.kl_coef)

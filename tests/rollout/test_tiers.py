@@ -72,7 +72,7 @@ def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh
     assert small["2 tiers"] > 2 and small["1 tiers"] > 0 and small["rows"] > 1
 
 
-@pytest.mark.variants(1)
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("changes", [
     {"window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, {"cache_dtype": "int8"},
 ], ids=str)

@@ -181,7 +181,7 @@ def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
 @pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("mesh", "objective", "tokens"),
-    [(None, "sigmoid", 48), (None, "kto", 0), (None, "orpo", 96), ((2, 2, 2), "sigmoid", 0), ((4, 1, 2), "bco_pair", 48)],
+    [((2, 2, 2), "sigmoid", 0), (None, "kto", 0), (None, "sigmoid", 48), (None, "orpo", 96), ((4, 1, 2), "bco_pair", 48)],
 )
 def test_storing_a_shared_prompt_once_changes_nothing(mesh, objective, tokens):
     batch = judged(pairs_with_shared_prompts(), objective)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign.steps.loss_scale import LossScale
 from jaxalign.steps.microbatch import Aux, Parts, accumulate, chosen, parts_of, split
 from tests import tiny
 
@@ -31,6 +32,17 @@ def test_sums_are_added_and_maxima_are_taken_over_micro_batches(micro_batches):
     np.testing.assert_allclose(aux.sums["mean"], product.mean(), rtol=1e-5)
     np.testing.assert_allclose(aux.maxima["largest"], product.max(), rtol=1e-6)
     np.testing.assert_allclose(gradient, (2 * product[:, None] * X / 8).sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_have_the_dtype_of_the_parameters_and_no_loss_scale(micro_batches, dtype):
+    scale = LossScale(jnp.float32(1024.0), jnp.int32(0))
+    (loss, _), gradient = accumulate(loss_fn, jnp.asarray(W, dtype), parts_of({"x": X}, micro_batches), None, scale)
+    product = X.astype(np.float64) @ W
+    assert gradient.dtype == dtype
+    np.testing.assert_allclose(loss, (product**2).mean(), rtol=1e-5)
+    np.testing.assert_allclose(gradient.astype(np.float32), (2 * product[:, None] * X / 8).sum(0), rtol=3e-2)
 
 
 def test_the_number_of_parts_may_be_known_only_at_run_time():
