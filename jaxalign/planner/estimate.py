@@ -270,7 +270,10 @@ class TaskEstimator:
             others = [other for i, (_, other) in enumerate(models) if i != place]
             beside = 0.0  # Models with adapters share the base, its casts and its tables.
             if model.lora is None:
-                beside = sum(other.casts + (other.table if task.micro > 1 else 0.0) for other in others)
+                # A TPU gathers both tables, and sets both sums of gradients to zero, before the loops over micro-batches.
+                early = [other.table + other.gradients for other in others] if task.packed and not gpu else []
+                tables = [other.table for other in others] if task.micro > 1 and not early else []
+                beside = sum(other.casts for other in others) + sum(early) + sum(tables)
             lm_head = bool(task.counted) and model.head == "lm"
             candidates.append(memory.update(model, own, task.rows, task.micro, lm_head, beside, task.packed, gpu))
         return max(candidates, key=lambda parts: sum(parts.values()))

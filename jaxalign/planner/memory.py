@@ -161,7 +161,11 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     looped = micro > 1 or packed
     # With adapters and no LM head, a GPU reads embeddings from the stored table, if the table is not gathered.
     in_place = gpu and model.lora is not None and not lm_head and not _gathers(model)
-    casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 and not in_place else 0.0) + beside
+    gathers = _gathers(model)
+    hoisted = weights.table if (micro > 1 or (packed and gathers and not gpu)) and not in_place else 0.0
+    if looped and not gpu and gathers and lm_head and not config.tie_embeddings:
+        hoisted += weights.head
+    casts = weights.casts + weights.copies[0] + hoisted + beside
     turned = weights.head if gpu and lm_head and looped and config.tie_embeddings else 0.0  # Transposed before the loop.
     accumulated = weights.gradients if looped else 0.0
     layers = accumulated + weights.gradients - weights.table_gradient
@@ -176,8 +180,8 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     if lm_head:
         positions, _ = chunk(model, part)
         gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before the reduce-scatter
-        early = layers - accumulated if gpu else 0.0
-        heads = 2 if gpu and model.lora is None else 1
+        early = layers - accumulated if gpu or model.lora is None else 0.0
+        heads = 2 if model.lora is None else 1
         times["head"] = (accumulated + early, casts, heads * weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
     largest = max(times.values(), key=sum)
     if gpu:
