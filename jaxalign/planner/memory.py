@@ -140,11 +140,13 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     """Temporaries of one update on a minibatch `rows`, computed in `micro` micro-batches.
 
     Args:
-      beside: bytes of casts and tables of another model that is updated in the same program.
+      beside: bytes of arrays of another model that is updated in the same program: casts and tables, and on TPUs gradients.
       packed: as in `programs.Task`.
-      gpu: whether the devices are GPUs. There XLA sets the gradients of the layers to zero before the head's backward pass.
-        If all weights are trained, it stores the head's gradient twice. In a loop over micro-batches, it keeps a tied
-        embedding transposed for the logits.
+      gpu: whether the devices are GPUs.
+
+    XLA sets the gradients of the layers to zero before the head's backward pass if all weights are trained, and on GPUs
+    also those of adapters. If all weights are trained, it stores the head's gradient twice. In a loop over micro-batches, a GPU
+    keeps a tied embedding transposed for the logits.
     """
     config = model.config
     part = BatchShape(max(1, rows.rows // micro), rows.length)
@@ -161,9 +163,10 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     looped = micro > 1 or packed
     # With adapters and no LM head, a GPU reads embeddings from the stored table, if the table is not gathered.
     in_place = gpu and model.lora is not None and not lm_head and not _gathers(model)
-    gathers = _gathers(model)
-    hoisted = weights.table if (micro > 1 or (packed and gathers and not gpu)) and not in_place else 0.0
-    if looped and not gpu and gathers and lm_head and not config.tie_embeddings:
+    # Before a loop over micro-batches, a TPU gathers the table and the head for all of them.
+    gathers = looped and not gpu and _gathers(model)
+    hoisted = weights.table if (micro > 1 or gathers) and not in_place else 0.0
+    if gathers and lm_head and not config.tie_embeddings:
         hoisted += weights.head
     casts = weights.casts + weights.copies[0] + hoisted + beside
     turned = weights.head if gpu and lm_head and looped and config.tie_embeddings else 0.0  # Transposed before the loop.
@@ -196,13 +199,12 @@ def _gathers(model: Model) -> bool:
 
 def checks(model: Model, weights: WeightBytes, rows: BatchShape, parts: int, gpu: bool = False) -> Parts:
     """Temporaries of the checks of step 0 on `rows` (`rl.step_zero.checked_rows`): the gradients of all rows at once, and
-    beside them those of `parts` parts. A GPU's compiler gives the residuals of both computations memory of their own."""
+    beside them those of `parts` parts. XLA gives the residuals of both computations memory of their own."""
     apart = update(model, weights, rows, parts, True, packed=True, gpu=gpu)
     apart["gradients"] += weights.gradients
     whole = update(model, weights, rows, 1, True, gpu=gpu)
-    if gpu:
-        part = local(model, BatchShape(max(1, rows.rows // parts), rows.length))
-        whole["activations"] += residuals(part, model.config.remat_saves if model.config.remat else "")
+    part = local(model, BatchShape(max(1, rows.rows // parts), rows.length))
+    whole["activations"] += residuals(part, model.config.remat_saves if model.config.remat else "")
     return max(whole, apart, key=lambda sizes: sum(sizes.values()))
 
 
