@@ -145,8 +145,8 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
       gpu: whether the devices are GPUs.
 
     XLA sets the gradients of the layers to zero before the head's backward pass if all weights are trained, and on GPUs
-    also those of adapters. If all weights are trained, it stores the head's gradient twice. In a loop over micro-batches, a GPU
-    keeps a tied embedding transposed for the logits.
+    also those of adapters. If all weights are trained, it stores the gradient of an untied head twice. In a loop over
+    micro-batches, a GPU keeps a tied embedding transposed for the logits.
     """
     config = model.config
     part = BatchShape(max(1, rows.rows // micro), rows.length)
@@ -184,7 +184,7 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
         positions, _ = chunk(model, part)
         gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before the reduce-scatter
         early = layers - accumulated if gpu or model.lora is None else 0.0
-        heads = 2 if model.lora is None else 1
+        heads = 2 if model.lora is None and not config.tie_embeddings else 1
         times["head"] = (accumulated + early, casts, heads * weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
     largest = max(times.values(), key=sum)
     if gpu:
