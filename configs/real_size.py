@@ -18,13 +18,12 @@ trains all weights in float32.
 | qwen3_0_6b | Qwen3-0.6B | one device of 16 GB | LoRA | one device | 7.2 | 1.52 | - | 7.41 | 2.35 |
 | llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA | one device | 5.3 | 2.83 | - | 5.28 | 3.71 |
 | gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB per chip | LoRA | fsdp 2, tensor 4 | 12.4 | 2.88 | 8.05 | 12.39 | 6.54 |
-| llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all | fsdp 8 | 50.9 | 31.08 | 49.27 | 50.38 | 51.35 |
-| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB per chip | LoRA | fsdp 4, tensor 4 | 6.4 | 1.34 | 5.59 | 6.53 | 4.52 |
+| llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all | fsdp 8 | 54.3 | 31.08 | 49.27 | 50.38 | 53.80 |
+| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB per chip | LoRA | fsdp 4, tensor 4 | 6.4 | 1.34 | 5.64 | 6.57 | 4.56 |
 | llama31_8b_v6e64 | Llama-3.1-8B | 64 x v6e of 32 GB | all | fsdp 16, tensor 4 | 8.8 | 3.89 | 8.19 | 8.47 | 6.64 |
 | llama31_70b_v5p128 | Llama-3.1-70B | 64 x v5p of 95 GB | LoRA | fsdp 8, tensor 8 | 25.4 | 3.04 | 24.85 | 23.01 | 5.37 |
 
-The figures of the TPU compiler for llama31_8b_h100x8, llama31_8b_v6e64 and llama31_70b_v5p128 are those of commit 5b445c2f,
-when PPO's micro-batches had one row per device, and its batches 64 rows. The last three variants run on several hosts
+The figures of the TPU compiler for llama31_8b_v6e64 and llama31_70b_v5p128 are those of commit 5b445c2f, when PPO's micro-batches had one row per device, and its batches 64 rows. The last three variants run on several hosts
 (docs/hosts.md). MODEL is the name in the second column, in lower case for gemma-2-9b. This command computes a row:
 
     python -m jaxalign.plan --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --prompt=512 --compile
