@@ -24,7 +24,8 @@ trains all weights in float32.
 | llama31_70b_v5p128 | Llama-3.1-70B | 64 x v5p of 95 GB | LoRA | fsdp 8, tensor 8 | 25.4 | 3.04 | 24.85 | 23.01 | 5.37 |
 
 The figures of the TPU compiler for llama31_8b_v6e64 and llama31_70b_v5p128 are those of commit 5b445c2f, when PPO's
-micro-batches had one row per device, and its batches 64 rows. The last three variants run on several hosts (docs/hosts.md). MODEL is the name in the second column, in lower case for gemma-2-9b. This command computes a row:
+micro-batches had one row per device, and its batches 64 rows. The last three variants run on several hosts (docs/hosts.md).
+MODEL is the name in the second column, in lower case for gemma-2-9b. This command computes a row:
 
     python -m jaxalign.plan --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --prompt=512 --compile
 
