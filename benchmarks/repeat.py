@@ -2,7 +2,8 @@
 
 Two processes train the same model by PPO from the same seed: `ppo_iteration.Run`, the stage's own iteration. The result is the
 number of parameters of policy and critic that differ after --steps iterations, and the largest difference. Each setting of
---settings is tried with two processes of its own: "default", and "deterministic", which adds an option of XLA for GPUs.
+--settings is tried with two processes of its own: "default", and "deterministic", which adds options of XLA for GPUs. All
+processes run at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ppo_iteration import Run, workload_parser
 
 from jaxalign.errors import UserError
 
-SETTINGS = {"default": "", "deterministic": "--xla_gpu_deterministic_ops=true"}
+SETTINGS = {"default": "", "deterministic": "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"}
 """XLA options by setting."""
 RUNS = 2
 
@@ -59,19 +60,22 @@ def main(argv: list[str]) -> int:
     if options.child is not None:
         train(options, options.child)
         return 0
-    results = {}
+    results, children = {}, {}
     with tempfile.TemporaryDirectory() as folder:
+        paths = {setting: [Path(folder) / f"{setting}-{number}.npz" for number in range(RUNS)] for setting in options.settings}
         for setting in options.settings:
-            paths = [Path(folder) / f"{setting}-{number}.npz" for number in range(RUNS)]
             environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SETTINGS[setting]}".strip()}
-            # At the same time, without reserving the device's memory.
+            # The processes share the device, so none may reserve its memory.
             environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
             # Each compiles for itself: XLA's choice of kernels may differ.
-            children = [subprocess.Popen([sys.executable, __file__, *argv, "--child", str(path)], stdout=subprocess.DEVNULL,
-                                         env=environment | {"JAX_COMPILATION_CACHE_DIR": f"{path}-cache"}) for path in paths]
-            if any([child.wait() for child in children]):
+            children[setting] = [
+                subprocess.Popen([sys.executable, __file__, *argv, "--child", str(path)], stdout=subprocess.DEVNULL,
+                                 env=environment | {"JAX_COMPILATION_CACHE_DIR": f"{path}-cache"}) for path in paths[setting]
+            ]
+        for setting, running in children.items():
+            if any([child.wait() for child in running]):
                 raise UserError(f"a training process of setting {setting} failed")
-            results[setting] = compare(paths)
+            results[setting] = compare(paths[setting])
             progress(f"{setting}: {json.dumps(results[setting])}")
     lines = ["| setting | parameters | differing | largest difference |", "|---|---|---|---|"]
     lines += [f"| {name} | {row['parameters']} | {row['differing']} | {row['largest']:.1e} |" for name, row in results.items()]

@@ -199,8 +199,7 @@ class Decoder(nnx.Module):
         attends to the earlier slots, whose number is its position. Returns hidden [B, D] and the new caches.
 
         layers: None scans the layers. Given `layers_apart`, with a cache for each layer without the first axis, the program
-        unrolls the layers. On a CPU none of their parameters or caches is copied; on a GPU most parameters are read from the
-        stack.
+        unrolls the layers, and copies none of their caches.
         """
         graph, stacked = nnx.split(self.blocks)
         parts = sharding.batch_size

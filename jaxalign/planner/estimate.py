@@ -20,7 +20,7 @@ from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.network import bandwidths
 from jaxalign.planner.programs import Run, Task, estimated_tasks
 from jaxalign.planner.weights import WeightBytes
-from jaxalign.planner.work import Work
+from jaxalign.planner.work import KERNEL_SECONDS, Work
 
 if TYPE_CHECKING:
     from jaxalign.planner.placed_estimate import PlacedStage
@@ -45,7 +45,8 @@ class TaskEstimate:
       temporary: bytes that the program adds, by kind.
       work: the work of one call.
       compute, memory, network: seconds of one call if only that resource limited it.
-      seconds: seconds of one call: the sum over its steps of the largest of these three.
+      seconds: seconds of one call: the sum over its steps of the largest of these three, plus `launch`.
+      launch: seconds that the kernels of sampling add on a GPU, however little they compute.
     """
 
     task: Task
@@ -56,6 +57,7 @@ class TaskEstimate:
     memory: float
     network: float
     seconds: float
+    launch: float = 0.0
 
     @property
     def peak(self) -> float:
@@ -63,8 +65,8 @@ class TaskEstimate:
 
     @property
     def bound(self) -> str:
-        """The resource that limits the task most: "compute", "memory" or "network"."""
-        return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
+        """The resource that limits the task most: "compute", "memory", "network", or "launch" of kernels."""
+        return max(("compute", "memory", "network", "launch"), key=lambda name: getattr(self, name))
 
     @property
     def tokens_per_second(self) -> float:
@@ -248,8 +250,8 @@ class TaskEstimator:
             steps = [sum((work.update(*m, task, slices, kind) for m, kind in zip(models, kinds, strict=True)), Work())]
         elif task.phase == "generate":
             (model, own), = models
-            tpu = self.cluster.chip.kind == "tpu"
-            parts = memory.generation(model, own, task.rows, tpu) | ({"weights to sample": own.moved} if own.moved else {})
+            usable = self.cluster.usable if gpu else None
+            parts = memory.generation(model, own, task.rows, usable) | ({"weights to sample": own.moved} if own.moved else {})
             steps, counts = list(work.generate(model, own, task)), [1, 1, task.rows.new - 1]
         else:
             parts, counts = memory.scoring(models, task.rows, task.counted, gpu), [1]
@@ -257,8 +259,9 @@ class TaskEstimator:
         times = [self._seconds(step, task) for step in steps]
         whole = sum((step * count for step, count in zip(steps, counts, strict=True)), Work())
         each = [sum(time[i] * count for time, count in zip(times, counts, strict=True)) for i in range(3)]
-        seconds = sum(max(time) * count for time, count in zip(times, counts, strict=True))
-        return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds)
+        launch = whole.kernels * KERNEL_SECONDS if gpu else 0.0
+        seconds = sum(max(time) * count for time, count in zip(times, counts, strict=True)) + launch
+        return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds, launch)
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
         """The temporaries of the checks of step 0, or the largest among the models that a program updates one after another."""

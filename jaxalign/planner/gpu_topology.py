@@ -17,6 +17,7 @@ from jax.experimental import topologies
 
 from jaxalign.commands import MEMORY_SHARE
 from jaxalign.errors import UserError
+from jaxalign.parallel.device_memory import describe_memory
 
 _DATA = Path(__file__).with_name("gpu_targets.json")
 _FORM = re.compile(r"(?P<kind>.+):(?P<hosts>\d+)x(?P<gpus>\d+)")
@@ -151,6 +152,7 @@ def gpu_topology_devices(topology: GpuTopology) -> list[jax.Device]:
     _check_compiler(topology.name)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    describe_memory(topology.device_kind, topology.usable)
     shape = f"1x{topology.hosts}x{topology.gpus}"
     try:
         return list(topologies.get_topology_desc(platform="cuda", target_config=topology.target, topology=shape).devices)

@@ -30,7 +30,7 @@ from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before, stages_in_order
 from jaxalign.rl.ahead import described_moves
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
-from jaxalign.rollout.ring import GPU_OPTIONS, decode_program, insert, prefill, reroll
+from jaxalign.rollout.ring import decode_program, decoding_options, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
 from jaxalign.steps.packed import pair_rows, part_rows, rows_split
@@ -290,7 +290,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
         PlannedProgram(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
         PlannedProgram(stage, "entering", role, insert, (own, (cache,), prefilled, plan, slot), held),
         PlannedProgram(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, slots)), held),
-        PlannedProgram(stage, "decode", role, decode_step(own), step, held),
+        PlannedProgram(stage, "decode", role, decode_step(own, params), step, held),
     ]
 
 
@@ -303,7 +303,7 @@ def _chunk(
     variant = sampling.variant(jax.random.key_impl(jax.random.key(0)))
     rows = jax.ShapeDtypeStruct((4 + variant.fields(len(sampling.stop_ids)), B), jnp.int32, sharding=where)
     arguments = (own, params, (cache,), rows, run.scalar(jnp.int32, (3,)), variant, CHUNK)
-    return PlannedProgram(stage, phase, role, decode_program(own), arguments, held, CHUNK)
+    return PlannedProgram(stage, phase, role, decode_program(own, params), arguments, held, CHUNK)
 
 
 def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[PlannedProgram], Params, dict[str, Any]]:
@@ -368,11 +368,14 @@ def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: 
     return Task(stage, "generate", (judge.role,), rows, calls, stays, 1, programs=programs)
 
 
-@functools.cache
-def decode_step(model: Model) -> Callable:
+def decode_step(model: Model, params) -> Callable:
     """One step of the engine's loop without the LM head and the draw. It donates the cache, as the loop does."""
-    options = GPU_OPTIONS if model.sharding.platform == "gpu" else None
-    return jax.jit(model.decode, donate_argnums=3, compiler_options=options)
+    return _decode_step(model, tuple((decoding_options(model, params) or {}).items()))
+
+
+@functools.cache
+def _decode_step(model: Model, options: tuple[tuple[str, Any], ...]) -> Callable:
+    return jax.jit(model.decode, donate_argnums=3, compiler_options=dict(options) or None)
 
 
 FROZEN = ("reference", "preference model", "student", "reward model", "feedback model", "judge")

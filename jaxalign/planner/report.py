@@ -127,13 +127,15 @@ def _memory_rows(run: RunEstimate) -> list[list[str]]:
 def _time_rows(run: RunEstimate) -> list[list[str]]:
     axes = [axis for axis in ("pipeline", "data", "slices", "fsdp", "context", "tensor")
             if any(task.work.sent.get(axis) for task in run.tasks)]
-    rows = [["task", "seconds", "bound by", "compute", "memory", "network", "TFLOP", *(f"GB over {axis}" for axis in axes),
-             "tokens/s", "calls", "hours"]]
+    launched = any(task.launch for task in run.tasks)
+    rows = [["task", "seconds", "bound by", "compute", "memory", "network", *["launch"] * launched, "TFLOP",
+             *(f"GB over {axis}" for axis in axes), "tokens/s", "calls", "hours"]]
     for task in run.tasks:
         calls = task.task.calls
         rows.append([
             task.task.name, _short(task.seconds), task.bound, _short(task.compute), _short(task.memory), _short(task.network),
-            _short(task.work.flops / 1e12), *(_number(task.work.sent.get(axis, 0.0) / GB) for axis in axes),
+            *[_short(task.launch)] * launched, _short(task.work.flops / 1e12),
+            *(_number(task.work.sent.get(axis, 0.0) / GB) for axis in axes),
             f"{task.tokens_per_second:,.0f}", "?" if calls is None else f"{calls:,}",
             "?" if calls is None else _short(task.seconds * calls / 3600),
         ])
@@ -204,6 +206,6 @@ def _task_json(task: TaskEstimate) -> dict[str, Any]:
         "length": own.rows.length, "new_tokens": own.rows.new, "calls": own.calls, "peak_bytes": task.peak,
         "resident_bytes": task.resident, "temporary_bytes": task.temporary, "flops": task.work.flops,
         "hbm_bytes": task.work.hbm, "sent_bytes": task.work.sent, "seconds": task.seconds, "compute_seconds": task.compute,
-        "memory_seconds": task.memory, "network_seconds": task.network, "bound": task.bound,
+        "memory_seconds": task.memory, "network_seconds": task.network, "launch_seconds": task.launch, "bound": task.bound,
         "tokens_per_second": task.tokens_per_second,
     }

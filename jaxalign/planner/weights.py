@@ -41,6 +41,7 @@ class WeightBytes:
       head: the LM head, in the same dtype and sharding as `table`.
       layer: the kernels of one layer, in the same dtype and sharding as `table`.
       generation: the weights that sampling reads, sharded according to config.mesh.generation.
+      generation_layers: the layers' part of `generation`, with their adapters.
       moved: the part of `generation` that is resharded or cast for sampling.
       moving: the largest array of `moved`, which exists twice during the move.
       copies: arrays that a TPU stores a second time in another layout: (kernels in the compute dtype, the embedding during
@@ -66,6 +67,7 @@ class WeightBytes:
     head: float
     layer: float
     generation: float
+    generation_layers: float
     moved: float
     moving: float
     copies: tuple[float, float]
@@ -111,6 +113,8 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         return _stored(held, path, shape) if kernel and held in ("int8", "nf4") else compute
 
     sampled = base.bytes(sharding.generation, sampled_size)
+    layers = base.only(lambda path: path[0] == "blocks").bytes(sharding.generation, sampled_size)
+    adapters = own.only(lambda path: path[0] == "adapters").bytes(sharding.generation, lambda *_: 4)
     as_stored = stays and all(
         sharding.named(axes).shard_shape(shape) == sharding.generation.named(axes).shard_shape(shape)
         for _, shape, axes in base.rows
@@ -129,6 +133,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         head=untied or table,
         layer=layer,
         generation=sampled + (own.bytes(sharding.generation, lambda *_: 4) if adapted else 0.0),
+        generation_layers=layers + adapters,
         moved=0.0 if as_stored else sampled,
         moving=0.0 if as_stored else max(base.sizes(sharding.generation, sampled_size), default=0.0),
         copies=_copies(model, base, table, compute),

@@ -18,21 +18,29 @@ from jaxalign.rollout.layouts import slot_counts
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """flops: floating-point operations; hbm: bytes read or written; sent: bytes by mesh axis ("slices": between slices)."""
+    """flops: floating-point operations; hbm: bytes read or written; sent: bytes by mesh axis ("slices": between slices);
+    kernels: GPU kernels, counted only for decoding, where they are small."""
 
     flops: float = 0.0
     hbm: float = 0.0
     sent: dict[str, float] = dataclasses.field(default_factory=dict)
+    kernels: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         axes = dict.fromkeys((*self.sent, *other.sent))
         sent = {axis: self.sent.get(axis, 0.0) + other.sent.get(axis, 0.0) for axis in axes}
-        return Work(self.flops + other.flops, self.hbm + other.hbm, sent)
+        return Work(self.flops + other.flops, self.hbm + other.hbm, sent, self.kernels + other.kernels)
 
     def __mul__(self, times: float) -> Work:
-        return Work(self.flops * times, self.hbm * times, {axis: size * times for axis, size in self.sent.items()})
+        sent = {axis: size * times for axis, size in self.sent.items()}
+        return Work(self.flops * times, self.hbm * times, sent, self.kernels * times)
 
 
+KERNEL_SECONDS = 1.9e-6
+"""What each kernel of a decoding step adds on an H200 to the time of reading weights and caches at 80% of the bandwidth: 1.8 to
+2.3 microseconds (docs/gpus.md)."""
+LAYER_KERNELS, ADAPTER_KERNELS = 19, 3
+"""Kernels of a decoding step for each layer and each adapter (docs/gpus.md)."""
 _SUPERVISED = ("pretrain", "sft", "best_of_n")  # Losses that compute the head's gradient together with the logits.
 
 
@@ -107,8 +115,14 @@ def generate(model: Model, weights: WeightBytes, task: Task) -> tuple[Work, Work
     slots = slot_counts(rows.length + rows.new)[-1]
     step_flops = rows.rows * (2 * weights.matmul + 4 * slots * config.heads * config.head_dim * config.layers
                               + 2 * config.embed * config.vocab) / ways
-    step = Work(step_flops, read + memory.cache(at, slots), _generation_sent(model, weights, at, at.B, split, rules))
-    return placing, filled, step
+    sent = _generation_sent(model, weights, at, at.B, split, rules)
+    return placing, filled, Work(step_flops, read + memory.cache(at, slots), sent, decoding_kernels(model))
+
+
+def decoding_kernels(model: Model) -> int:
+    """The GPU kernels of a decoding step."""
+    adapters = 0 if model.lora is None else len(model.lora.adapted(model.base.abstract()["blocks"]))
+    return model.config.layers * (LAYER_KERNELS + ADAPTER_KERNELS * adapters)
 
 
 def _generation_sent(model: Model, weights: WeightBytes, at: Local, tokens: float, split, rules) -> dict[str, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -237,10 +237,24 @@ def decode_chunk(
 GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 """Compiler options of decoding on GPUs: do not merge products of the same rows, such as an MLP's first two. To merge them, the
 compiler would copy their weights in every step to concatenate them."""
+IN_PLACE = GPU_OPTIONS | ({"xla_gpu_enable_triton_gemm": False} if jax.__version_info__ >= (0, 11) else {})
+"""The options if the layers are unrolled and not unstacked. In JAX 0.11 only cuBLAS reads the layers in their stacks; XLA's own
+kernels get copies. In JAX 0.10 it is the reverse."""
 decode_chunk_on_gpus = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options=GPU_OPTIONS)
-DECODING = (decode_chunk, decode_chunk_on_gpus)
+decode_chunk_in_place = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options=IN_PLACE)
+DECODING = (decode_chunk, decode_chunk_on_gpus, decode_chunk_in_place)
 
 
-def decode_program(model: Model) -> Callable:
-    """`decode_chunk` for the devices of the model."""
-    return decode_chunk_on_gpus if model.sharding.platform == "gpu" else decode_chunk
+def decoding_options(model: Model, params) -> dict[str, Any] | None:
+    """The compiler options of `decode_program`."""
+    if model.sharding.platform != "gpu":
+        return None
+    return IN_PLACE if model.layered and not model.unstacks(params) else GPU_OPTIONS
+
+
+def decode_program(model: Model, params) -> Callable:
+    """`decode_chunk` for the devices of the model. params: arrays or ShapeDtypeStructs."""
+    options = decoding_options(model, params)
+    if options is None:
+        return decode_chunk
+    return decode_chunk_in_place if options is IN_PLACE else decode_chunk_on_gpus

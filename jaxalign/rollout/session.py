@@ -323,7 +323,7 @@ class Session:
             quota = spare if spare > 0 else len(self.live)
         control = np.asarray([self.slot, min(steps, STEPS), quota], np.int32)
         rows = self._place(self.rows, (None, "batch"))
-        step = decode_program(self.model)
+        step = decode_program(self.model, self.params)
         self.tiers, drawn = self.call(step, self.model, self.params, self.tiers, rows, control, self.variant, STEPS)
         drawn = jax.device_get(drawn)
         self.slot = (self.slot + int(drawn.steps)) % self.layout.slots[-1]

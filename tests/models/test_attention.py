@@ -34,7 +34,8 @@ def kind(config, T: int = 256, setting: str = "auto") -> str:
     return kind_of_attention(dataclasses.replace(config, attention=setting), one_device(), 2, T)
 
 
-def test_a_cpu_uses_plain_attention():
+def test_a_cpu_uses_plain_attention(monkeypatch):
+    on(monkeypatch, "cpu")
     assert kind(BFLOAT16, 4096) == "plain"
     with pytest.raises(UserError, match="'fused', but the platform, cpu, has no fused kernel .* set it to 'auto'"):
         kind(BFLOAT16, setting="fused")
@@ -68,6 +69,7 @@ def test_another_gpu_uses_plain_attention(monkeypatch):
         kind(BFLOAT16, setting="fused")
 
 
+@pytest.mark.mesh
 def test_rows_split_over_context_use_ring_attention_in_training_and_not_in_sampling():
     sharding = make_sharding(Mesh(context=2))
     assert kind_of_attention(tiny.DECODER, sharding, 2, 64) == "ring"
@@ -82,6 +84,7 @@ def test_an_unavailable_kind_of_attention_is_refused():
         tiny.model(attention="fused").hidden(tiny.host_params(), np.zeros((1, 4), np.int32))
 
 
+@pytest.mark.mesh
 def test_plain_attention_also_works_for_rows_split_over_context():
     """It is only slow: the compiler gathers keys and values."""
     tokens = np.random.default_rng(0).integers(0, 32, (2, 11)).astype(np.int32)

@@ -36,7 +36,8 @@ from tests import tiny
 from tests.planner.tiny_config import config
 
 needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="the GPU compiler is not installed"
+    all(importlib.util.find_spec(f"jax_cuda{version}_plugin") is None for version in (12, 13)),
+    reason="the GPU compiler is not installed",
 )
 ONE = dict.fromkeys(("data", "fsdp", "tensor", "context", "pipeline"), 1)
 
@@ -181,19 +182,21 @@ def test_a_run_compiles_for_two_hosts(tmp_path):
 
 
 @needs_cuda
-@pytest.mark.parametrize("layered", [True, False])
-def test_a_decoding_step_copies_the_first_kernels_of_an_mlp_only_if_the_layers_are_scanned(layered, monkeypatch):
-    """The compiler slices small kernels, such as the projections to 1,024 columns, before it multiplies them. Without the
-    options of `decode_program` it would also copy those of the MLP, to concatenate them."""
-    if not layered:
-        monkeypatch.setattr(model_module, "_LAYERED", {})
+@pytest.mark.parametrize(("share", "layers", "copies"), [(0.25, 48, False), (0.0, 48, False), (0.25, 0, True)])
+def test_a_decoding_step_copies_weights_only_if_the_layers_are_scanned(share, layers, copies, monkeypatch):
+    """Unrolled layers are unstacked before the loop, or read in their stacks if they take too much memory. JAX 0.10 also copies
+    small kernels there, such as the projections to 1,024 columns."""
+    monkeypatch.setattr(model_module, "_LAYERED", {"gpu": layers})
+    monkeypatch.setattr(model_module, "_UNSTACKED_SHARE", share)
     device = topology_devices(parse_topology("h100:1x1"))[0]
     decoder = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64, embed=1024, mlp=4096)
     model = Model(decoder, sharding=make_sharding(MeshConfig(), [device]))
     params, own = model.generation_abstract(model.abstract()), model.generation
     variant, control = Sampling(1, (64,)).variant("threefry2x32"), jax.ShapeDtypeStruct((3,), jnp.int32)
     rows = jax.ShapeDtypeStruct((4 + variant.fields(1), 8), jnp.int32, sharding=own.sharding.named((None, "batch")))
-    lowered = lower(decode_program(own), (own, params, (own.abstract_cache(8, 64),), rows, control, variant, 32))
-    copies = copied_in_loops(parse(compile_lowered(lowered).text))
-    kernels = {name for name in copies if "'gate'" in name or "'up'" in name}
-    assert bool(kernels) != layered, copies
+    assert own.unstacks(params) == (share > 0 and layers > 0)
+    lowered = lower(decode_program(own, params), (own, params, (own.abstract_cache(8, 64),), rows, control, variant, 32))
+    report = compile_lowered(lowered)
+    copied = copied_in_loops(parse(report.text))
+    assert any("'gate'" in name or "'up'" in name for name in copied) == copies, copied
+    assert (report.memory.temporary > own.unstacked_bytes(params)) == own.unstacks(params)

@@ -71,7 +71,7 @@ def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, 
         stream, engine, sampling = sampled_by(setup, tiny.PROMPTS)
         rl_ahead.compile_ahead(ahead, setup, engine, sampling, stream.at(0).ids, tiny.scorer(setup))
         assert all(future.result() is not None for _, future in lowered)
-    assert {*programs, ring.decode_program(setup.policy), ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
+    assert {*programs, ring.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
     SEEN.clear()
     iterate(mesh=mesh, **changes)
     assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []

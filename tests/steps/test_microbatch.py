@@ -66,6 +66,8 @@ def test_every_row_is_in_one_part_and_stays_on_its_device():
         assert sorted(row // 2 for row in part) == [0, 1, 2, 3]
 
 
+@pytest.mark.cpu
+@pytest.mark.mesh
 @pytest.mark.parametrize(("asked", "rows", "length", "parts"), [
     (0, 8, 512, 4), (0, 16, 256, 4), (0, 4, 256, 1), (0, 3, 2048, 1), (0, 12, 512, 6), (3, 12, 512, 3), (1, 8, 512, 1),
 ])

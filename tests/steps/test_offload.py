@@ -45,7 +45,9 @@ def test_the_optimizer_state_moves_to_host_memory_and_back_unchanged(mesh):
     chex.assert_trees_all_equal(tiny.to_host(back), before)
 
 
-@pytest.mark.parametrize(("first", "second"), [(None, None), ((2, 2, 2), None), (None, (2, 2, 2))])
+@pytest.mark.parametrize(("first", "second"), [
+    (None, None), *(pytest.param(*meshes, marks=pytest.mark.mesh) for meshes in (((2, 2, 2), None), (None, (2, 2, 2)))),
+])
 def test_checkpoints_are_independent_of_the_memory_of_the_optimizer_state(tmp_path, first, second):
     """Saved from host memory and restored into it or not, on the same or other devices. Buffers can be reused immediately."""
     (_, state), model = fresh(first), tiny.model(second)

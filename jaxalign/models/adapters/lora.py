@@ -162,6 +162,13 @@ class Adapters:
     def part(self, name: str) -> Adapters:
         return Adapters(self.lora, self.tree.get(name, {}))
 
+    def cast(self, dtype) -> Adapters:
+        """These adapters with matrices of that dtype, in which `apply` would multiply them. Those of DoRA are unchanged:
+        their norms need the stored matrices."""
+        if not self.tree or self.lora.dora:
+            return self
+        return Adapters(self.lora, jax.tree.map(lambda leaf: leaf.astype(dtype), self.tree))
+
     def apply(self, name: str, x: jax.Array, kernel: Any, y: jax.Array) -> jax.Array:
         """Adds the output of the adapter of that name to y [..., out...], which is x [..., in...] times the stored kernel
         [in..., out...]."""
