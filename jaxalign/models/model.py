@@ -332,8 +332,7 @@ class Model:
     def decoding(self, params: Params) -> Decoding:
         """`decode` for a loop: work that is needed only once is done before or after it."""
         decoder, adapters = self._merge(params)
-        if self.layered:
-            adapters = adapters.cast(self.config.compute_dtype)
+        adapters = adapters.prepared(params["blocks"], self.config.compute_dtype)
         before = decoder.layers_apart(adapters) if self.unstacks(params) else None
 
         def step(tokens, positions, tiers, slot):

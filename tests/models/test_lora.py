@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import LoraAdapters, join, merge, strip_frozen, trained
+from jaxalign.models.adapters.lora import Adapters, LoraAdapters, join, merge, strip_frozen, trained
 from jaxalign.models.model import Model
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import abstract_state, init_state
@@ -137,3 +137,14 @@ def test_cached_decoding_applies_the_adapters(variant):
         hidden, cache = step(params, TOKENS[:, t], np.full(4, t), cache, t)
         found.append(np.asarray(model.logits(params, hidden))[:, None])
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, **ROUNDING)
+
+
+def test_decoding_computes_the_norms_of_dora_once_before_its_loop(monkeypatch):
+    model, params = adapted(VARIANTS["some"])
+    ratio, traced = Adapters._ratio, []
+    monkeypatch.setattr(Adapters, "_ratio", lambda self, kernel, own: traced.append(kernel.shape) or ratio(self, kernel, own))
+    decoding = model.decoding(params)
+    adapted_kernels = len(traced)
+    assert adapted_kernels == 5  # Four of attention and one of the MLP, of both layers together.
+    decoding.step(TOKENS[:, 0], np.zeros(4, np.int32), decoding.begin((model.empty_cache(4, 8),)), 0)
+    assert len(traced) == adapted_kernels

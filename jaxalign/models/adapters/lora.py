@@ -162,12 +162,22 @@ class Adapters:
     def part(self, name: str) -> Adapters:
         return Adapters(self.lora, self.tree.get(name, {}))
 
-    def cast(self, dtype) -> Adapters:
-        """These adapters with matrices of that dtype, in which `apply` would multiply them. Those of DoRA are unchanged:
-        their norms need the stored matrices."""
-        if not self.tree or self.lora.dora:
-            return self
-        return Adapters(self.lora, jax.tree.map(lambda leaf: leaf.astype(dtype), self.tree))
+    def prepared(self, blocks: dict[str, Any], dtype) -> Adapters:
+        """The adapters of all layers for a loop with constant weights. The matrices have the dtype in which `apply` multiplies
+        them. In place of DoRA's magnitudes are their ratios to the norms of the adapted kernels.
+
+        blocks: the stacked kernels, by part and name.
+        """
+
+        def prepare(kernel: Any, own: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            fixed = {name: own[name].astype(dtype) for name in ("a", "b")}
+            if self.lora.dora:
+                fixed["ratio"] = jax.lax.map(lambda layer: self._ratio(*layer), (kernel, own))
+            return fixed
+
+        return Adapters(self.lora, {
+            part: {name: prepare(blocks[part][name], own) for name, own in leaves.items()} for part, leaves in self.tree.items()
+        })
 
     def apply(self, name: str, x: jax.Array, kernel: Any, y: jax.Array) -> jax.Array:
         """Adds the output of the adapter of that name to y [..., out...], which is x [..., in...] times the stored kernel
@@ -180,11 +190,15 @@ class Adapters:
         y = y + jnp.tensordot(low, own["b"].astype(x.dtype), 1) * self.lora.scaling
         if not self.lora.dora:
             return y
+        ratio = (own["ratio"] if "ratio" in own else self._ratio(kernel, own)).astype(y.dtype)
+        return y * jnp.expand_dims(ratio, range(y.ndim - ratio.ndim))
+
+    def _ratio(self, kernel: Any, own: dict[str, jax.Array]) -> jax.Array:
+        """DoRA's factors float32 [out...] for the outputs of a layer's adapted kernel."""
         adapted = dense(kernel, jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
         # The paper (section 4.3) treats the norm as a constant in the backward pass.
-        length = jax.lax.stop_gradient(jnp.sqrt(jnp.sum(jnp.square(adapted), axis=tuple(range(count)))))
-        ratio = (own["magnitude"] / length).astype(y.dtype)
-        return y * jnp.expand_dims(ratio, range(y.ndim - ratio.ndim))
+        inputs = tuple(range(own["a"].ndim - 1))
+        return own["magnitude"] / jax.lax.stop_gradient(jnp.sqrt(jnp.sum(jnp.square(adapted), axis=inputs)))
 
 
 NO_ADAPTERS = Adapters(None, {})
