@@ -101,7 +101,7 @@ def time_setting(options: argparse.Namespace) -> dict[str, Any]:
     """Compile the program with the setting and time it."""
     setting = SETTINGS[options.child]
     if setting.scanned:
-        models._LAYERED = {}  # No platform unrolls the layers.
+        models.LAYERED = {}  # No platform unrolls the layers.
     if setting.unstacked is not None:
         models.Model.unstacks = lambda self, params: setting.unstacked
     config, program = sampling_program(options, setting.fields)

@@ -25,16 +25,14 @@ from jaxalign.models.experts import load_balance
 from jaxalign.models.generation import gathered
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, split_positions, token_stats, weighted_nll
 from jaxalign.models.layers import times
-from jaxalign.parallel.device_memory import device_memory
+from jaxalign.models.unstacked import unstacks
 from jaxalign.parallel.sharding import Sharding, one_device
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
 
-_LAYERED = {"cpu": 16, "gpu": 48}
+LAYERED = {"cpu": 16, "gpu": 48}
 """The maximum number of layers for which decoding unrolls the layers, by platform. Deeper models take too long to compile."""
-_UNSTACKED_SHARE = 0.25
-"""The largest share of a GPU's memory for a second copy of the layers (`Model.unstacks`)."""
 
 
 class Decoding(NamedTuple):
@@ -50,19 +48,6 @@ class Decoding(NamedTuple):
 def _abstract(config: DecoderConfig, head: str):
     model = nnx.eval_shape(lambda: Decoder(config, head, rngs=nnx.Rngs(params=0)))
     return nnx.split(model)
-
-
-def unstacks_on_gpu(layers: int, copied: float, memory: float) -> bool:
-    """`Model.unstacks` on a GPU. layers: their number; copied: `Model.unstacked_bytes`; memory: bytes that programs may use."""
-    return layers <= _LAYERED["gpu"] and copied <= _UNSTACKED_SHARE * memory
-
-
-@functools.cache
-def _share_of_a_device(model: Model) -> float:
-    """The share of the layers' parameters that a device holds."""
-    leaves = jax.tree.leaves(model.abstract()["blocks"])
-    here = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves)
-    return here / sum(leaf.size for leaf in leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,26 +285,10 @@ class Model:
     def layered(self) -> bool:
         """Whether decoding unrolls the layers and keeps one cache per layer.
 
-        True on CPUs and GPUs, where a scan copies every slice of a stack that it reads, except for deep models, which would
-        take too long to compile.
+        True on CPUs and GPUs, where a scan copies every slice of a stack that it reads (`unstacked`), except for deep models,
+        which would take too long to compile.
         """
-        return self.config.layers <= _LAYERED.get(self.sharding.platform, 0)
-
-    def unstacks(self, params: Params) -> bool:
-        """Whether decoding copies the layers of params out of their stacks before its loop, which needs their memory again.
-
-        False if it scans the layers. Otherwise true on CPUs, and on GPUs if the copy takes at most a quarter of the memory:
-        XLA would copy most slices of a stack in every step.
-        """
-        if not self.layered or self.sharding.platform == "cpu":
-            return self.layered
-        memory = device_memory(self.sharding.device)
-        return memory is not None and unstacks_on_gpu(self.config.layers, self.unstacked_bytes(params), memory)
-
-    def unstacked_bytes(self, params: Params) -> float:
-        """Bytes per device of the layers of params, joined with their base if there are adapters."""
-        layers = {name: params[name] for name in ("blocks", "adapters") if name in params}
-        return _share_of_a_device(self.base) * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(layers))
+        return self.config.layers <= LAYERED.get(self.sharding.platform, 0)
 
     def decode(self, params: Params, tokens, positions, tiers: Tiers, slot) -> tuple[jax.Array, Tiers]:
         """One decode step over one ring, or over one ring per tier (`cache.by_tier`). tokens and positions [B]. A row's
@@ -333,7 +302,7 @@ class Model:
         """`decode` for a loop: work that is needed only once is done before or after it."""
         decoder, adapters = self._merge(params)
         adapters = adapters.prepared(params["blocks"], self.config.compute_dtype)
-        before = decoder.layers_apart(adapters) if self.unstacks(params) else None
+        before = decoder.layers_apart(adapters) if unstacks(self, params) else None
 
         def step(tokens, positions, tiers, slot):
             chex.assert_rank([tokens, positions], 1)

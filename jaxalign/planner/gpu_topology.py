@@ -17,7 +17,7 @@ from jax.experimental import topologies
 
 from jaxalign.commands import MEMORY_SHARE
 from jaxalign.errors import UserError
-from jaxalign.parallel.device_memory import describe_memory
+from jaxalign.parallel.device_memory import WITHOUT_GAPS, describe_memory
 
 _DATA = Path(__file__).with_name("gpu_targets.json")
 _FORM = re.compile(r"(?P<kind>.+):(?P<hosts>\d+)x(?P<gpus>\d+)")
@@ -28,10 +28,9 @@ _INSTALL = "pip install 'jaxalign[aot-cuda]'"
 _ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 OPTIONS = {"xla_gpu_autotune_level": 0}
 """Options of the GPU compiler without a GPU: it cannot measure kernels, so it does not choose among them by time."""
-USABLE = MEMORY_SHARE * 0.97
+USABLE = MEMORY_SHARE * WITHOUT_GAPS
 """The share of a GPU's memory that is available to programs. 5% is outside of JAX's allocator (`commands.reserve_memory`): the
-driver's context, the code of kernels, NCCL's buffers, and cuBLAS's workspaces. 3% of the allocator's memory is lost to
-fragmentation. Both are assumptions."""
+driver's context, the code of kernels, NCCL's buffers, and cuBLAS's workspaces. This share is an assumption."""
 
 
 @dataclasses.dataclass(frozen=True)

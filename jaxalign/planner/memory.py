@@ -10,7 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxalign.models.model import Model, unstacks_on_gpu
+from jaxalign.models import unstacked
+from jaxalign.models.model import LAYERED, Model
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches
 from jaxalign.planner.weights import LANES, WeightBytes, split_ways
 from jaxalign.rollout.layouts import prefill_sizes, slot_counts
@@ -228,13 +229,13 @@ def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: 
     return {"casts": sum(held.values()) + kept, "activations": max(layer, models[0][1].copies[1]) + beside}
 
 
-def generation(model: Model, weights: WeightBytes, rows: BatchShape, gpu_memory: float | None = None) -> Parts:
+def generation(model: Model, weights: WeightBytes, rows: BatchShape, gpu_memory: float | None) -> Parts:
     """Temporaries of sampling: the ring cache, plus the largest of the temporaries of prefill, of widening the ring from half
     its size, and of decoding a chunk of tokens.
 
     To decode a chunk, a TPU copies the ring into a layout in which each token is contiguous and heads are padded to whole
     lanes, and the kernels of the keys if it has few of their heads. The copy takes more memory than widening the ring. A GPU
-    transposes the embedding for the logits if it is tied, and copies the layers (`Model.unstacks`).
+    transposes the embedding for the logits if it is tied, and copies the layers (`models.unstacked`).
 
     Weights are resharded before the ring is allocated, and the largest one exists twice. If weights keep the sharding of
     training, both tables are gathered once.
@@ -250,7 +251,8 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape, gpu_memory:
         copy = whole * -(-at.h // LANES) * LANES / at.h + weights.padded
     else:
         copy = weights.head if model.config.tie_embeddings else 0.0
-        if unstacks_on_gpu(model.config.layers, weights.generation_layers, gpu_memory):
+        unrolled = model.config.layers <= LAYERED["gpu"]
+        if unrolled and unstacked.fits(model.sharding.generation, weights.generation_layers, gpu_memory):
             copy += weights.generation_layers
     decoding = whole + copy + 3 * at.B * at.V * 4
     peak = max(whole + prompts + layer_forward(entering), decoding, 1.5 * whole, weights.moving)

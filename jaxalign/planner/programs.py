@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxalign.config import Config, rounds
 from jaxalign.errors import UserError
@@ -23,6 +22,7 @@ from jaxalign.feedback.text_generator import next_logprobs
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.device_memory import stored_bytes
 from jaxalign.parallel.shapes import Shapes
 from jaxalign.planner.judges import LABELLER, PlannedJudge, outside_judges
 from jaxalign.planner.memory import BatchShape
@@ -369,7 +369,8 @@ def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: 
 
 
 def decode_step(model: Model, params) -> Callable:
-    """One step of the engine's loop without the LM head and the draw. It donates the cache, as the loop does."""
+    """One step of the engine's loop without the LM head and the draw. It donates the cache, as the loop does. It includes work
+    that the loop does once before its steps, such as a copy of the layers."""
     return _decode_step(model, tuple((decoding_options(model, params) or {}).items()))
 
 
@@ -404,6 +405,5 @@ def device_bytes(tree) -> int:
     total = 0
     for leaf in jax.tree.leaves(tree):
         shape = leaf.sharding.shard_shape(leaf.shape)
-        bits = 4 if leaf.dtype in (jnp.uint4, jnp.int4) else np.dtype(leaf.dtype).itemsize * 8
-        total += -(-int(np.prod(shape)) * bits // 8)
+        total += stored_bytes(math.prod(shape), leaf.dtype)
     return total

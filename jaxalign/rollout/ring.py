@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from jaxalign.models.cache import CACHE_AXES, ROW_AXIS, SLOT_AXES, Cache, Caches, Tiers
 from jaxalign.models.heads import lm_logits
 from jaxalign.models.model import Model
+from jaxalign.models.unstacked import has_quantised_layers, unstacks
 from jaxalign.parallel.manual import on_each_device
 from jaxalign.rollout.layouts import Layout
 from jaxalign.rollout.sampling import Variant, sample, unpack
@@ -238,8 +239,9 @@ GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 """Compiler options of decoding on GPUs: do not merge products of the same rows, such as an MLP's first two. To merge them, the
 compiler would copy their weights in every step to concatenate them."""
 IN_PLACE = GPU_OPTIONS | ({"xla_gpu_enable_triton_gemm": False} if jax.__version_info__ >= (0, 11) else {})
-"""The options if the layers are unrolled and not unstacked. In JAX 0.11 only cuBLAS reads the layers in their stacks; XLA's own
-kernels get copies. In JAX 0.10 it is the reverse."""
+"""The options if the layers are unrolled and stay in their stacks (`models.unstacked`). In JAX 0.11.2 cuBLAS reads them there,
+and Triton's kernels get copies. In JAX 0.10.2, compiled without a GPU, cuBLAS gets copies, and Triton's kernels read most layers
+in place."""
 decode_chunk_on_gpus = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options=GPU_OPTIONS)
 decode_chunk_in_place = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options=IN_PLACE)
 DECODING = (decode_chunk, decode_chunk_on_gpus, decode_chunk_in_place)
@@ -249,7 +251,8 @@ def decoding_options(model: Model, params) -> dict[str, Any] | None:
     """The compiler options of `decode_program`."""
     if model.sharding.platform != "gpu":
         return None
-    return IN_PLACE if model.layered and not model.unstacks(params) else GPU_OPTIONS
+    in_stacks = model.layered and not has_quantised_layers(params) and not unstacks(model, params)
+    return IN_PLACE if in_stacks else GPU_OPTIONS
 
 
 def decode_program(model: Model, params) -> Callable:

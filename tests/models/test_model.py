@@ -83,8 +83,8 @@ def test_an_untied_head_has_its_own_weight():
 def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, once, monkeypatch):
     """Ragged prompts of 5, 2 and 1 tokens, continued token by token, with a ring per layer or one for all layers in a scan. The
     weights of unrolled layers are unstacked before the loop or in it."""
-    monkeypatch.setattr(model_module, "_LAYERED", dict.fromkeys(("cpu", "gpu"), 16) if layered else {})
-    monkeypatch.setattr(model_module.Model, "unstacks", lambda self, params: once)
+    monkeypatch.setattr(model_module, "LAYERED", dict.fromkeys(("cpu", "gpu"), 16) if layered else {})
+    monkeypatch.setattr(model_module, "unstacks", lambda model, params: once)
     model, params = tiny.model(compute_dtype=dtype), tiny.host_params()
     rng = np.random.default_rng(0)
     length, P, N = np.array([5, 2, 1], np.int32), 5, 4

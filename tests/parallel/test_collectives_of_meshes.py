@@ -115,7 +115,7 @@ def sampled(mesh: Mesh, layout=((1, 40),)):
     shape = (4 + variant.fields(1), 8 * sum(parts for parts, _ in layout))
     rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=lying)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_module, "_LAYERED", {})
+        patch.setattr(model_module, "LAYERED", {})
         tiers = tuple(own.abstract_cache(8 * parts, slots) for parts, slots in layout)
         lowered = decode_chunk.lower(own, params, tiers, rows, control, variant, 32)
     return found(lowered, model)

@@ -79,7 +79,7 @@ def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh
 @pytest.mark.parametrize("layered", [True, False])
 def test_samples_of_two_tiers_equal_those_of_one_for_every_kind_of_cache(small, changes, layered, monkeypatch):
     if not layered:
-        monkeypatch.setattr(model_module, "_LAYERED", {})
+        monkeypatch.setattr(model_module, "LAYERED", {})
         jax.clear_caches()
     model = tiny.model(**changes)
     params = jax.tree.map(lambda x: 1.5 * x, model.init(jax.random.key(0)))
