@@ -240,8 +240,8 @@ GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 compiler would copy their weights in every step to concatenate them."""
 IN_PLACE = GPU_OPTIONS | ({"xla_gpu_enable_triton_gemm": False} if jax.__version_info__ >= (0, 11) else {})
 """The options if the layers are unrolled and stay in their stacks (`models.unstacked`). In JAX 0.11.2 cuBLAS reads them there,
-and Triton's kernels get copies. In JAX 0.10.2, compiled without a GPU, cuBLAS gets copies, and Triton's kernels read most layers
-in place."""
+and Triton's kernels get copies. In JAX 0.10.2, compiled without a GPU, cuBLAS gets copies, and Triton's kernels read most of
+them in place."""
 decode_chunk_on_gpus = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options=GPU_OPTIONS)
 decode_chunk_in_place = jax.jit(decode_chunk.__wrapped__, **_JIT, compiler_options=IN_PLACE)
 DECODING = (decode_chunk, decode_chunk_on_gpus, decode_chunk_in_place)
