@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from common import STD, at_least, progress, report, run_main
 
+from jaxalign.commands import MEMORY_SHARE
 from jaxalign.config import Config, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.models import model as models
@@ -44,7 +45,7 @@ class Setting(NamedTuple):
       unstacked: whether the layers are copied out of their stacks before the first step; None: as `Model.unstacks` says.
       step: the jitted function, if not that of the plan.
       scanned: whether the layers are scanned.
-      fields: of the config.
+      fields: changes of the config, as NAME=VALUE.
     """
 
     flags: str = ""
@@ -78,8 +79,8 @@ def sampling_program(options: argparse.Namespace, fields: tuple[str, ...]) -> tu
 
 
 def arrays(config: Config, program: PlannedProgram) -> list[Any]:
-    """Return arguments for the program: random weights, empty rings, and rows that go on to the end."""
-    model, params, tiers, rows, _, *static = program.arguments
+    """Return the arrays of the program's arguments: random weights, empty rings, rows that go on to the end, and control."""
+    _, params, tiers, rows, _, *static = program.arguments
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(0), len(leaves))
 
@@ -94,7 +95,7 @@ def arrays(config: Config, program: PlannedProgram) -> list[Any]:
     columns[4:] = -1  # Not a stop id.
     columns[4 : 4 + len(settings)] = settings[:, None]
     steps, limit = static[-1], 2 * rows.shape[1]
-    return [model, jax.tree.unflatten(tree, weights), empty, columns, np.asarray([0, steps, limit], np.int32), *static]
+    return [jax.tree.unflatten(tree, weights), empty, columns, np.asarray([0, steps, limit], np.int32)]
 
 
 def time_setting(options: argparse.Namespace) -> dict[str, Any]:
@@ -103,27 +104,25 @@ def time_setting(options: argparse.Namespace) -> dict[str, Any]:
     if setting.scanned:
         models.LAYERED = {}  # No platform unrolls the layers.
     if setting.unstacked is not None:
-        models.Model.unstacks = lambda self, params: setting.unstacked
+        models.unstacks = ring.unstacks = lambda model, params: setting.unstacked
     config, program = sampling_program(options, setting.fields)
-    step = setting.step or program.step
-    model, params, tiers, *rest = arrays(config, program)
     began = time.perf_counter()
-    compiled = step.lower(model, params, tiers, *rest).compile()
+    compiled = (setting.step or program.step).lower(*program.arguments).compile()
     compile_s = time.perf_counter() - began
-    dynamic = rest[:2]
+    print("compiled", flush=True)
+    sys.stdin.readline()  # Wait until all others are compiled and no other is timed.
+    params, tiers, rows, control = arrays(config, program)
 
     def call() -> float:
         nonlocal tiers
         began = time.perf_counter()
-        tiers, drawn = compiled(params, tiers, *dynamic)
+        tiers, drawn = compiled(params, tiers, rows, control)
         steps = int(jax.device_get(drawn.steps))
         return (time.perf_counter() - began) / steps
 
-    print("compiled", flush=True)
-    sys.stdin.readline()  # Wait until all others are compiled and no other is timed.
     call()
     seconds = [call() for _ in range(options.repeats)]
-    kernels = profiled(call, rest[-1])
+    kernels = profiled(call, int(control[1]))
     progress(f"{options.child}: {1e3 * statistics.median(seconds):.2f} ms, compiled in {compile_s:.0f} s")
     memory = compiled.memory_analysis()
     return {
@@ -158,7 +157,7 @@ def profiled(call, steps: int) -> dict[str, Any]:
 def start(name: str, argv: list[str]) -> subprocess.Popen:
     """Start the process of a setting."""
     environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SETTINGS[name].flags}".strip(),
-                                "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+                                "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_CLIENT_MEM_FRACTION": str(MEMORY_SHARE)}
     words = [sys.executable, __file__, *argv, "--child", name]
     return subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -177,12 +176,15 @@ def main(argv: list[str]) -> int:
     if options.child is not None:
         print(json.dumps(time_setting(options)))
         return 0
-    children = {name: start(name, argv) for name in options.settings}
-    compiled = {name: child.stdout.readline().strip() == "compiled" for name, child in children.items()}
-    results = {}
+    children, results = {name: start(name, argv) for name in options.settings}, {}
+    for child in children.values():
+        if child.stdout.readline().strip() != "compiled":
+            child.kill()
     for name, child in children.items():
-        output, _ = child.communicate("go\n" if compiled[name] else None)
+        output, _ = child.communicate("go\n" if child.poll() is None else None)
         results[name] = json.loads(output.strip().splitlines()[-1]) if child.returncode == 0 else None
+    if not any(results.values()):
+        raise UserError("no program could be compiled and timed; the errors are above")
     lines = ["| setting | ms per step | kernels, ms | kernels | compile, s |", "|---|---|---|---|---|"]
     for name, found in results.items():
         if found is None:

@@ -2,8 +2,7 @@
 
 Two processes train the same model by PPO from the same seed: `ppo_iteration.Run`, the stage's own iteration. The result is the
 number of parameters of policy and critic that differ after --steps iterations, and the largest difference. Each setting of
---settings is tried with two processes of its own: "default", and "deterministic", which adds an option of XLA for GPUs. All
-processes run at the same time.
+--settings is tried with two processes of its own: "default", and "deterministic", which adds an option of XLA for GPUs.
 """
 
 from __future__ import annotations
@@ -51,6 +50,18 @@ def compare(paths: list[Path]) -> dict[str, float]:
     return {"parameters": total, "differing": differing, "largest": largest}
 
 
+def compare_runs(setting: str, argv: list[str], folder: Path) -> dict[str, float] | None:
+    """Return the comparison of two runs with a setting; None if one of them failed."""
+    paths = [folder / f"{setting}-{number}.npz" for number in range(RUNS)]
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SETTINGS[setting]}".strip()}
+    # At the same time, without reserving the device's memory.
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    # Each compiles for itself: XLA's choice of kernels may differ.
+    children = [subprocess.Popen([sys.executable, __file__, *argv, "--child", str(path)], stdout=subprocess.DEVNULL,
+                                 env=environment | {"JAX_COMPILATION_CACHE_DIR": f"{path}-cache"}) for path in paths]
+    return None if any([child.wait() for child in children]) else compare(paths)
+
+
 def main(argv: list[str]) -> int:
     parser = workload_parser(__doc__)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
@@ -60,25 +71,18 @@ def main(argv: list[str]) -> int:
     if options.child is not None:
         train(options, options.child)
         return 0
-    results, children = {}, {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
-        paths = {setting: [Path(folder) / f"{setting}-{number}.npz" for number in range(RUNS)] for setting in options.settings}
         for setting in options.settings:
-            environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SETTINGS[setting]}".strip()}
-            # The processes share the device, so none may reserve its memory.
-            environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-            # Each compiles for itself: XLA's choice of kernels may differ.
-            children[setting] = [
-                subprocess.Popen([sys.executable, __file__, *argv, "--child", str(path)], stdout=subprocess.DEVNULL,
-                                 env=environment | {"JAX_COMPILATION_CACHE_DIR": f"{path}-cache"}) for path in paths[setting]
-            ]
-        for setting, running in children.items():
-            if any([child.wait() for child in running]):
-                raise UserError(f"a training process of setting {setting} failed")
-            results[setting] = compare(paths[setting])
+            results[setting] = compare_runs(setting, argv, Path(folder))
             progress(f"{setting}: {json.dumps(results[setting])}")
+    if not any(results.values()):
+        raise UserError("every training process failed; its error is above")
     lines = ["| setting | parameters | differing | largest difference |", "|---|---|---|---|"]
-    lines += [f"| {name} | {row['parameters']} | {row['differing']} | {row['largest']:.1e} |" for name, row in results.items()]
+    lines += [
+        f"| {name} | failed | | |" if row is None else
+        f"| {name} | {row['parameters']} | {row['differing']} | {row['largest']:.1e} |" for name, row in results.items()
+    ]
     return report(options, "repeat", {"results": results}, lines)
 
 

@@ -46,8 +46,8 @@ checks of step 0. All programs fit in the 78.27 GB of an H100 that are available
 | llama31_8b_v6e64 | h100:8x8 | 11.8 | 3.89 | 8.19 | 11.81 | 8.26 | 7.93 | 96 |
 | llama31_70b_v5p128 | h100:8x8 | 25.4 | 3.04 | 24.85 | 21.59 | 16.90 | 13.26 | 66 |
 
-"seconds" is the time of the whole command at commit 78db2f15, on two cores that were shared with other work. Alone, that of llama31_8b_h100x8
-takes 85 s, and a second plan with the kept reports 14 s.
+"seconds" is the time of the whole command at commit 78db2f15, on two cores that were shared with other work. Alone, that of
+llama31_8b_h100x8 takes 74 to 85 s, and a second plan with the kept reports 14 s.
 
 By the plan all updates on the hardware of the first table are compute-bound, except SFT of qwen3_0_6b (device memory), the
 preference model of llama31_70b_v5p128 (network, by 3%), and all updates of llama31_8b_v6e64 (network; PPO's update takes 2.2 s,
