@@ -15,8 +15,12 @@ import pytest
 from tests.goldens.compiled_runs import MESHES, RUNS, compiled_facts, faults, missing, platform, read_record, versions
 
 pytestmark = pytest.mark.slow
-# Of v5p, only the programs of PPO, to save minutes. `python -m tests.goldens.record --check` compares all of them.
-CASES = [(topology, run) for topology in MESHES for run in RUNS if topology != "v5p:4x4x4" or run == "ppo"]
+# Of 64 devices, one program, to save minutes. `python -m tests.goldens.record --check` compares all programs.
+CASES = [
+    *((topology, run, RUNS[run].programs) for topology in ("h100:1x8", "v5e:4x4") for run in RUNS),
+    ("h100:8x8", "ppo", ("ppo update",)),
+    ("v5p:4x4x4", "ppo", ("ppo scoring",)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +29,12 @@ def reports() -> pathlib.Path:
     return pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]) / "plans"
 
 
-@pytest.mark.parametrize(("topology", "run"), CASES)
-def test_programs_are_as_recorded(topology, run, reports):
+def test_every_topology_has_a_case():
+    assert {topology for topology, *_ in CASES} == set(MESHES)
+
+
+@pytest.mark.parametrize(("topology", "run", "programs"), CASES, ids=[f"{topology}-{run}" for topology, run, _ in CASES])
+def test_programs_are_as_recorded(topology, run, programs, reports):
     if missing(topology):
         pytest.skip(missing(topology))
     record = read_record()
@@ -34,19 +42,19 @@ def test_programs_are_as_recorded(topology, run, reports):
     if not same:
         warnings.warn(f"{topology}: the record is of other compiler versions; its figures are not compared", stacklevel=1)
     recorded = record["programs"][topology]
-    facts = compiled_facts(run, topology, reports=reports)
-    assert list(facts) == [name for name in facts if name in recorded]
+    facts = compiled_facts(run, topology, reports=reports, programs=programs)
+    assert set(facts) == set(programs) <= set(recorded)
     assert [fault for name in facts for fault in faults(name, topology, facts[name], recorded[name] if same else {})] == []
 
 
-@pytest.mark.parametrize(("flag", "lost"), [
-    ("model.attention=plain", "does not call cuDNN attention"),
-    ("model.compute_dtype=float32", "in float32"),
+@pytest.mark.parametrize(("run", "program", "flag", "lost"), [
+    ("supervised", "sft update", "model.attention=plain", "does not call cuDNN attention"),
+    ("dpo", "dpo update", "model.compute_dtype=float32", "in float32"),
 ])
-def test_a_loss_is_named(flag, lost, reports):
+def test_a_loss_is_named(run, program, flag, lost, reports):
     """Attention by the plain kernel, and a float32 cast of bfloat16 weights."""
     if missing("h100:1x8"):
         pytest.skip(missing("h100:1x8"))
-    (facts,) = compiled_facts("dpo", "h100:1x8", flag, reports=reports).values()
-    found = faults("dpo update", "h100:1x8", facts, read_record()["programs"]["h100:1x8"]["dpo update"])
-    assert any(fault.startswith("dpo update") and lost in fault for fault in found), found
+    (facts,) = compiled_facts(run, "h100:1x8", flag, reports=reports, programs=(program,)).values()
+    found = faults(program, "h100:1x8", facts, read_record()["programs"]["h100:1x8"][program])
+    assert any(fault.startswith(program) and lost in fault for fault in found), found
