@@ -42,6 +42,23 @@ def test_json_has_every_number_of_the_table(capsys):
         assert task["seconds"] > 0 and task["flops"] > 0 and task["bound"] in ("compute", "memory", "network")
 
 
+def test_kernels_add_to_the_time_of_sampling_on_gpus_only(capsys):
+    """16 layers of 19 kernels, and 3 for each of 7 adapters, of 1.9 us, for each of 255 tokens after the first."""
+    own = ("--config=configs/real_size.py:llama32_1b", "--shape=Llama-3.2-1B", "--prompt=512", "--json")
+    found = {}
+    for topology in ("h200:1x1", "v5e:1x1"):
+        assert plan(*own, f"--topology={topology}") == 0
+        tasks = json.loads(capsys.readouterr().out)["tasks"]
+        found[topology] = next(task for task in tasks if (task["stage"], task["phase"]) == ("ppo", "generate"))
+        assert {task["launch_seconds"] for task in tasks if task["phase"] != "generate"} == {0}
+    gpu, tpu = found.values()
+    assert gpu["launch_seconds"] == pytest.approx(255 * 16 * (19 + 3 * 7) * 1.9e-6) and tpu["launch_seconds"] == 0
+    assert gpu["seconds"] - gpu["launch_seconds"] >= gpu["memory_seconds"] and gpu["bound"] == "launch"
+    assert tpu["seconds"] < tpu["memory_seconds"] + tpu["compute_seconds"]
+    assert plan(*own[:-1], "--topology=h200:1x1") == 0
+    assert " network  launch " in capsys.readouterr().out
+
+
 def test_requests_to_a_server_and_their_price(capsys):
     own = ("--config=configs/quickstart.py", "--gpus=L4x1", "--config.feedback.judge=endpoint", "--config.compare.prompts=1000",
            "--config.endpoint.url=http://localhost:8000/v1", "--config.endpoint.output_price=1000.0",
