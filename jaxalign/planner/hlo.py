@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxalign.planner.hlo_text import Computation, Instruction, Module, type_bytes
+from jaxalign.planner.hlo_text import Computation, Instruction, Module, tuple_parts, type_bytes
 from jaxalign.planner.kernels import overlapped
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all",
@@ -124,14 +124,7 @@ def _started(instruction: Instruction, kind: str, operand: int) -> int:
     """Bytes of the result of a `-start` instruction, which has type (operands, results, context)."""
     if kind == "all-reduce":
         return operand
-    text = instruction.type[1:-1]
-    parts, depth, begin = [], 0, 0
-    for place, letter in enumerate(text):  # Split at the commas outside brackets.
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            parts.append(text[begin:place])
-            begin = place + 1
-    parts.append(text[begin:])
+    parts = tuple_parts(instruction.type)
     return operand if len(parts) < 2 else type_bytes(parts[1])
 
 

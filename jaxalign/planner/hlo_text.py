@@ -222,10 +222,15 @@ def _instruction(line: str) -> Instruction:
     space = rest.index(" ", end)
     opening = rest.index("(", space)
     closing = _closing(rest, opening)
-    inside = rest[opening + 1 : closing]
+    inside, kind, opcode = rest[opening + 1 : closing], rest[:space], rest[space + 1 : opening]
+    # The GPU compiler of JAX 0.11 starts some fusions asynchronously. The start has the type (operands, result, context); read it
+    # as the fusion.
+    if opcode == "fusion-start":
+        kind, opcode = tuple_parts(kind)[1], "fusion"
+    elif opcode == "fusion-done":
+        opcode = "bitcast"
     return Instruction(
-        start["name"], rest[:space], rest[space + 1 : opening], tuple(_OPERAND.findall(inside)), inside, rest[closing + 1 :],
-        bool(start["root"]),
+        start["name"], kind, opcode, tuple(_OPERAND.findall(inside)), inside, rest[closing + 1 :], bool(start["root"])
     )
 
 
@@ -237,6 +242,17 @@ def _closing(text: str, opening: int) -> int:
         if depth == 0:
             return place
     raise ValueError(f"unbalanced parentheses in {text[:80]!r}")
+
+
+def tuple_parts(text: str) -> list[str]:
+    """The types of the elements of a tuple type."""
+    text, parts, depth, begin = text[1:-1], [], 0, 0
+    for place, letter in enumerate(text):  # Split at the commas outside brackets.
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append(text[begin:place].strip())
+            begin = place + 1
+    return [*parts, text[begin:].strip()]
 
 
 def type_bytes(text: str) -> int:

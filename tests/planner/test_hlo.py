@@ -206,6 +206,35 @@ def test_collectives_as_the_tpu_compiler_writes_them():
     assert warning.startswith("the compiler gathers weights a second time") and "params['w']" in warning
 
 
+ASYNCHRONOUS = """HloModule jit_f, is_scheduled=true
+
+%slice (p: bf16[6,1,8], i: s32[]) -> bf16[1,1,8] {
+  %p = bf16[6,1,8]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %one = bf16[1,1,8]{2,1,0} dynamic-slice(%p, %i, %i, %i), dynamic_slice_sizes={1,1,8}
+}
+
+ENTRY %main (w: bf16[6,1,8], i.1: s32[]) -> bf16[8,8] {
+  %w = bf16[6,1,8]{2,1,0} parameter(0), metadata={op_name="params"}
+  %i.1 = s32[] parameter(1)
+  %fusion-start = ((bf16[6,1,8]{2,1,0}, s32[]), bf16[1,1,8]{2,1,0}, u32[]) fusion-start(%w, %i.1), kind=kLoop, calls=%slice
+  %fusion-done = bf16[1,1,8]{2,1,0} fusion-done(%fusion-start)
+  %row = bf16[1,8]{1,0} bitcast(%fusion-done)
+  %begun = ((bf16[1,8]{1,0}), bf16[8,8]{1,0}) all-gather-start(%row), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %ended = bf16[8,8]{1,0} all-gather-done(%begun)
+}
+"""
+
+
+def test_a_fusion_that_the_gpu_compiler_starts_asynchronously_is_read_as_a_fusion():
+    """As the compiler of jax 0.11.2 writes the slice of a layer before its gather."""
+    module = parse(ASYNCHRONOUS)
+    started = module.entry.instructions["fusion-start"]
+    assert (started.opcode, started.bytes, module.callers["slice"][0][1].name) == ("fusion", 16, "fusion-start")
+    (gather,) = collectives(module, AXES)
+    assert (gather.weight, gather.operand, gather.result) == ("params", 16, 128)
+
+
 def test_an_instruction_can_span_several_lines():
     """The text contains kernel settings and rows of constants."""
     entry = parse(TPU).entry
