@@ -223,8 +223,8 @@ def _instruction(line: str) -> Instruction:
     opening = rest.index("(", space)
     closing = _closing(rest, opening)
     inside, kind, opcode = rest[opening + 1 : closing], rest[:space], rest[space + 1 : opening]
-    # The GPU compiler of JAX 0.11 starts some fusions asynchronously. The start has the type (operands, result, context); read it
-    # as the fusion.
+    # The GPU compiler of JAX 0.11 starts some fusions asynchronously. The start has the type (operands, result, context); read
+    # it as the fusion.
     if opcode == "fusion-start":
         kind, opcode = tuple_parts(kind)[1], "fusion"
     elif opcode == "fusion-done":
