@@ -42,8 +42,8 @@ class Setting(NamedTuple):
 
     Attributes:
       flags: for XLA_FLAGS.
-      unstacked: whether the layers are copied out of their stacks before the first step; None: as `Model.unstacks` says.
-      step: the jitted function, if not that of the plan.
+      unstacked: whether the layers are copied out of their stacks before the first step; None: as `models.unstacked` says.
+      step: the jitted function, if not that of the plan; `ring.decode_chunk` lets XLA merge products.
       scanned: whether the layers are scanned.
       fields: changes of the config, as NAME=VALUE.
     """

@@ -52,6 +52,8 @@ def test_kernels_add_to_the_time_of_sampling_on_gpus_only(capsys):
         found[topology] = next(task for task in tasks if (task["stage"], task["phase"]) == ("ppo", "generate"))
         assert {task["launch_seconds"] for task in tasks if task["phase"] != "generate"} == {0}
     gpu, tpu = found.values()
+    # 16 layers of 60,821,504 parameters in bfloat16, and 44,032 * 16 adapter parameters in float32.
+    assert gpu["temporary_bytes"]["copied layers"] == 16 * (60821504 * 2 + 44032 * 16 * 4)
     assert gpu["launch_seconds"] == pytest.approx(255 * 16 * (19 + 3 * 7) * 1.9e-6) and tpu["launch_seconds"] == 0
     assert gpu["seconds"] - gpu["launch_seconds"] >= gpu["memory_seconds"] and gpu["bound"] == "launch"
     assert tpu["seconds"] < tpu["memory_seconds"] + tpu["compute_seconds"]

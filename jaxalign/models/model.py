@@ -50,6 +50,11 @@ def _abstract(config: DecoderConfig, head: str):
     return nnx.split(model)
 
 
+def unrolls(layers: int, platform: str) -> bool:
+    """Whether decoding unrolls this number of layers on a platform."""
+    return layers <= LAYERED.get(platform, 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
@@ -285,10 +290,10 @@ class Model:
     def layered(self) -> bool:
         """Whether decoding unrolls the layers and keeps one cache per layer.
 
-        True on CPUs and GPUs, where a scan copies every slice of a stack that it reads (`unstacked`), except for deep models,
-        which would take too long to compile.
+        True on CPUs and GPUs, where a scan copies every slice of a stack that it reads (`models/unstacked.py`). False for deep
+        models there, which would take too long to compile.
         """
-        return self.config.layers <= LAYERED.get(self.sharding.platform, 0)
+        return unrolls(self.config.layers, self.sharding.platform)
 
     def decode(self, params: Params, tokens, positions, tiers: Tiers, slot) -> tuple[jax.Array, Tiers]:
         """One decode step over one ring, or over one ring per tier (`cache.by_tier`). tokens and positions [B]. A row's

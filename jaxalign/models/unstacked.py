@@ -1,7 +1,7 @@
 """Whether decoding copies the layers out of their stacks, the arrays with all layers along the first axis.
 
-A slice of a stack is often an array of its own: XLA then copies every layer in every step. Copies that are made once, before a
-loop of several steps, need the memory of the layers again.
+XLA often stores a slice of a stack as an array of its own, and then copies every layer in every step. Layers that are copied
+once before a loop of steps need their memory a second time.
 """
 
 from __future__ import annotations
@@ -31,37 +31,39 @@ def unstacks(model: Model, params: Any) -> bool:
       params: its weights, also traced ones or ShapeDtypeStructs; with adapters, joined with their base.
 
     Returns:
-      False if decoding scans the layers; otherwise true on CPUs, and on GPUs as in `fits`.
+      False if decoding scans the layers; otherwise true on CPUs, and on GPUs as in `copied_on_gpus`.
     """
     if not model.layered or model.sharding.platform == "cpu":
         return model.layered
-    return fits(model.sharding, layer_bytes(model, params), usable_memory(model.sharding.mesh.devices))
+    return copied_on_gpus(model.sharding, layer_bytes(model, params), usable_memory(model.sharding.mesh.devices))
 
 
-def fits(sharding: Sharding, copied: float, memory: float | None) -> bool:
-    """Whether a GPU has memory for the copy, which may need at most `SHARE` of it. Layers that are gathered while they are read
-    are not copied.
+def copied_on_gpus(sharding: Sharding, size: float, memory: float | None) -> bool:
+    """Whether unrolled layers are copied on GPUs: if the copy needs at most `SHARE` of the memory, and sampling does not gather
+    the layers while it reads them.
 
     Args:
       sharding: the mesh and the rules of sampling.
-      copied: bytes of the layers on a device.
-      memory: bytes that programs can use, rounded down to GiB so that all processes agree; None if unknown, and then the copy
-        does not fit.
+      size: bytes of the layers on a device.
+      memory: bytes that programs can use; None if unknown, and then nothing is copied. It is rounded down to GiB: all processes
+        must decide alike, and devices of one kind can report slightly different figures.
     """
-    split = any(sharding.mesh.shape[axis] > 1 for name in ("layers", "embed") for axis in sharding.rules[name])
-    return not split and memory is not None and copied <= SHARE * (int(memory) >> 30 << 30)
+    gathered = any(sharding.mesh.shape[axis] > 1 for name in ("layers", "embed") for axis in sharding.rules[name])
+    return not gathered and memory is not None and size <= SHARE * (int(memory) >> 30 << 30)
 
 
 def layer_bytes(model: Model, params: Any) -> float:
     """The bytes on a device of the layers of `params` and their adapters."""
-    layers = {name: params[name] for name in ("blocks", "adapters") if name in params}
-    return _share_of_a_device(model.base) * sum(stored_bytes(leaf.size, leaf.dtype) for leaf in jax.tree.leaves(layers))
+    return sum(
+        _share_of_a_device(own, name) * sum(stored_bytes(leaf.size, leaf.dtype) for leaf in jax.tree.leaves(params[name]))
+        for own, name in ((model.base, "blocks"), (model, "adapters")) if name in params
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _share_of_a_device(model: Model) -> float:
-    """The share of the layers' parameters that a device holds."""
-    leaves = jax.tree.leaves(model.abstract()["blocks"])
+def _share_of_a_device(model: Model, name: str) -> float:
+    """The share of these parameters of the layers that a device holds."""
+    leaves = jax.tree.leaves(model.abstract()[name])
     here = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves)
     return here / sum(leaf.size for leaf in leaves)
 

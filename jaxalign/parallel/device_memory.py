@@ -18,8 +18,8 @@ def describe_memory(device_kind: str, usable: int) -> None:
 
 
 def usable_memory(devices: np.ndarray) -> int | None:
-    """Returns the bytes that programs can use on each of the devices, which are of one kind. None if unknown, as on a CPU or
-    with an allocator that does not count.
+    """Returns the bytes that programs can use on each of the devices, which are of one kind. That of a described device
+    counts if the device does not report its own. None if unknown, as on a CPU.
 
     devices: of a mesh. Only those of this process know their memory.
     """
@@ -28,8 +28,7 @@ def usable_memory(devices: np.ndarray) -> int | None:
         stats = device.memory_stats() or {}
     except (NotImplementedError, jax.errors.JaxRuntimeError):  # A device of a topology.
         stats = {}
-    usable = int(stats["bytes_limit"] * WITHOUT_GAPS) if "bytes_limit" in stats else _described.get(device.device_kind)
-    return usable
+    return int(stats["bytes_limit"] * WITHOUT_GAPS) if "bytes_limit" in stats else _described.get(device.device_kind)
 
 
 def stored_bytes(count: int, dtype) -> int:

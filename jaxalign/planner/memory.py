@@ -10,8 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxalign.models import unstacked
-from jaxalign.models.model import LAYERED, Model
+from jaxalign.models.model import Model, unrolls
+from jaxalign.models.unstacked import copied_on_gpus
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches
 from jaxalign.planner.weights import LANES, WeightBytes, split_ways
 from jaxalign.rollout.layouts import prefill_sizes, slot_counts
@@ -247,16 +247,18 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape, gpu_memory:
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
     entering = local(model, BatchShape(count, rows.length), "generation")
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
+    layers = 0.0
     if gpu_memory is None:
         copy = whole * -(-at.h // LANES) * LANES / at.h + weights.padded
     else:
-        copy = weights.head if model.config.tie_embeddings else 0.0
-        unrolled = model.config.layers <= LAYERED["gpu"]
-        if unrolled and unstacked.fits(model.sharding.generation, weights.generation_layers, gpu_memory):
-            copy += weights.generation_layers
-    decoding = whole + copy + 3 * at.B * at.V * 4
-    peak = max(whole + prompts + layer_forward(entering), decoding, 1.5 * whole, weights.moving)
-    temporaries = {"KV cache": whole, "activations": peak - whole}
+        copy, size = weights.head if model.config.tie_embeddings else 0.0, weights.generation_layers
+        if unrolls(model.config.layers, "gpu") and copied_on_gpus(model.sharding.generation, size, gpu_memory):
+            layers = size
+    decoding = whole + copy + layers + 3 * at.B * at.V * 4
+    others = max(whole + prompts + layer_forward(entering), 1.5 * whole, weights.moving)
+    temporaries = {"KV cache": whole, "activations": max(decoding, others) - whole}
+    if layers and decoding > others:
+        temporaries |= {"activations": decoding - whole - layers, "copied layers": layers}
     if model.sharding.generation_rules == "training" and model.sharding.mesh.shape["fsdp"] > 1:
         temporaries["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)
     return temporaries

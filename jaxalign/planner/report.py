@@ -17,7 +17,7 @@ from jaxalign.registry.stages import stages_in_order
 from jaxalign.tracking.table import ruled
 
 GB = 1e9
-_PARTS = ("resident", "gradients", "casts", "activations", "KV cache", "weights to sample", "tables")
+_PARTS = ("resident", "gradients", "casts", "activations", "KV cache", "copied layers", "weights to sample", "tables")
 
 
 def text(

@@ -274,7 +274,8 @@ def _decoding(role: RoleModel, cluster: Cluster, workload: Workload, engine: Eng
         first, each = here.seconds(prefill, counts), here.seconds(step, counts, small=True)
         seconds = rounds * (first.whole + (workload.new - 1) * each.whole)
         # A policy keeps the weights of training besides those of generation.
-        # The search has the temporaries of TPUs for all engines; the plan of the placement that it finds has those of the GPUs.
+        # The search assumes the temporaries of TPUs on all devices, and adds no time for the kernels of a step. The plan of the
+        # chosen placement has those of GPUs.
         temporary = (own.generation if role.trained else 0.0) + sum(memory.generation(model, own, shape, None).values())
         variants.append(Variant(seconds, temporary, each.bound, rounds, tensor))
     return own, tuple(variants)

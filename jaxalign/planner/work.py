@@ -37,10 +37,10 @@ class Work:
 
 
 KERNEL_SECONDS = 1.9e-6
-"""What each kernel of a decoding step adds on an H200 to the time of reading weights and caches at 80% of the bandwidth: 1.8 to
-2.3 microseconds (docs/gpus.md)."""
+"""Seconds that a kernel of a decoding step adds on an H200 to the time of reading weights and caches at 80% of the bandwidth:
+1.8 to 2.3 us for layers that XLA's Triton kernels read (docs/gpus.md)."""
 LAYER_KERNELS, ADAPTER_KERNELS = 19, 3
-"""Kernels of a decoding step for each layer and each adapter (docs/gpus.md)."""
+"""Kernels of a decoding step for each layer and each adapter, without copies and conversions of weights (docs/gpus.md)."""
 _SUPERVISED = ("pretrain", "sft", "best_of_n")  # Losses that compute the head's gradient together with the logits.
 
 
@@ -120,7 +120,7 @@ def generate(model: Model, weights: WeightBytes, task: Task) -> tuple[Work, Work
 
 
 def decoding_kernels(model: Model) -> int:
-    """The GPU kernels of a decoding step."""
+    """About the number of GPU kernels of a decoding step, without the LM head, the draw and the norms of DoRA."""
     adapters = 0 if model.lora is None else len(model.lora.adapted(model.base.abstract()["blocks"]))
     return model.config.layers * (LAYER_KERNELS + ADAPTER_KERNELS * adapters)
 

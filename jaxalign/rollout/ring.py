@@ -248,7 +248,7 @@ DECODING = (decode_chunk, decode_chunk_on_gpus, decode_chunk_in_place)
 
 
 def decoding_options(model: Model, params) -> dict[str, Any] | None:
-    """The compiler options of `decode_program`."""
+    """The compiler options of `decode_program`. Quantised layers in their stacks have `GPU_OPTIONS`; neither has been timed."""
     if model.sharding.platform != "gpu":
         return None
     in_stacks = model.layered and not has_quantised_layers(params) and not unstacks(model, params)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
+from jaxalign.models import model as model_module
 from jaxalign.models.adapters.lora import Adapters, LoraAdapters, join, merge, strip_frozen, trained
 from jaxalign.models.model import Model
 from jaxalign.steps.optimizer import make_optimizer
@@ -124,9 +125,12 @@ def test_logits_and_gradients_on_a_mesh_equal_those_on_one_device(variant, mesh)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(found[None][1]))
 
 
+@pytest.mark.parametrize("layered", [True, False])
 @pytest.mark.parametrize("variant", ["lora", "dora"])
-def test_cached_decoding_applies_the_adapters(variant):
+def test_cached_decoding_applies_the_adapters(variant, layered, monkeypatch):
     """Prefill of five tokens followed by single tokens equals the full forward pass."""
+    if not layered:
+        monkeypatch.setattr(model_module, "LAYERED", {})
     model, params = adapted(VARIANTS[variant])
     expected = logits(model, params)
     hidden, cache = jax.jit(lambda p: model.prefill(p, TOKENS[:, :5]))(params)

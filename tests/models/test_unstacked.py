@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxalign.config import Mesh
 from jaxalign.models import model as model_module
 from jaxalign.models import unstacked
 from jaxalign.models.adapters import quantised
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.models.adapters.lora import LoraAdapters, join
+from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.rollout import ring
 from tests import tiny
+from tests.adapters import adapted
 
 LAYER = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24
 """Kernel numbers of a layer of tiny.DECODER, which has two layers, and two norms of 16 numbers in each."""
@@ -61,7 +64,21 @@ def test_quantised_or_scanned_layers_keep_the_kernels_that_convert_them(monkeypa
     assert ring.decoding_options(tiny.model(), params) is ring.GPU_OPTIONS
 
 
-def test_layers_that_sampling_gathers_are_not_copied():
-    split = tiny.model((1, 4, 2)).sharding
-    assert unstacked.fits(split.generation, 1.0, GIB)
-    assert not unstacked.fits(split, 1.0, GIB)  # The rules of training split the width over fsdp.
+@pytest.mark.parametrize(("mesh", "rules", "copied"), [
+    ({"fsdp": 4}, "tensor", True), ({"fsdp": 4}, "training", False), ({"pipeline": 2}, "training", False),
+    ({"tensor": 2}, "training", True),
+])
+def test_layers_that_sampling_gathers_are_not_copied(mesh, rules, copied):
+    sharding = make_sharding(Mesh(**mesh, generation=rules))
+    assert unstacked.copied_on_gpus(sharding.generation, 1.0, GIB) == copied
+
+
+@pytest.mark.parametrize(("kind", "kernel_bytes"), [("int8", LAYER), ("nf4", LAYER / 2)])
+def test_adapters_and_quantised_kernels_count(kind, kernel_bytes):
+    """The kernels are at least as large as their numbers; scales are added."""
+    model, params = adapted(LoraAdapters(rank=3, alpha=5.0, targets=("*",)))
+    own = sum(leaf.size * 4 for leaf in jax.tree.leaves(params["adapters"]))
+    base = quantised.quantise(tiny.host_params(), kind)
+    without = unstacked.layer_bytes(model, base)
+    assert 2 * (kernel_bytes + 2 * 16 * 4) <= without < 4 * 2 * (LAYER + 32)
+    assert unstacked.layer_bytes(model, join(base, {"adapters": params["adapters"]})) == pytest.approx(without + own)

@@ -7,6 +7,9 @@ import dataclasses
 import pytest
 from planner.planned import model
 
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.adapters.quantised import quantise_abstract
+from jaxalign.models.unstacked import layer_bytes
 from jaxalign.planner import memory, work
 from jaxalign.planner.memory import BatchShape
 from jaxalign.planner.programs import Task
@@ -152,9 +155,19 @@ def test_a_gpu_copies_the_layers_to_sample_if_they_take_at_most_a_quarter_of_its
     quarter of 7.42 GiB."""
     small = model("Llama-3.2-1B", rank=16)
     found = memory.generation(small, measure(small, "bfloat16"), BatchShape(32, 512, 256), memory_of_gpu)
-    layers = 16 * (60821504 * 2 + 44032 * 16 * 4)
     head = 2048 * 128256 * 2  # Tied, so transposed.
-    assert found["activations"] == head + 3 * 32 * 128256 * 4 + copied * layers
+    assert found["activations"] == head + 3 * 32 * 128256 * 4
+    assert found.get("copied layers", 0) == copied * 16 * (60821504 * 2 + 44032 * 16 * 4)
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "int8", "nf4"])
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 4}])
+def test_plan_and_run_decide_about_the_copied_layers_by_the_same_bytes(stored, mesh):
+    """Up to the norms, which the run counts in float32, and padding of the blocks of NF4."""
+    made = model("Llama-3.2-1B", rank=16, **mesh)
+    base = made.base.abstract()
+    params = made.generation_abstract(join(quantise_abstract(base, stored), made.abstract()))
+    assert measure(made, stored).generation_layers == pytest.approx(layer_bytes(made.generation, params), rel=0.01)
 
 
 @pytest.mark.parametrize(("shape", "rank", "profiled"), [

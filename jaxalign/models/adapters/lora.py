@@ -154,7 +154,7 @@ def dense(kernel: Any, dtype) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-    """The adapters of one layer, or of a part of it, for a forward pass. tree may be empty."""
+    """The adapters of all layers, of one layer, or of a part of it, for a forward pass. tree may be empty."""
 
     lora: LoraAdapters | None
     tree: dict[str, Any]
@@ -164,7 +164,8 @@ class Adapters:
 
     def prepared(self, blocks: dict[str, Any], dtype) -> Adapters:
         """The adapters of all layers for a loop with constant weights. The matrices have the dtype in which `apply` multiplies
-        them. In place of DoRA's magnitudes are their ratios to the norms of the adapted kernels.
+        them. In place of DoRA's magnitudes are their ratios to the norms of the adapted kernels. The result can be applied, and
+        not prepared again.
 
         blocks: the stacked kernels, by part and name.
         """
