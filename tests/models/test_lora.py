@@ -12,7 +12,8 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.models import model as model_module
-from jaxalign.models.adapters.lora import Adapters, LoraAdapters, join, merge, strip_frozen, trained
+from jaxalign.models.adapters import lora
+from jaxalign.models.adapters.lora import LoraAdapters, join, merge, strip_frozen, trained
 from jaxalign.models.model import Model
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import abstract_state, init_state
@@ -145,8 +146,8 @@ def test_cached_decoding_applies_the_adapters(variant, layered, monkeypatch):
 
 def test_decoding_computes_the_norms_of_dora_once_before_its_loop(monkeypatch):
     model, params = adapted(VARIANTS["some"])
-    ratio, traced = Adapters._ratio, []
-    monkeypatch.setattr(Adapters, "_ratio", lambda self, kernel, own: traced.append(kernel.shape) or ratio(self, kernel, own))
+    ratio, traced = lora.dora_ratio, []
+    monkeypatch.setattr(lora, "dora_ratio", lambda kernel, own: traced.append(kernel.shape) or ratio(kernel, own))
     decoding = model.decoding(params)
     adapted_kernels = len(traced)
     assert adapted_kernels == 5  # Four of attention and one of the MLP, of both layers together.

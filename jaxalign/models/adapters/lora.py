@@ -173,7 +173,7 @@ class Adapters:
         def prepare(kernel: Any, own: dict[str, jax.Array]) -> dict[str, jax.Array]:
             fixed = {name: own[name].astype(dtype) for name in ("a", "b")}
             if self.lora.dora:
-                fixed["ratio"] = jax.lax.map(lambda layer: self._ratio(*layer), (kernel, own))
+                fixed["ratio"] = jax.lax.map(lambda one: dora_ratio(adapted_kernel(self.lora, *one), one[1]), (kernel, own))
             return fixed
 
         return Adapters(self.lora, {
@@ -191,15 +191,20 @@ class Adapters:
         y = y + jnp.tensordot(low, own["b"].astype(x.dtype), 1) * self.lora.scaling
         if not self.lora.dora:
             return y
-        ratio = (own["ratio"] if "ratio" in own else self._ratio(kernel, own)).astype(y.dtype)
-        return y * jnp.expand_dims(ratio, range(y.ndim - ratio.ndim))
+        ratio = own["ratio"] if "ratio" in own else dora_ratio(adapted_kernel(self.lora, kernel, own), own)
+        return y * jnp.expand_dims(ratio.astype(y.dtype), range(y.ndim - ratio.ndim))
 
-    def _ratio(self, kernel: Any, own: dict[str, jax.Array]) -> jax.Array:
-        """DoRA's factors float32 [out...] for the outputs of a layer's adapted kernel."""
-        adapted = dense(kernel, jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
-        # The paper (section 4.3) treats the norm as a constant in the backward pass.
-        inputs = tuple(range(own["a"].ndim - 1))
-        return own["magnitude"] / jax.lax.stop_gradient(jnp.sqrt(jnp.sum(jnp.square(adapted), axis=inputs)))
+
+def adapted_kernel(lora: LoraAdapters, kernel: Any, own: dict[str, jax.Array]) -> jax.Array:
+    """The sum of a layer's stored kernel and its adapter, without DoRA's factors, float32 [in..., out...]."""
+    return dense(kernel, jnp.float32) + lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
+
+
+def dora_ratio(adapted: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
+    """DoRA's factors float32 [out...] for the outputs of an `adapted_kernel`."""
+    inputs = tuple(range(own["a"].ndim - 1))
+    # The paper (section 4.3) treats the norm as a constant in the backward pass.
+    return own["magnitude"] / jax.lax.stop_gradient(jnp.sqrt(jnp.sum(jnp.square(adapted), axis=inputs)))
 
 
 NO_ADAPTERS = Adapters(None, {})
@@ -218,9 +223,7 @@ def merge(lora: LoraAdapters, params: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(lora: LoraAdapters, kernel: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
     """A layer's kernel [in..., out...] with its adapter."""
-    merged = dense(kernel, jnp.float32) + lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
+    merged = adapted_kernel(lora, kernel, own)
     if lora.dora:
-        inputs = tuple(range(own["a"].ndim - 1))
-        length = jnp.sqrt(jnp.sum(jnp.square(merged), axis=inputs))
-        merged = merged * jnp.expand_dims(own["magnitude"] / length, inputs)
+        merged = merged * jnp.expand_dims(dora_ratio(merged, own), tuple(range(own["a"].ndim - 1)))
     return merged.astype(kernel.dtype)
