@@ -22,6 +22,7 @@ from jaxalign.registry.data_sources import DATA_SOURCES
 if TYPE_CHECKING:
     from jaxalign.planner.compiled import CompiledProgram
     from jaxalign.planner.estimate import RunEstimate
+    from jaxalign.planner.micro_batches import MicroBatches
     from jaxalign.planner.placement_choices import Choice, Choices
     from jaxalign.planner.placement_kinds import KindChoices
     from jaxalign.planner.prices import DevicePrices
@@ -100,6 +101,7 @@ class _Plan:
       placements: the placements of a search on one machine; kinds: those of a search on several.
       compiled: the compiled programs.
       auto: what strategy auto would choose.
+      sizes: the sizes of micro-batches that "auto" chooses.
     """
 
     given: Given
@@ -110,6 +112,7 @@ class _Plan:
     kinds: KindChoices | None
     compiled: Sequence[CompiledProgram]
     auto: tuple[str, ...]
+    sizes: tuple[MicroBatches, ...]
 
     @functools.cached_property
     def advice(self) -> list[tuple[str, RunEstimate]]:
@@ -139,6 +142,7 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     """Prints the plan. arguments: those of the config, which `jaxalign.train` reads."""
     # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.planner import placement_choices, placement_kinds, search
+    from jaxalign.planner.micro_batches import with_defaults
     from jaxalign.planner.prices import read_prices
 
     given, groups, auto = _given(config, own)
@@ -150,16 +154,19 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
         if not best:
             raise UserError(f"no mesh of all {cluster.devices} devices of {cluster.name} divides this model and its batches; "
                             "choose batch sizes that more meshes divide, or another topology")
+        usual = dataclasses.replace(given, config=with_defaults(config))  # A placement has a size of its own.
         if given.others:
-            kinds = placement_kinds.kind_choices(given, prices)
+            kinds = placement_kinds.kind_choices(usual, prices)
         else:
-            placements = placement_choices.placement_choices(given)
-        given = dataclasses.replace(given, config=best[0].config)
+            placements = placement_choices.placement_choices(usual)
+        given = dataclasses.replace(given, config=dataclasses.replace(config, mesh=best[0].config.mesh))
+    sizes = given.micro_batches() if flat else ()
     run = given.estimate() if flat else _placed(given, groups)
+    given = dataclasses.replace(given, config=run.config) if sizes else given
     # The fastest mesh that fits is worth a line if it saves at least 5% of the time.
     saves = best and best[0].fits and not (run.fits and best[0].seconds > 0.95 * run.seconds)
     compiled = _compiled(given, groups) if own["compile"] else []
-    plan = _Plan(given, run, prices, best[0] if saves else None, placements, kinds, compiled, auto)
+    plan = _Plan(given, run, prices, best[0] if saves else None, placements, kinds, compiled, auto, sizes)
     print(json.dumps(_json(plan), indent=1) if own["json"] else _text(plan, own["shape"] or config.model.path or "The model"))
     if own["write-config"]:
         # Auto is planned as flat here, and the flags change flat.
@@ -179,6 +186,7 @@ def _json(plan: _Plan) -> dict[str, Any]:
     return report.to_json(plan.run, plan.weights, given.assumptions, plan.prices) | {
         "advice": [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in plan.advice],
         "faster_mesh": None if plan.faster is None else search.mesh_words(plan.faster.config.mesh),
+        "micro_batches": [dataclasses.asdict(size) for size in plan.sizes],
         "requests": [dataclasses.asdict(each) for each in planned_requests(given.config, given.prompt)],
         "compiled": compiled_report.to_json(plan.compiled),
         "placements": placement_report.to_json(plan.placements, given.cluster, plan.prices),
@@ -197,6 +205,7 @@ def _text(plan: _Plan, name: str) -> str:
         lines.append(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, "
                      f"peak {faster.peak / report.GB:.1f} GB); --search plans it.")
     lines += [f"config.placement.strategy=auto would choose {sentence}." for sentence in plan.auto]
+    lines += [f"{size.sentence}." for size in plan.sizes]
     lines += [] if run.fits or run.placed else report.advised(plan.advice)
     lines += placement_report.lines(plan.placements, given.cluster, plan.prices)
     lines += placement_kinds_report.lines(plan.kinds, plan.prices)

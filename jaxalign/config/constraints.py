@@ -76,6 +76,13 @@ def at_least(low: float) -> ValueConstraint:
     return ValueConstraint(f"at least {low}", lambda value: value >= low)
 
 
+def at_least_or(low: float, name: str) -> ValueConstraint:
+    """For a field that is a number or the string `name`."""
+    return ValueConstraint(
+        f"at least {low}, or {name!r}", lambda value: value == name if isinstance(value, str) else value >= low
+    )
+
+
 def above(low: float) -> ValueConstraint:
     return ValueConstraint(f"above {low}", lambda value: value > low)
 

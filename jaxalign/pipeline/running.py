@@ -143,6 +143,7 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
     companions.begin(rounds.label(name))
     # Imported here, with JAX, so that a mistake in the arguments is reported at once.
     from jaxalign.parallel.precision import use_matmul_precision
+    from jaxalign.stages.shared.micro_batches import with_micro_batches
     from jaxalign.stages.shared.spending import counted
 
     use_compile_cache(config.compile_cache)
@@ -157,7 +158,7 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
     )
     try:
         with counted(context, stage_name), rest_of(directory / TIMING):
-            stage.run(context)
+            stage.run(with_micro_batches(context, stage_name))
     except Exception:
         if not resumed and hosts.is_first():
             _forget(stage, name, storage)

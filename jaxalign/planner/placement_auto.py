@@ -17,7 +17,8 @@ from jaxalign.config import Config, check
 from jaxalign.errors import UserError
 from jaxalign.placement import meshes
 from jaxalign.planner.hardware import Chip, Cluster, chip_of, chips
-from jaxalign.planner.placement_choices import ALIKE, accepted, joined, problem_of, refusal
+from jaxalign.planner.micro_batches import ALIKE
+from jaxalign.planner.placement_choices import accepted, joined, problem_of, refusal
 from jaxalign.planner.placement_parts import in_parts, samples_at_once
 from jaxalign.planner.placement_report import GB, title
 from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, Asynchrony, search_schedules, separated
@@ -68,7 +69,7 @@ class AutoPlacement:
 
 
 def attached_cluster(devices: Sequence[jax.Device]) -> tuple[Cluster | None, str]:
-    """(the devices of one process as a cluster, a sentence on its assumptions or why there is none).
+    """(the devices as a cluster, a sentence on its assumptions or why there is none).
 
     A GPU has the memory that JAX allows programs. CPU devices are no cluster: they share the cores of one host, so that no
     placement is faster than another.
@@ -86,8 +87,9 @@ def attached_cluster(devices: Sequence[jax.Device]) -> tuple[Cluster | None, str
 
 
 def _with_memory(chip: Chip, devices: Sequence[jax.Device]) -> Chip:
-    """The chip with the smallest memory that JAX reports for one of the devices; that of a TPU is known without it."""
-    limits = [stats["bytes_limit"] for device in devices if (stats := device.memory_stats()) and "bytes_limit" in stats]
+    """The chip with the smallest memory that JAX reports for a device of this process; that of a TPU is known without it."""
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    limits = [stats["bytes_limit"] for device in own if (stats := device.memory_stats()) and "bytes_limit" in stats]
     return dataclasses.replace(chip, memory=float(min(limits))) if limits and chip.kind == "gpu" else chip
 
 

@@ -19,6 +19,7 @@ from jaxalign.placement.machine import Host, Machine
 from jaxalign.placement.meshes import Limits
 from jaxalign.placement.resolve import resolve
 from jaxalign.planner.estimate import RunEstimate, optimizer_kind
+from jaxalign.planner.micro_batches import ALIKE
 from jaxalign.planner.placement_parts import in_parts, samples_at_once
 from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, search_schedules
 from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem
@@ -33,8 +34,6 @@ from jaxalign.rl.state import values_in_update
 
 _RUN = (FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE)
 """The schedules that this project runs."""
-ALIKE = 1.01
-"""Times within this factor are alike: the estimate is coarser."""
 
 
 @dataclasses.dataclass(frozen=True)

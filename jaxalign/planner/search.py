@@ -14,13 +14,12 @@ from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.model import Model
 from jaxalign.planner.estimate import Assumptions, RunEstimate, abstract_sharding, estimate
 from jaxalign.planner.hardware import Cluster
+from jaxalign.planner.micro_batches import MARGIN, MicroBatches, resolved
 from jaxalign.planner.programs import Run, Task, estimated_tasks
 from jaxalign.registry.stages import stages_in_order
 
 _LENGTHS = ("row_length", "max_length", "max_new_tokens")
 """Fields that bound the length of a stage's rows; of each section, the first one that it has applies."""
-_MARGIN = 0.05
-"""The share of the memory that a search leaves free if it can: the plan may be too low by as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +35,18 @@ class Given:
     others: tuple[Cluster, ...] = ()
 
     def estimate(self) -> RunEstimate:
-        """The plan with all roles on config.mesh. Raises UserError if config.mesh is not possible."""
+        """The plan with all roles on config.mesh. Its config has a number instead of each `micro_batch_tokens` "auto", chosen for
+        that mesh. Raises UserError if config.mesh is not possible."""
         check(self.config)
-        return estimate(self.config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
+        return self._estimated(resolved(self.config, self.policy, self._estimated)[0])
+
+    def micro_batches(self) -> tuple[MicroBatches, ...]:
+        """The sizes of micro-batches that `estimate` chooses."""
+        check(self.config)
+        return resolved(self.config, self.policy, self._estimated)[1]
+
+    def _estimated(self, config: Config) -> RunEstimate:
+        return estimate(config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
 
 
 def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]:
@@ -54,7 +62,7 @@ def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]
 @functools.lru_cache(maxsize=32)
 def possible(given: Given) -> tuple[RunEstimate, ...]:
     """Estimates for every mesh of the whole cluster that divides the model and the batches, with mesh.generation "tensor" and
-    "training". Estimates that fit with `_MARGIN` come first, then those that fit without it, both sorted by time; the others
+    "training". Estimates that fit with `MARGIN` come first, then those that fit without it, both sorted by time; the others
     follow, sorted by peak memory. pipeline, slices and zero keep their values."""
     mesh, estimates = given.config.mesh, []
     if given.cluster.devices % mesh.pipeline:
@@ -74,7 +82,7 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
         seconds = run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None)
         # Ties go to the mesh that splits fewer axes.
         axes_split = sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))
-        tight = run.peak > (1 - _MARGIN) * run.cluster.usable
+        tight = run.peak > (1 - MARGIN) * run.cluster.usable
         return not run.fits, tight, seconds if run.fits else run.peak, axes_split
 
     return tuple(sorted(estimates, key=rank))

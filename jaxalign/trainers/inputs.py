@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from jaxalign.config import Optimizer
 from jaxalign.config.arguments import SEED, as_path, instance_of, section_from
 from jaxalign.config.schema import checked, field_types
+from jaxalign.config.sections.shared import AUTO
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
@@ -147,6 +148,9 @@ def settings_from(default: Any, fields: Mapping[str, Any], trainer: str, model: 
                     "dictionary of its fields")
         if isinstance(model, LanguageModel):
             check_optimizer(value, model.model.abstract(), where)
+    if named.get("micro_batch_tokens") == AUTO:
+        raise UserError(f"{trainer}(micro_batch_tokens) is {AUTO!r}, which only a run of stages chooses; give a number, such "
+                        "as the one that jaxalign plan prints")
     rest = {name: value for name, value in named.items() if name not in optimizers}
     return section_from(default, rest, trainer, optimizers)
 

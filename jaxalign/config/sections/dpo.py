@@ -73,7 +73,7 @@ class DPOConfig(PackedPairs):
                 raise UserError(f"config.dpo.reference is 'none'; objective {part.name!r} is undefined without a reference: "
                                 "set it to 'start'")
             if part.sorts_the_batch and self.micro_batch_tokens:
-                raise UserError(f"config.dpo.micro_batch_tokens is {self.micro_batch_tokens}; objective {self.objective!r} "
+                raise UserError(f"config.dpo.micro_batch_tokens is {self.micro_batch_tokens!r}; objective {self.objective!r} "
                                 "sorts the whole batch and needs it in one micro-batch: leave it at 0")
 
     def _check_weights(self, parts: tuple[Objective, ...]) -> None:

@@ -41,6 +41,10 @@ class PlacementConfig(Section):
         if not {"ppo", "online_dpo"} & set(config.stages):
             raise UserError(f"{where}, but config.stages has neither ppo nor online_dpo, the stages whose roles can be placed; "
                             "set the strategy to flat")
+        for stage, section in (("ppo", "ppo"), ("online_dpo", "dpo")):
+            if stage in config.stages and getattr(config, section).micro_batch_tokens == AUTO:
+                raise UserError(f"{where}, and config.{section}.micro_batch_tokens is 'auto', which is chosen for one mesh of "
+                                "all roles: set it to a number, or the strategy to flat")
         if config.mesh.offload and self.strategy != AUTO:
             raise UserError(f"{where}, but config.mesh.offload is {config.mesh.offload}; offloading works with strategy flat "
                             "only: remove one of them")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.constraints import above, at_least, between, one_of, registered
+from jaxalign.config.constraints import above, at_least, at_least_or, between, one_of, registered
 from jaxalign.config.reading import chosen, require_fields, when
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.alarms import AlarmsConfig
 from jaxalign.config.sections.compare import CompareConfig, check_helpful_share
 from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import SamplingFields, Trained
+from jaxalign.config.sections.shared import AUTO, SamplingFields, Trained
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.core import names_in
@@ -57,9 +57,9 @@ class PPOConfig(SamplingFields, Trained):
                                "and critic, both run at the same time.")
     epochs: int = field(2, "Passes over the rollout buffer, each in a new random order.", at_least(1))
     minibatches: int = field(2, "Optimizer steps per pass.", at_least(1))
-    micro_batch_tokens: int = field(0, "Maximum tokens (of packed prompts and responses) per device in a micro-batch; results "
-                                    "do not depend on it. 0: 1/16 of the maximum tokens of a minibatch, but at least 768.",
-                                    at_least(0))
+    micro_batch_tokens: int | str = field(0, "Maximum tokens (of packed prompts and responses) per device in a micro-batch; "
+                                          "results do not depend on it. 0: 1/16 of the maximum tokens of a minibatch, but at "
+                                          "least 768; auto: the fastest size that fits on the devices.", at_least_or(0, AUTO))
     advantages: str = field("gae", "The advantage estimator. With a critic: gae, reinforce (return minus value) or vtrace. "
                             "Without: rloo, grpo, reinforce_pp or remax.", registered(ADVANTAGES))
     critic: str = field("separate", "The critic: a separate model, or a value head on the policy's trunk (shared).",
@@ -159,7 +159,7 @@ class PPOConfig(SamplingFields, Trained):
         if self.sampler_correction != "none" and estimator.needs_trainer_logprobs:
             raise UserError(f"config.ppo.sampler_correction is {self.sampler_correction!r}; advantages {self.advantages!r} "
                             "already correct for the sampler: leave it at 'none'")
-        if 0 < self.micro_batch_tokens <= self.max_new_tokens:
+        if self.micro_batch_tokens != AUTO and 0 < self.micro_batch_tokens <= self.max_new_tokens:
             raise UserError(f"config.ppo.micro_batch_tokens is {self.micro_batch_tokens}; a prompt and "
                             f"config.ppo.max_new_tokens ({self.max_new_tokens}) must fit: raise it, or set it to 0")
         if self.overlong_buffer > self.max_new_tokens:

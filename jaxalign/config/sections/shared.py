@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section
-from jaxalign.config.constraints import above, at_least, between
+from jaxalign.config.constraints import above, at_least, at_least_or, between
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.errors import UserError
+
+AUTO = "auto"
+"""The value of a size that the run chooses for its devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +51,9 @@ class PackedPairs(Trained):
     max_length: int = field(256, "Maximum length of a dialogue with its answer, in tokens; longer dialogues lose their oldest "
                             "turns.", between(8, 1 << 20))
     held_out_share: float = field(0.15, "Fraction of the pairs held out to measure accuracy.", between(0.0, 0.9))
-    micro_batch_tokens: int = field(0, "Maximum tokens of packed pairs per device in a micro-batch; results do not depend on "
-                                    "it. 0: 1/16 of the maximum tokens of a batch, but at least 768.", at_least(0))
+    micro_batch_tokens: int | str = field(0, "Maximum tokens of packed pairs per device in a micro-batch; results do not "
+                                          "depend on it. 0: 1/16 of the maximum tokens of a batch, but at least 768; auto: the "
+                                          "fastest size that fits on the devices.", at_least_or(0, AUTO))
 
 
 @dataclasses.dataclass(frozen=True)

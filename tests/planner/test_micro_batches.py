@@ -1,0 +1,114 @@
+"""The size of micro-batches that the planner chooses: micro_batch_tokens=auto."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxalign import plan
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.planner.micro_batches import choices, resolved, with_defaults
+from tests.planner.planned import config, given
+
+AUTO = ("--config.ppo.micro_batch_tokens=auto", "--config.preference.micro_batch_tokens=auto")
+LARGE = ("--config.mesh.fsdp=4", "--config.mesh.tensor=4", "--config.ppo.batch=256", "--config.preference.batch=64")
+ONLINE = ("--config.stages=dpo,online_dpo", "--config.dpo.micro_batch_tokens=auto", "--config.dpo.max_length=768",
+          "--config.online_dpo.max_new_tokens=256", "--config.dpo.batch=64", "--config.data.source=preferences_jsonl")
+
+
+def small(memory: float):
+    """The 8B run on 16 TPU chips, each with so many bytes."""
+    made = given("v5e:4x4", *LARGE, prompt=512)
+    return dataclasses.replace(made, cluster=dataclasses.replace(made.cluster, usable=memory))
+
+
+def sizes(memory: float, stage: str = "ppo"):
+    made = small(memory)
+    return choices(made.config, stage, made.policy, lambda changed: dataclasses.replace(made, config=changed).estimate())
+
+
+@pytest.mark.parametrize("stage", ["preference", "ppo"])
+def test_the_choice_is_the_fastest_size_that_fits_or_the_smallest(stage):
+    every = {one.tokens: one for one in sizes(1e12, stage)}
+    assert len(every) > 2 and all(tokens % 768 == 0 for tokens in every)
+    for memory in (*(1.06 * one.peak for one in every.values()), 1e12):
+        best = sizes(memory, stage)[0]
+        fitting = [one for one in every.values() if one.peak <= 0.95 * memory]
+        assert best.peak <= 0.95 * memory and best.seconds <= 1.01 * min(one.seconds for one in fitting)
+    assert sizes(1.0, stage)[0].tokens == min(every)
+    # Fewer gathers of the weights for the same rows.
+    assert every[max(every)].seconds < every[min(every)].seconds and every[max(every)].parts < every[min(every)].parts
+
+
+def test_a_choice_that_does_not_fit_the_compiler_is_followed_by_smaller_ones():
+    listed = [one.tokens for one in sizes(1e12)]
+    assert listed == sorted(listed, reverse=True) and listed[-1] == 768
+
+
+def test_the_estimate_has_the_numbers_and_other_sections_keep_theirs():
+    made = given("v5e:4x4", *LARGE, *AUTO, prompt=512)
+    run, chosen = made.estimate(), {one.section: one for one in made.micro_batches()}
+    for name in ("ppo", "preference"):
+        assert getattr(run.config, name).micro_batch_tokens == chosen[name].tokens
+    assert run == dataclasses.replace(made, config=run.config).estimate()
+    assert run.fits and run.config.ppo.micro_batch_tokens > 0
+    fixed = given("v5e:4x4", AUTO[0], prompt=512)
+    assert fixed.estimate().config.preference.micro_batch_tokens == 1536  # As the test's config sets it.
+    assert [one.section for one in fixed.micro_batches()] == ["ppo"]
+
+
+def test_stages_that_share_a_section_have_the_smaller_size():
+    made = given("v5e:4x4", *ONLINE, prompt=512)
+    defaults = with_defaults(made.config)
+
+    def estimate(changed):
+        return dataclasses.replace(made, config=changed).estimate()
+
+    found, (choice,) = resolved(made.config, made.policy, estimate)
+    each = [choices(defaults, stage, made.policy, estimate)[0].tokens for stage in ("dpo", "online_dpo")]
+    assert found.dpo.micro_batch_tokens == choice.tokens == min(each)
+
+
+def test_without_auto_nothing_is_estimated():
+    made = given("v5e:4x4")
+    assert resolved(made.config, made.policy, None) == (made.config, ())
+
+
+def test_the_plan_prints_the_choices_and_its_figures_have_them(capsys):
+    flags = ["--config=configs/real_size.py:llama31_8b_h100x8", "--shape=Llama-3.1-8B", "--topology=h100:1x8", "--prompt=512"]
+    assert plan.main(["plan", *flags, *AUTO]) == 0
+    text = capsys.readouterr().out
+    assert plan.main(["plan", *flags, *AUTO, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    for size in values["micro_batches"]:
+        assert f"config.{size['section']}.micro_batch_tokens=auto: {size['tokens']} tokens per device" in text
+    by_hand = [f"--config.{size['section']}.micro_batch_tokens={size['tokens']}" for size in values["micro_batches"]]
+    assert plan.main(["plan", *flags, *by_hand, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"] == values["tasks"]
+
+
+def test_a_search_chooses_a_size_for_each_mesh(capsys):
+    flags = ["--config=configs/real_size.py:llama31_8b_v5e16", "--shape=Llama-3.1-8B", "--topology=v5e:4x4", "--prompt=512"]
+    assert plan.main(["plan", *flags, *AUTO, "--search", "--json"]) == 0
+    assert {size["section"] for size in json.loads(capsys.readouterr().out)["micro_batches"]} == {"preference", "ppo"}
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--config.ppo.micro_batch_tokens=Auto"],
+     "config.ppo.micro_batch_tokens is 'Auto'; it must be at least 0, or 'auto'"),
+    (["--config.ppo.micro_batch_tokens=1.5"], r"config.ppo.micro_batch_tokens is 1.5 \(float\); an int or str is expected"),
+    ([AUTO[0], "--config.placement.strategy=separate"],
+     "config.placement.strategy is 'separate', and config.ppo.micro_batch_tokens is 'auto', which is chosen for one mesh"),
+])
+def test_bad_values_are_refused(flags, message):
+    with pytest.raises(UserError, match=message):
+        config(*flags)
+
+
+def test_an_objective_that_sorts_the_batch_has_no_micro_batches():
+    values = {"stages": ("pretrain", "compare", "dpo"), "dpo": {"objective": "aot", "micro_batch_tokens": "auto"}}
+    with pytest.raises(UserError, match="config.dpo.micro_batch_tokens is 'auto'; objective 'aot' sorts the whole batch"):
+        from_config_dict(values)
