@@ -35,7 +35,7 @@ class Given:
     others: tuple[Cluster, ...] = ()
 
     def estimate(self) -> RunEstimate:
-        """The plan with all roles on config.mesh. Its config has a number instead of each `micro_batch_tokens` "auto", chosen for
+        """The plan with all roles on config.mesh. Its config has numbers instead of `micro_batch_tokens` "auto", chosen for
         that mesh. Raises UserError if config.mesh is not possible."""
         check(self.config)
         return self._estimated(resolved(self.config, self.policy, self._estimated)[0])
