@@ -42,7 +42,10 @@ def main() -> int:
         del sys.argv[1]
         runpy.run_module(f"jaxalign.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
     elif name in ("-h", "--help"):
-        print(_usage(), end="")
+        lines = [f"  {command:<13}{purpose}" for command, purpose in _COMMANDS.items()]
+        print("\n".join(["usage: jaxalign COMMAND [ARGUMENTS]", "       jaxalign --version",
+                         "       jaxalign --completion bash|zsh|fish", "", *lines, "",
+                         "`jaxalign COMMAND --help` describes the arguments of a command."]))
     elif name == "--completion":
         from jaxalign.completion import script  # The words include the config's fields, which no command should wait for.
 
@@ -59,13 +62,6 @@ def main() -> int:
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(_COMMANDS)} is expected"
         return print_error(f"{name!r} is not a command of jaxalign; {hint}", 2)
     return 0
-
-
-def _usage() -> str:
-    lines = [f"  {name:<13}{purpose}" for name, purpose in _COMMANDS.items()]
-    return "\n".join(["usage: jaxalign COMMAND [ARGUMENTS]", "       jaxalign --version",
-                      "       jaxalign --completion bash|zsh|fish", "", *lines, "",
-                      "`jaxalign COMMAND --help` describes the arguments of a command.", ""])
 
 
 if __name__ == "__main__":

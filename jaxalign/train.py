@@ -11,6 +11,7 @@ from jaxalign import interrupts
 if __name__ == "__main__":
     interrupts.install()  # The imports below take 0.3 s.
 
+import dataclasses
 import errno
 import os
 import re
@@ -55,7 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = [argument for argument in argv[1:] if re.fullmatch(r"-h|--?help(full|short|=.*)?", argument)]
         if asked:
             with output_may_fail():
-                _print_help(asked[0])
+                name = asked[0].partition("=")[2]
+                if not name:
+                    print(_USAGE, end="")
+                if asked[0] not in ("-h", "--helpshort"):
+                    print(reference.listing(default_for(()), name), end="")
             return 0
         group, rest = distributed.take_flags(argv[1:])
         options, rest = take_options(rest, (), switches=("dry-run",))
@@ -68,15 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if explained is None:
             raise
         return print_error(*explained)
-
-
-def _print_help(asked: str) -> None:
-    """Prints the flags (-h), the flags and all config fields (--help), or one section or field (--help=NAME)."""
-    name = asked.partition("=")[2]
-    if not name:
-        print(_USAGE, end="")
-    if asked not in ("-h", "--helpshort"):
-        print(reference.listing(default_for(()), name), end="")
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
@@ -108,7 +104,9 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     file, variant, rest = _take_config_file(argv[1:])
     config = _load(file, variant)
     default = default_for((*stage_names(config), *overrides.stages_given(rest)))
-    schema.add_sections(config, default)
+    for name, kind in schema.field_types(type(default)).items():  # Flags can also set sections that the file lacks.
+        if dataclasses.is_dataclass(kind) and name not in config:
+            config[name] = schema.to_config_dict(getattr(default, name))
     arguments = [argv[0], *overrides.normalise(rest, default)]
     values = flags.FlagValues()
     workdir = flags.DEFINE_string("workdir", None, "The output folder.", flag_values=values)

@@ -87,13 +87,6 @@ def to_config_dict(instance: Any) -> config_dict.ConfigDict:
     return result
 
 
-def add_sections(values: config_dict.ConfigDict, default: Any) -> None:
-    """Adds the sections of `default` that are missing from `values`, so that flags can set their fields."""
-    for name, kind in field_types(type(default)).items():
-        if dataclasses.is_dataclass(kind) and name not in values:
-            values[name] = to_config_dict(getattr(default, name))
-
-
 def to_plain(value: Any) -> Any:
     """A section or a value as JSON values: dictionaries, lists and scalars."""
     if dataclasses.is_dataclass(value):

@@ -82,7 +82,8 @@ def devices() -> list[Finding]:
     if limit:
         text += f", {limit / GIB:.1f} GiB of memory each for JAX"
     if found[0].platform == "cpu":
-        text += f", {_cores()} cores, {_memory() / GIB:.1f} GiB of memory"
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        text += f", {cores} cores, {_memory() / GIB:.1f} GiB of memory"
     return [Finding("devices", "ok", text), *unused_accelerators(found[0].platform)]
 
 
@@ -104,10 +105,6 @@ def unused_accelerators(platform: str, exists: Callable[[str], Sequence[str]] = 
             text = f"the machine has {name}, but JAX uses the platform {platform}; {install}"
         findings.append(Finding("devices", "note" if chosen else "problem", text))
     return findings
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory() -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from jaxalign.models.adapters.lora import TRAINED, is_quantised
 from jaxalign.models.adapters.quantised import fitting
@@ -54,13 +53,13 @@ def moves(params: Any, targets: Any) -> Moves:
     Leaves that already match their target need no step.
     """
     leaves, targets = jax.tree.leaves(params), jax.tree.leaves(targets)
-    changed = [
-        i
-        for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True))
-        if leaf.dtype != target.dtype or not _is_at(leaf, target.sharding)
-    ]
-    large = [i for i in changed if _device_bytes(targets[i]) > _MOVED_TOGETHER]
-    small = [i for i in changed if i not in large]
+    large, small = [], []
+    for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
+        here = getattr(leaf, "sharding", None)  # A numpy array has none.
+        if leaf.dtype == target.dtype and here is not None and here.is_equivalent_to(target.sharding, leaf.ndim):
+            continue
+        device_bytes = math.prod(target.sharding.shard_shape(target.shape)) * jnp.dtype(target.dtype).itemsize
+        (large if device_bytes > _MOVED_TOGETHER else small).append(i)
     groups = [[i] for i in large] + ([small] if small else [])
     return [(group, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in group))) for group in groups]
 
@@ -74,15 +73,6 @@ def gathered(sharding: Sharding, weight: jax.Array) -> jax.Array:
 gathered.defvjp(
     lambda sharding, weight: (sharding.constrain(weight, (None, "vocab")), None), lambda sharding, _, gradient: (gradient,)
 )
-
-
-def _is_at(leaf: Any, where: NamedSharding) -> bool:
-    here = getattr(leaf, "sharding", None)  # A numpy array has none.
-    return here is not None and here.is_equivalent_to(where, leaf.ndim)
-
-
-def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
 
 
 @functools.lru_cache(maxsize=32)

@@ -223,7 +223,8 @@ def _require_params(model: Model, params: Params) -> None:
     """Raises UserError unless the parameters have the names and shapes of the model's own."""
     trees = (jax.tree.map(jnp.shape, model.abstract()), jax.tree.map(np.shape, params))
     expected, given = (
-        {jax.tree_util.keystr(path): shape for path, shape in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_shape)}
+        {jax.tree_util.keystr(path): shape
+         for path, shape in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, tuple))}
         for tree in trees
     )
     for name in (*expected, *given):
@@ -231,10 +232,6 @@ def _require_params(model: Model, params: Params) -> None:
         if own != other:
             raise UserError(f"params{name} is {other}, but {own} in the model; give parameters with the model's names and "
                             "shapes, such as its own `params` after updates")
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple)
 
 
 def load_model(

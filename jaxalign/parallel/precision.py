@@ -53,11 +53,7 @@ def product_bits(compute_dtype: str, sharding: Sharding) -> int:
     name = _NAMES.get(setting, setting)
     if sharding.platform == "tpu":
         return _BITS.get(name, _BITS["bfloat16"])
-    if not _has_tf32(sharding):
+    has_tf32 = sharding.nvidia and float(getattr(sharding.device, "compute_capability", _TF32_CAPABILITY)) >= _TF32_CAPABILITY
+    if not has_tf32:
         return FLOAT32_BITS
     return FLOAT32_BITS if name == "float32" else _BITS["tensorfloat32"]
-
-
-def _has_tf32(sharding: Sharding) -> bool:
-    """Whether the mesh is of NVIDIA GPUs with TensorFloat-32."""
-    return sharding.nvidia and float(getattr(sharding.device, "compute_capability", _TF32_CAPABILITY)) >= _TF32_CAPABILITY

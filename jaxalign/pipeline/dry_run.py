@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from jaxalign.config import Config, rounds
 from jaxalign.config.arguments import as_path
@@ -37,7 +36,11 @@ def dry_run(config: Config, workdir: str | os.PathLike, overwrite: bool = False,
     """
     require_config(config, "dry_run(config)")
     storage = LocalStorage(as_path(workdir, "dry_run(workdir)"))
-    _check_folder(storage.path())
+    folder = storage.path()
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "cannot be written" if existing.is_dir() else "is not a folder"
+        raise UserError(f"the work directory {folder} cannot be used ({existing} {reason}); choose another --workdir")
     config = with_style(config, storage)
     load = loader(config) if load is None else load
     changed = check_changes(config, storage, overwrite, load).stages
@@ -64,13 +67,6 @@ def dry_run(config: Config, workdir: str | os.PathLike, overwrite: bool = False,
         _check_rows(config, storage, pending, load)
     if hosts.is_first():
         print("\n".join(lines), flush=True)
-
-
-def _check_folder(workdir: Path) -> None:
-    existing = next(folder for folder in (workdir, *workdir.absolute().parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        reason = "cannot be written" if existing.is_dir() else "is not a folder"
-        raise UserError(f"the work directory {workdir} cannot be used ({existing} {reason}); choose another --workdir")
 
 
 def _check_model(config: Config) -> None:

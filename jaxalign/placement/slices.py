@@ -98,7 +98,8 @@ def _counts(group: Mapping[str, float], total: int) -> list[int]:
     """The number of devices of each role of an exclusive group. Raises UserError as `allocate` does."""
     names = " and ".join(f"{role} ({share:g})" for role, share in group.items())
     if len(group) > total:
-        raise UserError(f"{names} are {len(group)} roles on exclusive devices, but there {_are(total)}; give some of them "
+        present = "is 1 device" if total == 1 else f"are {total} devices"
+        raise UserError(f"{names} are {len(group)} roles on exclusive devices, but there {present}; give some of them "
                         "share 1, which is all devices")
     exact = [share * total for share in group.values()]
     counts = [round(count) for count in exact]
@@ -121,7 +122,3 @@ def _nearest_counts(shares: Sequence[float], total: int) -> list[int]:
         able = [i for i, count in enumerate(counts) if count + step >= 1]
         counts[max(able, key=lambda i: step * (exact[i] - counts[i]))] += step
     return counts
-
-
-def _are(total: int) -> str:
-    return "is 1 device" if total == 1 else f"are {total} devices"

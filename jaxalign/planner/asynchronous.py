@@ -160,7 +160,10 @@ class _Run:
 
     def step(self) -> None:
         """Starts whatever can start now, then moves to the next event."""
-        self._load_weights()
+        for generator in self.generators:
+            if generator.version < self.version and (self.interruptible or not generator.rows.active):
+                recompute = self.rollouts.recompute if generator.rows.active else 0.0
+                generator.load(self.now, self.transfer + recompute, self.version)
         self._admit()
         self._start_training()
         self.now = min(self._events())
@@ -178,12 +181,6 @@ class _Run:
             yield self.training_until
         elif self.sending_until > self.now:
             yield self.sending_until
-
-    def _load_weights(self) -> None:
-        for generator in self.generators:
-            if generator.version < self.version and (self.interruptible or not generator.rows.active):
-                recompute = self.rollouts.recompute if generator.rows.active else 0.0
-                generator.load(self.now, self.transfer + recompute, self.version)
 
     def _admit(self) -> None:
         """Starts as many rollouts as the capacity and the slots allow, each on the group with the fewest rows."""

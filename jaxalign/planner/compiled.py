@@ -164,10 +164,13 @@ def compile_targets(
             progress(compiled)
         return compiled
 
+    # As many programs compile at the same time as there are cores, within the free memory of the machine.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = max(1, min(cores, psutil.virtual_memory().available // _WORKER_BYTES))
     # A thread that finishes a program waits for its report, which may be that of another program.
     with (
         names_in_cache_key(),
-        concurrent.futures.ThreadPoolExecutor(_workers()) as compilers,
+        concurrent.futures.ThreadPoolExecutor(workers) as compilers,
         concurrent.futures.ThreadPoolExecutor(max(1, len(targets))) as finishers,
     ):
         try:
@@ -186,12 +189,6 @@ def compile_targets(
     if reports is not None:
         remove_old_reports(reports)
     return compiled
-
-
-def _workers() -> int:
-    """The number of programs to compile at the same time: one for each core, within the free memory of the machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, psutil.virtual_memory().available // _WORKER_BYTES))
 
 
 def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[PlannedProgram]:

@@ -100,8 +100,9 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
 def _collective(module, computation: Computation, instruction: Instruction, kind: str, mesh, unknown: int) -> Collective:
     operand = sum(computation.instructions[name].bytes for name in instruction.operands)
     result = instruction.bytes
-    if instruction.opcode.endswith("-start"):  # Its type also contains the operand and, on TPUs, context words.
-        result = _started(instruction, kind, operand)
+    if instruction.opcode.endswith("-start"):  # Its type is (operands, results), on TPUs followed by context words.
+        parts = [] if kind == "all-reduce" else tuple_parts(instruction.type)
+        result = operand if len(parts) < 2 else type_bytes(parts[1])
     elif kind == "all-reduce" and computation.root.opcode == "dynamic-slice":
         if computation.root.operands[0] == instruction.name:  # The TPU compiler's form of a reduce-scatter.
             kind, result = "reduce-scatter", computation.root.bytes
@@ -118,14 +119,6 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
         kind, instruction.name, operand, result, axes, group, times, certain, len(module.loops(computation)), weight, op_name,
         ".remat" in instruction.name, between, overlapped(module, computation, instruction),
     )
-
-
-def _started(instruction: Instruction, kind: str, operand: int) -> int:
-    """Bytes of the result of a `-start` instruction, which has type (operands, results, context)."""
-    if kind == "all-reduce":
-        return operand
-    parts = tuple_parts(instruction.type)
-    return operand if len(parts) < 2 else type_bytes(parts[1])
 
 
 def argument(module: Module, computation: Computation, name: str) -> str:

@@ -62,8 +62,12 @@ def overlapped(module: Module, computation: Computation, start: Instruction) -> 
 
     def ends(instruction: Instruction) -> bool:
         if instruction.opcode == "fusion":
-            root = module.computations[instruction.calls("calls")].root
-            return fused and "AsyncCollectiveDone" in root.attributes and _has_channel(module, instruction, channel)
+            called = module.computations[instruction.calls("calls")]
+            is_done = "AsyncCollectiveDone" in called.root.attributes
+            if not (fused and is_done):
+                return False
+            channels = [match[1] for one in called.instructions.values() if (match := _CHANNEL.search(one.attributes))]
+            return channel is not None and channel[1] in channels
         return instruction.opcode.endswith("-done") and start.name in instruction.operands
 
     place = list(computation.instructions).index(start.name)
@@ -75,21 +79,11 @@ def overlapped(module: Module, computation: Computation, start: Instruction) -> 
     return False
 
 
-def _has_channel(module: Module, call: Instruction, channel: re.Match | None) -> bool:
-    """Whether a called computation has a collective with this channel."""
-    inside = module.computations[call.calls("calls")].instructions.values()
-    found = [match[1] for one in inside if (match := _CHANNEL.search(one.attributes))]
-    return channel is not None and channel[1] in found
-
-
 def _computes(module: Module, instruction: Instruction) -> bool:
     """Whether an instruction is a matrix product or attention, or calls a computation that has one."""
     if instruction.opcode in ("dot", "convolution"):
         return True
     if kernel_of(instruction) not in (None, "Triton"):
         return True
-    return any(_has_product(module, name) for kind, name in instruction.called if kind != "to_apply")
-
-
-def _has_product(module: Module, name: str) -> bool:
-    return any(_computes(module, one) for one in module.computations[name].instructions.values())
+    called = (module.computations[name] for kind, name in instruction.called if kind != "to_apply")
+    return any(_computes(module, one) for computation in called for one in computation.instructions.values())

@@ -96,7 +96,8 @@ def _weights(runs: Mapping[str, Run], params: Mapping[str, Params], state: PPOSt
     weights: dict[str, dict[str, Any]] = {role: {} for role in runs}
     for role, run in runs.items():
         if run.frozen is not None:
-            weights[role][f"base ({role_mesh(run)})"] = run.frozen
+            mesh = placement_meshes.text(dict(run.policy.sharding.mesh.shape))
+            weights[role][f"base ({mesh})"] = run.frozen
         if role in params:
             weights[role][role] = run.own(params[role])
     weights["policy"]["policy optimizer"] = state.policy.opt_state
@@ -105,11 +106,6 @@ def _weights(runs: Mapping[str, Run], params: Mapping[str, Params], state: PPOSt
     for program in rewards:
         weights["reward"] |= program.held
     return weights
-
-
-def role_mesh(run: Run) -> str:
-    """The mesh of a run in words."""
-    return placement_meshes.text(dict(run.policy.sharding.mesh.shape))
 
 
 def _pass(run: Run, step: Callable, role: str, model: Model, params: Params, held: Mapping[str, Any]) -> PlannedProgram:

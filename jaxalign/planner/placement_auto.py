@@ -16,7 +16,7 @@ import jax
 from jaxalign.config import Config, check
 from jaxalign.errors import UserError
 from jaxalign.placement import meshes
-from jaxalign.planner.hardware import Chip, Cluster, chip_of, chips
+from jaxalign.planner.hardware import Cluster, chip_of, chips
 from jaxalign.planner.micro_batches import ALIKE
 from jaxalign.planner.placement_choices import accepted, joined, problem_of, refusal
 from jaxalign.planner.placement_parts import in_parts, samples_at_once
@@ -83,14 +83,11 @@ def attached_cluster(devices: Sequence[jax.Device]) -> tuple[Cluster | None, str
     if chip is None:
         chip = chips()[ASSUMED]
         sentence = f"the planner does not know {kinds[0]}, so the times are those of as many {ASSUMED}"
-    return part_of(_with_memory(chip, devices), len(devices)), sentence
-
-
-def _with_memory(chip: Chip, devices: Sequence[jax.Device]) -> Chip:
-    """The chip with the smallest memory that JAX reports for a device of this process; that of a TPU is known without it."""
     own = [device for device in devices if device.process_index == jax.process_index()]
     limits = [stats["bytes_limit"] for device in own if (stats := device.memory_stats()) and "bytes_limit" in stats]
-    return dataclasses.replace(chip, memory=float(min(limits))) if limits and chip.kind == "gpu" else chip
+    if limits and chip.kind == "gpu":  # The memory of a TPU is known without JAX.
+        chip = dataclasses.replace(chip, memory=float(min(limits)))
+    return part_of(chip, len(devices)), sentence
 
 
 def choose_attached(config: Config, policy, devices: Sequence[jax.Device]) -> AutoPlacement:
@@ -106,7 +103,8 @@ def choose_attached(config: Config, policy, devices: Sequence[jax.Device]) -> Au
 
 def choose(given: Given) -> AutoPlacement:
     """The placement of stage ppo on a cluster. The sentence says why it is flat if the search does not cover the run."""
-    given = dataclasses.replace(given, config=_flat_config(given.config))
+    placement = dataclasses.replace(given.config.placement, strategy=FLAT, roles=())
+    given = dataclasses.replace(given, config=dataclasses.replace(given.config, placement=placement))
     mesh = given.config.mesh
     unlike = [f"config.mesh.{name} is {getattr(mesh, name)!r}, and the search models {modelled!r} only"
               for name, modelled in _MODELLED.items() if getattr(mesh, name) != modelled]
@@ -131,10 +129,6 @@ def choose(given: Given) -> AutoPlacement:
 
 def _flat(sentence: str) -> AutoPlacement:
     return AutoPlacement(sentences=(f"flat, because {sentence}",))
-
-
-def _flat_config(config: Config) -> Config:
-    return dataclasses.replace(config, placement=dataclasses.replace(config.placement, strategy=FLAT, roles=()))
 
 
 def _on_config_mesh(given: Given, problem: Problem) -> Found:

@@ -12,9 +12,9 @@ from jaxalign.errors import UserError
 from jaxalign.placement.custom import place
 from jaxalign.placement.roles import role_of
 from jaxalign.planner.hardware import Cluster
+from jaxalign.planner.micro_batches import ALIKE
 from jaxalign.planner.placed_estimate import machine_of
 from jaxalign.planner.placement_choices import (
-    ALIKE,
     Choice,
     fitting_parts,
     idle_share,
@@ -115,18 +115,19 @@ def _on_one(cluster: Cluster, choice: Choice, first: int, prices: DevicePrices |
     """A placement on one machine, whose devices are numbered from `first`."""
     found = choice.found
     used = cluster.devices - found.unused
-    cost = None if prices is None else found.seconds / 3600 * used * _price(cluster, prices)
+    cost = None
+    if prices is not None:
+        (priced,) = with_prices([Devices(cluster.chip, cluster.devices)], prices)
+        cost = found.seconds / 3600 * used * priced.hourly
     slices = tuple(dataclasses.replace(part, start=part.start + first) for part in found.slices)
     return KindChoice(dataclasses.replace(found, slices=slices), choice.idle, cost, (cluster.name,), choice)
 
 
-def _price(cluster: Cluster, prices: DevicePrices) -> float:
-    return with_prices([Devices(cluster.chip, cluster.devices)], prices)[0].hourly
-
-
 def _together(given: Given, alone: list[Given], prices: DevicePrices | None) -> tuple[list[KindChoice], Problem | None, str]:
     """(placements that use several machines, the problem, a sentence that says why there are none)."""
-    refused = refusal(dataclasses.replace(given, cluster=max((one.cluster for one in alone), key=_devices_of_host)))
+    # A placement can divide a cluster of one host with several devices, so such a cluster is preferred.
+    preferred = max((one.cluster for one in alone), key=lambda cluster: (cluster.hosts == 1, cluster.devices))
+    refused = refusal(dataclasses.replace(given, cluster=preferred))
     base = None if refused else next((run for one in alone if (run := mesh_of_other_stages(one)) is not None), None)
     if base is None:
         return [], None, refused or "no machine fits the stages other than ppo with mesh.generation=tensor"
@@ -149,11 +150,6 @@ def _together(given: Given, alone: list[Given], prices: DevicePrices | None) -> 
             cost = None if one.cost is None else one.cost * option.seconds / one.seconds
             listed.append(KindChoice(option, idle_share(problem, option), cost, used))
     return listed, problem, ""
-
-
-def _devices_of_host(cluster: Cluster) -> tuple[bool, int]:
-    """Prefers a cluster of one host with several devices, which a placement can divide."""
-    return cluster.hosts == 1, cluster.devices
 
 
 def _machine(machines: list[Cluster], device: int) -> Cluster:

@@ -36,19 +36,14 @@ def lines(choices: KindChoices | None, prices: DevicePrices | None) -> list[str]
         text += [f"   - {group.count} {group.chip.name} with {', '.join(member.role.role for member in group.members)}: "
                  f"{group.peak / GB:.1f} of {group.usable / GB:.1f} GB on a device" for group in one.found.sets]
         if one.choice is None:
-            text.append(f"   {several_worlds(one)}")
+            text.append(f"   It needs several worlds, one on each of {' and '.join(one.machines)}, and cannot be run by one "
+                        "program: a placement needs one process, whose devices are of one kind.")
         else:
             text.append(flag_words(one.choice))
             text.append(f"   Devices of the flags are numbered on {one.machines[0]}.")
     best = [f"Fastest: 1. {_fastest(choices)}"]
     best += [f"Cheapest: {1 + choices.listed.index(choices.cheapest)}."] if prices else []
     return [*text, "", *best, *refused, *choices.notes]
-
-
-def several_worlds(one: KindChoice) -> str:
-    """The sentence on a placement that no run accepts."""
-    return (f"It needs several worlds, one on each of {' and '.join(one.machines)}, and cannot be run by one program: a "
-            "placement needs one process, whose devices are of one kind.")
 
 
 def _fastest(choices: KindChoices) -> str:

@@ -228,15 +228,13 @@ def _set_options(problem: Problem, roles: tuple[RoleModel, ...]) -> list[tuple[i
         of_kind: list[PlacedSet] = []
         for count in counts(devices.chip, devices.count):
             group = place_set(roles, devices.chip, count, problem.workload, problem.engine)
-            if group is not None and not any(_as_good(smaller, group) for smaller in of_kind):
+            if group is not None and not any(
+                smaller.moved <= group.moved and all(a <= b for a, b in zip(smaller.seconds, group.seconds, strict=True))
+                for smaller in of_kind
+            ):
                 of_kind.append(group)
         options += [(kind, group) for group in of_kind]
     return sorted(options, key=lambda option: math.fsum(option[1].seconds) + option[1].moved)
-
-
-def _as_good(first: PlacedSet, second: PlacedSet) -> bool:
-    """Whether no phase of the first is slower than that of the second."""
-    return first.moved <= second.moved and all(a <= b for a, b in zip(first.seconds, second.seconds, strict=True))
 
 
 def assemble(problem: Problem, chosen: Sequence[tuple[int, PlacedSet]], schedule: str = SYNCHRONOUS,

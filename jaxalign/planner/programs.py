@@ -284,13 +284,14 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     step = (params, row, row, (cache,), slot)
     plan, index = rows(jnp.int32, parts, 1, batch // parts, 3), rows(jnp.int32, parts, batch // parts)
     chunk = _chunk(run, stage, "sampling", role, model, params, section_sampling(section, STOP_IDS), cache, held)
+    options = tuple((decoding_options(own, params) or {}).items())
     return [
         *moving,
         chunk,
         PlannedProgram(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
         PlannedProgram(stage, "entering", role, insert, (own, (cache,), prefilled, plan, slot), held),
         PlannedProgram(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, slots)), held),
-        PlannedProgram(stage, "decode", role, decode_step(own, params), step, held),
+        PlannedProgram(stage, "decode", role, _decode_step(own, options), step, held),
     ]
 
 
@@ -368,14 +369,10 @@ def judge_task(run: Run, stage: str, phase: str, judge: PlannedJudge, sampling: 
     return Task(stage, "generate", (judge.role,), rows, calls, stays, 1, programs=programs)
 
 
-def decode_step(model: Model, params) -> Callable:
-    """One step of the engine's loop without the LM head and the draw. It donates the cache, as the loop does. It includes work
-    that the loop does once before its steps, such as a copy of the layers."""
-    return _decode_step(model, tuple((decoding_options(model, params) or {}).items()))
-
-
 @functools.cache
 def _decode_step(model: Model, options: tuple[tuple[str, Any], ...]) -> Callable:
+    """One step of the engine's loop without the LM head and the draw. It donates the cache, as the loop does. It includes work
+    that the loop does once before its steps, such as a copy of the layers."""
     return jax.jit(model.decode, donate_argnums=3, compiler_options=dict(options) or None)
 
 

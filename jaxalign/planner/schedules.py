@@ -168,7 +168,11 @@ def separate(times: IterationTimes, updates: int, scoring: Literal["generation",
     if tail is None:
         places = [(scoring,)] * len(times.scoring)
         return _schedule(_in_turn(times, updates, (GENERATION,), (TRAINING,), places), updates)
-    _check_tail(times, tail, scoring)
+    if scoring != GENERATION:
+        raise UserError("scoring during the tail needs the generation group; set scoring to 'generation' or tail to None")
+    if not (0 <= tail.seconds <= times.generate and 0 <= tail.unfinished <= 1 and 0 < tail.freed <= 1):
+        raise UserError(f"the tail is {tail}; its seconds must be within those of generation ({times.generate}), and its "
+                        "shares between 0 and 1, with freed above 0")
     tasks: list[Task] = []
     for n in range(updates):
         tasks += _generate_with_tail(times, tail, n)
@@ -250,14 +254,6 @@ def _train(times: IterationTimes, n: int, groups: tuple[str, ...], after: Sequen
 
 def _transfer(times: IterationTimes, n: int, groups: tuple[str, ...]) -> Task:
     return Task(f"transfer {n}", groups, times.transfer, (f"policy update {n}", f"critic update {n}"))
-
-
-def _check_tail(times: IterationTimes, tail: Tail, scoring: str) -> None:
-    if scoring != GENERATION:
-        raise UserError("scoring during the tail needs the generation group; set scoring to 'generation' or tail to None")
-    if not (0 <= tail.seconds <= times.generate and 0 <= tail.unfinished <= 1 and 0 < tail.freed <= 1):
-        raise UserError(f"the tail is {tail}; its seconds must be within those of generation ({times.generate}), and its "
-                        "shares between 0 and 1, with freed above 0")
 
 
 def _generate_with_tail(times: IterationTimes, tail: Tail, n: int) -> list[Task]:

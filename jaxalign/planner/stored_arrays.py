@@ -34,7 +34,8 @@ def float32_copies(module: Module) -> dict[str, int]:
                 for part in _parts(home, one):
                     source = argument(module, home, part.name)
                     if source in halves:
-                        found[source] = max(4 * _elements(part), found.get(source, 0))
+                        sizes = _FLOATS.search(part.type)[2].split(",")
+                        found[source] = max(4 * math.prod(int(size) for size in sizes), found.get(source, 0))
     return found
 
 
@@ -95,10 +96,6 @@ def _parts(computation: Computation, instruction: Instruction) -> Iterator[Instr
         return
     for name in moved.operands:
         yield from _parts(computation, computation.instructions[name])
-
-
-def _elements(array: Instruction) -> int:
-    return math.prod(int(size) for size in _FLOATS.search(array.type)[2].split(","))
 
 
 def _results(module: Module, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:

@@ -107,24 +107,19 @@ def parse_topology(text: str, slices: int = 1) -> Topology | GpuTopology:
     if len(sizes) != axes:
         raise UserError(f"topology is {text!r} with {len(sizes)} axes; {generation} has {axes}, as in "
                         f"{generation}:{'x'.join(('4', '4', '8')[:axes])}")
-    if not _is_offered(sizes):
+    # That a slice is too large is found by `hardware.tpu_cluster`.
+    if axes == 2:
+        offered = sizes in _FLAT or math.prod(sizes) > math.prod(_FLAT[-1])
+    else:
+        offered = sizes in _DEEP or (0 not in sizes and sizes == tuple(sorted(sizes)) and all(size % 4 == 0 for size in sizes))
+    if not offered:
+        chips = math.prod(sizes)
+        larger = [shape for shape in (_FLAT if axes == 2 else _DEEP) if math.prod(shape) >= chips]
+        # A slice with more chips than the listed ones has each axis rounded up to a multiple of 4.
+        following = larger[0] if larger else tuple(sorted(-(-size // 4) * 4 for size in sizes))
         raise UserError(f"topology is {text!r}, but {generation} is not offered in this shape; the next larger one is "
-                        f"{generation}:{'x'.join(map(str, _next_offered(sizes)))}")
+                        f"{generation}:{'x'.join(map(str, following))}")
     return Topology(generation, sizes, slices)
-
-
-def _is_offered(sizes: tuple[int, ...]) -> bool:
-    """Whether a slice of these sizes can be rented. That a slice is too large is found by `hardware.tpu_cluster`."""
-    if len(sizes) == 2:
-        return sizes in _FLAT or math.prod(sizes) > math.prod(_FLAT[-1])
-    return sizes in _DEEP or (0 not in sizes and sizes == tuple(sorted(sizes)) and all(size % 4 == 0 for size in sizes))
-
-
-def _next_offered(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The smallest offered slice with at least as many chips; a large one with three axes has each of them rounded up to 4."""
-    chips = math.prod(sizes)
-    shapes = [shape for shape in (_FLAT if len(sizes) == 2 else _DEEP) if math.prod(shape) >= chips]
-    return shapes[0] if shapes else tuple(sorted(-(-size // 4) * 4 for size in sizes))
 
 
 def topology_devices(topology: Topology | GpuTopology, needed: int | None = None) -> list[jax.Device]:

@@ -58,11 +58,6 @@ R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 
-def _plural(noun: str) -> str:
-    """The plural: "model family" gives "model families", "policy loss" gives "policy losses"."""
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("s") else f"{noun}s"
-
-
 class Registry(Generic[R]):
     """Records of one kind by name.
 
@@ -79,7 +74,8 @@ class Registry(Generic[R]):
 
     def __init__(self, kind: str, record: type[R], builtin: Iterable[R] | Callable[[], Iterable[R]] = ()):
         self.kind, self.record = kind, record
-        self.group = f"jaxalign.{_plural(kind).replace(' ', '_')}"
+        plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}es" if kind.endswith("s") else f"{kind}s"
+        self.group = f"jaxalign.{plural.replace(' ', '_')}"
         self._given = builtin
         self._own: dict[str, R] = {}
 

@@ -25,7 +25,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world import gold
 from jaxalign.data.world.label_scores import label_quality
 from jaxalign.feedback.labeller import Pair
-from jaxalign.feedback.rubrics import builtin_rubrics, load_rubrics
+from jaxalign.feedback.rubrics import builtin_rubrics, kinds_of, load_rubrics
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
@@ -79,7 +79,9 @@ class EvaluateStage(BuiltinStage):
     def files(self, config: Config) -> dict[Path, str]:
         """Those of every stage, those that are measured on, and the file of rubrics, which is read to detect mistakes before
         any stage starts."""
-        paths = super().files(config) | likelihoods.measured_files(config) | harness.task_files(config)
+        named = {"evaluate.texts": config.evaluate.texts, "evaluate.choices": config.evaluate.choices}
+        paths = super().files(config) | harness.task_files(config)
+        paths |= {Path(path).expanduser(): field for field, path in named.items() if path}
         name = config.evaluate.rubrics
         if name:
             load_rubrics(name)
@@ -98,7 +100,8 @@ class EvaluateStage(BuiltinStage):
         measures = likelihoods.LikelihoodMeasures(config, tokenizer)
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
         shards, names = Shards(context.directory), evaluated(config)
-        kinds = rubrics.prompt_kinds(context, prompts) if section.rubrics else {}  # Reports a mistake before any answer.
+        # Raises an error before any answer is sampled if the rubrics name no value of the prompts' column.
+        kinds = kinds_of(prompts, section.rubric_column, load_rubrics(section.rubrics)) if section.rubrics else {}
         _answer(context, model, tokenizer, prompts, shards, names)
         measured = harness.run_harness(context, model, tokenizer, names)
         rows, compared = list(shards.read()), []

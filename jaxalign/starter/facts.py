@@ -83,7 +83,10 @@ def read_facts(folder: str | Path) -> ModelFacts:
     positions = UNLIMITED if checkpoint.max_positions is None else checkpoint.max_positions
     style = model_style(config)
     facts = ModelFacts(path, checkpoint.family.model_type, parameters, positions, _kind(tokenizer, style))
-    return _with_template(facts, tokenizer) if style == "chat" else facts
+    if style != "chat":
+        return facts
+    encoding.encode_answer(tokenizer, "Because.")  # Raises UserError if the template cannot write a question with its answer.
+    return dataclasses.replace(facts, ends=tokenizer.piece(encoding.stop_ids(tokenizer)[0]))
 
 
 def _kind(tokenizer: Tokenizer, style: str) -> str:
@@ -93,9 +96,3 @@ def _kind(tokenizer: Tokenizer, style: str) -> str:
     if THINKING in template:
         return THINKS
     return ALWAYS_THINKS if DELIMITERS[0] in template else CHAT
-
-
-def _with_template(facts: ModelFacts, tokenizer: Tokenizer) -> ModelFacts:
-    """Adds the end of an answer. Raises UserError if the chat template cannot write a question with its answer."""
-    encoding.encode_answer(tokenizer, "Because.")
-    return dataclasses.replace(facts, ends=tokenizer.piece(encoding.stop_ids(tokenizer)[0]))

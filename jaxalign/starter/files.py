@@ -78,13 +78,9 @@ def write_examples(folder: Path, facts: ModelFacts) -> None:
     else:
         content = json.loads((examples / CONSTITUTION).read_text("utf-8"))
     if facts.kind == BASE:
-        content["system_chat"] = _few_shot()
+        exemplars = resources.files("jaxalign.feedback") / "templates" / "transcript" / "exemplars.json"
+        content["system_chat"] = json.loads(exemplars.read_text("utf-8"))["system_chat"]
     (folder / CONSTITUTION).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _few_shot() -> list:
-    file = resources.files("jaxalign.feedback") / "templates" / "transcript" / "exemplars.json"
-    return json.loads(file.read_text("utf-8"))["system_chat"]
 
 
 def write_config(folder: Path, facts: ModelFacts, choice: Choice, place: Path) -> None:

@@ -94,7 +94,11 @@ class FeedbackConfig(Section):
         if "ppo" in config.stages and methods_of_ppo:
             asked["ppo"] = methods_of_ppo
         if "evaluate" in config.stages:
-            asked |= {"evaluate": methods} if (methods := self._evaluating_methods(config)) else {}
+            rates = ("rate",) if config.evaluate.rubrics else ()
+            named = bool(config.judge.evaluate) or self.judge in ("model", "endpoint")
+            compares = named and (config.evaluate.win_rate_prompts > 0 or not rates)
+            if methods := (("compare",) if compares else ()) + rates:
+                asked["evaluate"] = methods
         local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
         for stage, methods in asked.items():
             record, field_name = stage_judge(config, stage), judge_field(config, stage)
@@ -109,7 +113,9 @@ class FeedbackConfig(Section):
         asking = [stage for stages in local.values() for stage in stages]
         if "evaluate" in config.stages and stage_judge(config, "evaluate").runs_base:
             asking.append("evaluate")
-        self._check_judge_stage(config, asking)
+        if self.judge_stage and not any(self.judging_stage(config, stage) for stage in asking):
+            raise UserError(f"config.feedback.judge_stage is {self.judge_stage!r}, but no stage after it asks the local judge; "
+                            "leave it empty, or name a stage that trains a policy before compare, online_dpo or evaluate")
         for judge, place, given, needed in (
             ("model", "judge.path", config.judge.path, "the folder of a language model"),
             ("endpoint", "endpoint.url", config.endpoint.url, "the server's base URL, such as http://localhost:8000/v1"),
@@ -132,22 +138,9 @@ class FeedbackConfig(Section):
             raise UserError(f"config.feedback.thinking is {self.thinking!r}, but no stage asks a local judge for a critique or "
                             "for reasoning; leave it at 'auto', or set feedback.reasoning to True")
 
-    def _evaluating_methods(self, config: WholeConfig) -> tuple[str, ...]:
-        """The methods that the judge of stage evaluate must have."""
-        rates = ("rate",) if config.evaluate.rubrics else ()
-        named = bool(config.judge.evaluate) or self.judge in ("model", "endpoint")
-        compares = named and (config.evaluate.win_rate_prompts > 0 or not rates)
-        return (("compare",) if compares else ()) + rates
-
     def judging_stage(self, config: WholeConfig, stage: str) -> str:
         """The stage whose policy is the local judge of `stage`: judge_stage if it is trained before; "" for the base."""
         return self.judge_stage if self.judge_stage in policies_before(config.stages, stage) else ""
-
-    def _check_judge_stage(self, config: WholeConfig, stages: list[str]) -> None:
-        """Checks that the policy of judge_stage judges in at least one stage."""
-        if self.judge_stage and not any(self.judging_stage(config, stage) for stage in stages):
-            raise UserError(f"config.feedback.judge_stage is {self.judge_stage!r}, but no stage after it asks the local judge; "
-                            "leave it empty, or name a stage that trains a policy before compare, online_dpo or evaluate")
 
     def _check_local(self, config: WholeConfig, field_name: str, stages: str) -> None:
         """Checks that the base model can judge, and that it has space for its reasoning."""

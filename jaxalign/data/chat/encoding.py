@@ -168,7 +168,10 @@ def _rendered(
             raise DialogueRefused("a message has a character from U+FDD0 to U+FDD3, which Unicode reserves; "
                                   "remove it")
     plain = _places(_write(tokenizer, messages, begin_answer, more))
-    if _may_lack_system(messages, plain.text) and plain == _places(_write(tokenizer, messages[1:], begin_answer, more)):
+    system = messages[0].content.strip() if len(messages) > 1 and messages[0].role == "system" else ""
+    # The other messages may contain the same text.
+    may_lack_system = system and plain.text.count(system) <= sum(message.content.count(system) for message in messages[1:])
+    if may_lack_system and plain == _places(_write(tokenizer, messages[1:], begin_answer, more)):
         raise DialogueRefused(f"the chat template of {tokenizer.files.folder} leaves the system message out; remove the "
                               "message, or provide another chat_template")
     cut = []
@@ -200,12 +203,6 @@ def _places(marked: str) -> _Places:
         positions[match[0]].append(match.start() - removed)
     blocks = tuple(zip(positions[OPEN], positions[CLOSE], strict=True))
     return _Places(_MARK.sub("", marked), tuple(positions[CUT]), tuple(positions[END]), blocks)
-
-
-def _may_lack_system(messages: Sequence[Message], text: str) -> bool:
-    """Whether a system message comes first and its text is not in addition to that of the other messages in a rendering."""
-    content = messages[0].content.strip() if len(messages) > 1 and messages[0].role == "system" else ""
-    return bool(content) and text.count(content) <= sum(message.content.count(content) for message in messages[1:])
 
 
 def _encode(tokenizer: Tokenizer, places: _Places) -> Encoded:

@@ -45,14 +45,11 @@ def check_schemas(parts: Sequence[Part]) -> None:
             raise UserError(f"{part.name} has the columns {', '.join(part.columns)}, but {first.name} before it has "
                             f"{', '.join(first.columns)}; give all files of a folder the same columns")
         for name in first.columns:
-            types = [_type_name(each.schema.field(name).type) for each in (first, part)]
+            types = [str(each.schema.field(name).type).replace("large_", "").replace("string_view", "string")
+                     for each in (first, part)]
             if types[0] != types[1] and "null" not in types:
                 raise UserError(f"{part.name} has the column {name!r} of type {types[1]}, but in {first.name} before it "
                                 f"the type is {types[0]}; give the column one type in all files of a folder")
-
-
-def _type_name(kind: Any) -> str:
-    return str(kind).replace("large_", "").replace("string_view", "string")
 
 
 def _require(path: pathlib.Path) -> None:

@@ -337,9 +337,6 @@ def _digests(rows: Sequence[Prompted], seed: int = 0) -> np.ndarray:
 
 def dialogue_digest(row: Prompted, seed: int = 0) -> int:
     """The first 64 bits of a hash of the seed and a row's dialogue."""
-    text = repr((seed, [(message.role, message.content) for message in _dialogue(row)]))
+    messages = row.messages if isinstance(row, Prompt) else row.prompt.messages
+    text = repr((seed, [(message.role, message.content) for message in messages]))
     return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
-
-
-def _dialogue(row: Prompted) -> Dialogue:
-    return row.messages if isinstance(row, Prompt) else row.prompt.messages

@@ -125,8 +125,12 @@ def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile
 
 def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
     """The data files of a folder in order. Raises UserError if there are none, or files of several formats."""
-    if (path / _STATE).is_file():
-        return _saved_files(path)
+    if (path / _STATE).is_file():  # `datasets.Dataset.save_to_disk` wrote the folder, and lists the files in its order.
+        listed = read_object(path / _STATE).get("_data_files")
+        names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
+        if not names or not all(isinstance(name, str) and name and pathlib.Path(name).name == name for name in names):
+            raise UserError(f"{path / _STATE} does not list the data files of a saved data set; save the data set again")
+        return [path / name for name in names]
     if (path / _SPLITS).is_file():
         splits = sorted(folder.name for folder in path.iterdir() if (folder / _STATE).is_file())
         raise UserError(f"{path} has the splits {', '.join(splits) or '(none)'} of a saved data set; give the folder of one of "
@@ -142,15 +146,6 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
     if len(found) > 1:
         raise UserError(f"{path} has files of several formats ({', '.join(found)}); give a folder with one format, or one file")
     return next(iter(found.values()))
-
-
-def _saved_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a folder that `datasets.Dataset.save_to_disk` wrote, in its order."""
-    listed = read_object(path / _STATE).get("_data_files")
-    names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
-    if not names or not all(isinstance(name, str) and name and pathlib.Path(name).name == name for name in names):
-        raise UserError(f"{path / _STATE} does not list the data files of a saved data set; save the data set again")
-    return [path / name for name in names]
 
 
 def _ending(path: pathlib.Path) -> str:

@@ -10,7 +10,6 @@ import base64
 import json
 import logging
 import random
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,20 +120,16 @@ def _model(model: sentencepiece_model_pb2.ModelProto) -> dict[str, Any]:
     if spec.model_type == spec.UNIGRAM:
         return {"type": "Unigram", "unk_id": spec.unk_id, "byte_fallback": spec.byte_fallback,
                 "vocab": [[piece.piece, piece.score] for piece in pieces]}
+    # Every pair of pieces that merges into a piece, best pieces first.
+    plain = {piece.piece: piece.score for piece in pieces if piece.type == _Piece.NORMAL}
+    longer = sorted((piece for piece in plain if len(piece) > 1), key=plain.get, reverse=True)
+    merges = [[piece[:cut], piece[cut:]] for piece in longer for cut in range(1, len(piece))
+              if piece[:cut] in plain and piece[cut:] in plain]
     return {
         "type": "BPE", "dropout": None, "unk_token": pieces[spec.unk_id].piece, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": spec.byte_fallback, "ignore_merges": False,
-        "vocab": {piece.piece: i for i, piece in enumerate(pieces)}, "merges": list(_merges(pieces)),
+        "vocab": {piece.piece: i for i, piece in enumerate(pieces)}, "merges": merges,
     }
-
-
-def _merges(pieces: Sequence[_Piece]) -> Iterator[list[str]]:
-    """Every pair of pieces that merges into a piece, best pieces first."""
-    plain = {piece.piece: piece.score for piece in pieces if piece.type == _Piece.NORMAL}
-    for piece in sorted((piece for piece in plain if len(piece) > 1), key=plain.get, reverse=True):
-        for cut in range(1, len(piece)):
-            if piece[:cut] in plain and piece[cut:] in plain:
-                yield [piece[:cut], piece[cut:]]
 
 
 def _difference(content: str, model: sentencepiece_model_pb2.ModelProto, tokenizer: Tokenizer) -> str | None:

@@ -27,13 +27,12 @@ def decoder(fields: Fields) -> dict[str, Any]:
 
 
 def weights(c: DecoderConfig) -> tuple[Weight, ...]:
-    return tuple(_fused(weight) for weight in llama_weights(c))
-
-
-def _fused(weight: Weight) -> Weight:
-    """The weight as a part of the fused weight that stores it, if one does."""
-    name = weight.stored.split(".")[-2]
-    if name not in _PARTS:
-        return weight
-    fused, pick = _PARTS[name]
-    return weight._replace(stored=weight.stored.replace(name, fused), pick=pick)
+    found = []
+    for weight in llama_weights(c):
+        name = weight.stored.split(".")[-2]
+        if name in _PARTS:
+            fused, pick = _PARTS[name]
+            found.append(weight._replace(stored=weight.stored.replace(name, fused), pick=pick))
+        else:
+            found.append(weight)
+    return tuple(found)

@@ -73,7 +73,9 @@ def export_sets(workdir: Path, target: Path, names: Sequence[str] = (), file_for
     check_target(target)
     if file_format == "parquet":
         require_pyarrow()
-    run = _open_run(workdir)
+    if not (workdir / "config.json").is_file():
+        raise UserError(f"{workdir} is not the work directory of a run: it has no config.json; give the --workdir of a run")
+    run = read_facts(workdir)
     sets = {name: SETS[name].read(run) for name in _available(run, names)}
     facts, sentences = [], []
     with whole_folder(target) as folder:
@@ -91,12 +93,6 @@ def export_sets(workdir: Path, target: Path, names: Sequence[str] = (), file_for
         (folder / "README.md").write_text(dataset_card(run, facts), encoding="utf-8")
     return [*sentences, f"{target / 'README.md'} describes the data; datasets.load_dataset({str(target)!r}, NAME) loads it, "
                         f"with NAME {' or '.join(sets)}"]
-
-
-def _open_run(workdir: Path) -> RunFacts:
-    if not (workdir / "config.json").is_file():
-        raise UserError(f"{workdir} is not the work directory of a run: it has no config.json; give the --workdir of a run")
-    return read_facts(workdir)
 
 
 def _available(run: RunFacts, names: Sequence[str]) -> list[str]:
@@ -188,13 +184,11 @@ def _preference_row(pair: Comparison, plain: bool) -> Row:
 
 
 def _read_labels(run: RunFacts) -> _Set:
-    rows = [_label_row(row) for row in Shards(run.workdir / "compare").read()]
+    rows: list[Row] = []
+    for row in Shards(run.workdir / "compare").read():
+        verdicts = [{entry["name"]: label.get(entry["name"]) for entry in VERDICTS["list"]} for label in row.get("labels", ())]
+        rows.append({name: row.get(name) for name in LABELS} | {"labels": verdicts, "notes": row.get("notes", [])})
     return _Set(LABELS, "All pairs that stage compare asked the judge about, with its verdicts", _filled({"train": rows}), {})
-
-
-def _label_row(row: Mapping[str, Any]) -> Row:
-    verdicts = [{entry["name"]: label.get(entry["name"]) for entry in VERDICTS["list"]} for label in row.get("labels", ())]
-    return {name: row.get(name) for name in LABELS} | {"labels": verdicts, "notes": row.get("notes", [])}
 
 
 SETS = {

@@ -91,7 +91,12 @@ def audit_judge(context: StageContext, limit: int = 0, pairs: Sequence[Compariso
     audits = [_measure(config, questions, verdicts) for verdicts in asked]
     jury = len(members) > 1
     if jury:
-        audits.insert(0, _measure(config, questions, _jury_verdicts(questions, asked)))
+        draw = Draw(jax.random.key(0), [question.number for question in questions])  # Recorded verdicts do not depend on it.
+        of_jury = [
+            Jury(tuple(_Recorded(verdicts[order]) for verdicts in asked)).compare([q.request(order) for q in questions], draw)
+            for order in range(2)
+        ]
+        audits.insert(0, _measure(config, questions, of_jury))
     named = list(config.judge.path) if name == "model" else [name]
     results = [{"judge": judge, "audit": audit.to_dict()}
                for judge, audit in zip(["jury"] * jury + named, audits, strict=True)]
@@ -162,15 +167,6 @@ def _ask(context: StageContext, stage: str, questions: Sequence[_Question]) -> l
                 verdicts[order].extend(loaded.compare([question.request(order) for question in part], draw))
             progress.update(len(part))
     return list(verdicts)
-
-
-def _jury_verdicts(questions: Sequence[_Question], members: Sequence[Sequence[Sequence[Verdict]]]) -> list[list[Verdict]]:
-    """The verdicts of a jury of judges that have been asked already. members: the verdicts of each, by order."""
-    draw = Draw(jax.random.key(0), [question.number for question in questions])  # Recorded verdicts do not depend on it.
-    return [
-        Jury(tuple(_Recorded(verdicts[order]) for verdicts in members)).compare([q.request(order) for q in questions], draw)
-        for order in range(2)
-    ]
 
 
 def _measure(config: Config, questions: Sequence[_Question], verdicts: Sequence[Sequence[Verdict]]) -> Audit:

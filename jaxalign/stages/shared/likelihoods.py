@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -42,12 +41,6 @@ class Continuation(NamedTuple):
     target: Sequence[int]
 
 
-def measured_files(config: Config) -> dict[Path, str]:
-    """The files of `config.evaluate.texts` and `config.evaluate.choices`, with the fields that name them."""
-    named = {"evaluate.texts": config.evaluate.texts, "evaluate.choices": config.evaluate.choices}
-    return {Path(path).expanduser(): field for field, path in named.items() if path}
-
-
 class LikelihoodMeasures:
     """The texts and questions of a run. Constructing it reads and encodes them, so that errors precede the sampling.
 
@@ -59,7 +52,10 @@ class LikelihoodMeasures:
         section, length = config.evaluate, config.model.max_length
         texts = [(text, windows(tokenizer, text, length)) for text in (read_texts(section.texts) if section.texts else [])]
         self._texts = [own for _, own in texts if own]
-        self._bytes = sum(_scored_bytes(tokenizer, text) for text, own in texts if own)
+        scored = [text for text, own in texts if own]
+        self._bytes = sum(len(text.encode()) for text in scored)
+        if not tokenizer.begin_ids:  # Without bos, `windows` does not score the first token of a text.
+            self._bytes -= sum(len(tokenizer.decode(tokenizer.encode(text)[:1]).encode()) for text in scored)
         if texts and not self._texts:
             raise UserError(f"config.evaluate.texts is {section.texts!r}, but each of its texts is a single token, which has "
                             "no token before it; give longer texts")
@@ -139,12 +135,6 @@ def windows(tokenizer: Tokenizer, text: str, length: int) -> list[Continuation]:
     first = max(len(tokenizer.begin_ids), 1)
     starts = range(first, len(ids), length - first)
     return [Continuation(ids[:first] if at == first else ids[at - 1 : at], ids[at : at + length - first]) for at in starts]
-
-
-def _scored_bytes(tokenizer: Tokenizer, text: str) -> int:
-    """The UTF-8 bytes of the tokens of a text that `windows` scores."""
-    skipped = "" if tokenizer.begin_ids else tokenizer.decode(tokenizer.encode(text)[:1])
-    return len(text.encode()) - len(skipped.encode())
 
 
 def _choices(tokenizer: Tokenizer, question: Question, style: str, length: int) -> list[Continuation]:

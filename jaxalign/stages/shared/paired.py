@@ -9,7 +9,6 @@ from typing import Any
 
 from jaxalign.algorithms.texts import distinct_share, repeated_share
 from jaxalign.algorithms.win_rates import mean_difference, paired_rates
-from jaxalign.records import Comparison
 from jaxalign.stages.shared.breakdown import Contest
 
 DISTINCT = (1, 2, 3)
@@ -20,15 +19,15 @@ Row = Mapping[str, Any]
 
 def win_rates(contests: Sequence[Contest]) -> list[dict[str, Any]]:
     """The rows of "win_rates" in summary.json: `Contest.to_dict` with the fields of `algorithms.win_rates.PairedRates`."""
-    return [contest.to_dict() | _paired_rates(contest.labelled) for contest in contests]
-
-
-def _paired_rates(labelled: Sequence[Comparison]) -> dict[str, Any]:
-    """Outcomes are those of `trainers.evaluation.won`: equal answers and undecided pairs count one half."""
-    decided = [pair.decided and pair.response_a != pair.response_b for pair in labelled]
-    outcomes = [float(pair.label > 0.5) if known else 0.5 for pair, known in zip(labelled, decided, strict=True)]
-    differences = [len(pair.response_a) - len(pair.response_b) for pair in labelled]
-    return dataclasses.asdict(paired_rates(outcomes, differences))
+    rows = []
+    for contest in contests:
+        row, labelled = contest.to_dict(), contest.labelled
+        # The outcomes are those of `trainers.evaluation.won`: equal answers and undecided pairs count one half.
+        decided = [pair.decided and pair.response_a != pair.response_b for pair in labelled]
+        outcomes = [float(pair.label > 0.5) if known else 0.5 for pair, known in zip(labelled, decided, strict=True)]
+        differences = [len(pair.response_a) - len(pair.response_b) for pair in labelled]
+        rows.append(row | dataclasses.asdict(paired_rates(outcomes, differences)))
+    return rows
 
 
 def word_measures(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from jaxalign.algorithms.statistics import mcnemar, paired_difference
 from jaxalign.feedback.judge import Draw, RatingRequest
-from jaxalign.feedback.rubrics import Rubric, has_refusal_phrase, kinds_of, load_rubrics, rubrics_for
+from jaxalign.feedback.rubrics import Rubric, has_refusal_phrase, load_rubrics, rubrics_for
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
-from jaxalign.records import Prompt
 from jaxalign.stages.shared import judges, loops
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Shards, queues, row_prompt
@@ -76,12 +75,6 @@ def _row(row: Mapping[str, Any], kind: str | None, results: Mapping[str, Any]) -
         **({"reasoning": reasoning} if reasoning else {}),
         "refusal_phrase": has_refusal_phrase(row["response"]),
     }
-
-
-def prompt_kinds(context: StageContext, prompts: Sequence[Prompt]) -> dict[str, str | None]:
-    """The kind of each prompt by its id. Raises UserError if the rubrics name no value of the prompts' column."""
-    section = context.config.evaluate
-    return kinds_of(prompts, section.rubric_column, load_rubrics(section.rubrics))
 
 
 def summarise_ratings(

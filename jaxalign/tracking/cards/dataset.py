@@ -55,7 +55,9 @@ def dataset_card(run: RunFacts, sets: Sequence[SetFacts]) -> str:
         lines += [f"### {made.name}", "", f"{made.purpose}.", "",
                   *table(("column", "content"), [(name, meaning) for name, _, meaning in made.columns])]
     lines += section("How it was made", table(("fact", "value"), [*base_facts(makers[0]), *judge_facts(makers)]),
-                     _principles(makers))
+                     table(("stage", "principle", "rows under it"), [
+                         (stage.folder, name, count["pairs"] if isinstance(count, dict) else count)
+                         for stage in makers for name, count in (stage.summary.get("principles") or {}).items()]))
     lines += section("Rows left out", table(("set", "reason", "rows"), [
         (made.name, explained(reason), count) for made in sets for reason, count in made.left_out if count]))
     lines += section("Hashes", table(("of", "hash of its", "hash"), hash_rows(list(stages.values()))))
@@ -78,14 +80,6 @@ def explained(reason: str) -> str:
     """The name of a reason with its explanation, if there is one."""
     known = COMPARISON.get(reason) or REVISION.get(reason)
     return f"{reason}: {known}" if known else reason
-
-
-def _principles(makers: Sequence[StageFacts]) -> list[str]:
-    rows = []
-    for stage in makers:
-        for name, count in (stage.summary.get("principles") or {}).items():
-            rows.append((stage.folder, name, count["pairs"] if isinstance(count, dict) else count))
-    return table(("stage", "principle", "rows under it"), rows)
 
 
 def _limits(run: RunFacts, makers: Sequence[StageFacts]) -> list[str]:

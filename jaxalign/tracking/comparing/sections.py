@@ -87,17 +87,12 @@ def rates(runs: Sequence[ComparedRun]) -> ReportSection:
                "interval of the difference. “More than noise” means that this interval does not contain 0. The intervals treat "
                "the answers of two runs as independent; if the runs answered the same prompts, they are too wide rather than "
                "too narrow. They do not contain the noise between seeds.")
-    return ReportSection("rates", title, _compared_models(runs), (), tuple(figures),
-                         (Table(caption, ["Measure", *(run.name for run in runs)], rows),), nav="Rates")
-
-
-def _compared_models(runs: Sequence[ComparedRun]) -> str:
-    """Which model of each run is compared, and a remark if the runs answered other prompts."""
     models = [f"{run.name}: {model_title(run.model, run.files.used)}" for run in runs if run.model]
     keys = [frozenset(map(_key, run.answers)) for run in runs if run.answers]
     other = "" if len(set(keys)) <= 1 else (f" The runs answered different prompts, {len(frozenset.intersection(*keys)):,} of "
                                             "which all runs answered: differences may come from the prompts.")
-    return f"Compared are the last models: {'; '.join(models)}.{other}"
+    return ReportSection("rates", title, f"Compared are the last models: {'; '.join(models)}.{other}", (), tuple(figures),
+                         (Table(caption, ["Measure", *(run.name for run in runs)], rows),), nav="Rates")
 
 
 def _cell(one: Compared, estimate: Estimate | None, difference: Difference | None) -> str:

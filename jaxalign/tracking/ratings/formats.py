@@ -6,9 +6,7 @@ import base64
 import csv
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxalign.errors import UserError
 from jaxalign.storage import json_bytes, json_lines, write_bytes_atomically
@@ -33,7 +31,11 @@ def write_sheet(sheet: Sheet, folder: Path) -> list[Path]:
     Raises:
       UserError: the folder has files of another sheet, or cannot be written.
     """
-    contents = {PAGE: page, "sheet.csv": csv_bytes, "sheet.jsonl": _jsonl_bytes, KEY: lambda sheet: json_bytes(sheet.key)}
+    contents = {
+        PAGE: page, "sheet.csv": csv_bytes,
+        "sheet.jsonl": lambda sheet: json_lines([{**row, "rating": None} for row in sheet.rows]),
+        KEY: lambda sheet: json_bytes(sheet.key),
+    }
     present = [name for name in contents if (folder / name).exists()]
     if present and (KEY not in present or read_object(folder / KEY).get("sheet") != sheet.hash):
         raise UserError(f"{folder} has {present[0]} of another sheet; give another folder as --out")
@@ -54,7 +56,10 @@ def csv_bytes(sheet: Sheet) -> bytes:
     writer = csv.DictWriter(file, COLUMNS)
     writer.writeheader()
     for row in sheet.rows:
-        texts = {"prompt": _prompt_text(row["messages"]), "answer_1": row["answer_1"], "answer_2": row["answer_2"]}
+        messages = row["messages"]
+        prompt = messages[0]["content"] if len(messages) == 1 else "\n\n".join(
+            f"{message['role'].capitalize()}: {message['content']}" for message in messages)
+        texts = {"prompt": prompt, "answer_1": row["answer_1"], "answer_2": row["answer_2"]}
         texts = {name: f"'{text}" if text.startswith(_FORMULA) else text for name, text in texts.items()}
         writer.writerow({"sheet": row["sheet"], "id": row["id"], **texts, "rating": ""})
     return file.getvalue().replace("\0", "\ufffd").encode("utf-8-sig", "replace")
@@ -66,14 +71,3 @@ def page(sheet: Sheet) -> bytes:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     content = {"sheet": sheet.hash, "pairs": sheet.shown}
     return render("rating_sheet.html.j2", script=script, digest=digest, content=content).encode("utf-8", "replace")
-
-
-def _jsonl_bytes(sheet: Sheet) -> bytes:
-    return json_lines([{**row, "rating": None} for row in sheet.rows])
-
-
-def _prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of a prompt of one message, else each turn with its role."""
-    if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in messages)

@@ -42,7 +42,14 @@ def _section(run: RunFiles, label: str, rows: Sequence[IterationTimes], several:
     groups, total = rows[-1].groups, sum(row.seconds for row in rows)
     shares = {group: {name: spent / total for name, spent in busy_seconds(rows, group).items()} for group in groups}
     names = tuple(dict.fromkeys(program.name for row in rows for program in row.programs))
-    intro = [_idle_sentence(groups, shares), *_advice(run, words[0], groups, shares), *_host_sentence(rows, total)]
+    idlest = max(shares, key=lambda group: _idle(shares[group]))
+    most = ", the largest share of all groups" if len(groups) > 1 else ""
+    devices, idle = _devices(idlest, f"({', '.join(groups[idlest])}) "), percent(_idle(shares[idlest]))
+    intro = [capitalized(f"{devices} idle for {idle} of the time{most}."), *_advice(run, words[0], groups, shares)]
+    unused = sum(map(seconds_without_programs, rows)) / total
+    intro += [] if unused < _NOTABLE else [
+        f"For {percent(unused)} of the time no device ran one of these programs: the host prepared batches or computed "
+        "rewards, or checks ran."]
     cells = [[f"{group}: {', '.join(groups[group])}", percent(_idle(busy)), *(percent(busy.get(name)) for name in names)]
              for group, busy in shares.items()]
     counted = f"{len(rows):,} iterations" if len(rows) > 1 else "1 iteration"
@@ -85,13 +92,6 @@ def typical(rows: Sequence[IterationTimes]) -> list[IterationTimes]:
     return []
 
 
-def _idle_sentence(groups: Mapping[str, Sequence[str]], shares: Shares) -> str:
-    group = max(shares, key=lambda group: _idle(shares[group]))
-    most = ", the largest share of all groups" if len(groups) > 1 else ""
-    devices, idle = _devices(group, f"({', '.join(groups[group])}) "), percent(_idle(shares[group]))
-    return capitalized(f"{devices} idle for {idle} of the time{most}.")
-
-
 def _advice(run: RunFiles, stage: str, groups: Mapping[str, Sequence[str]], shares: Shares) -> list[str]:
     """A sentence on a setting that would reduce the largest idle share, if the measured times show one."""
     most = max(shares, key=lambda group: _idle(shares[group]))
@@ -124,12 +124,3 @@ def _can_sample_ahead(run: RunFiles) -> bool:
     allowed = all(checks.get(name, "warn") == "warn" for name in ("ratio", "sampler_gap"))
     others = section.get("sample_ahead") or (run.config.get("reward") or {}).get("while_sampling")
     return allowed and not others and section.get("advantages") != "remax"
-
-
-def _host_sentence(rows: Sequence[IterationTimes], total: float) -> list[str]:
-    """A sentence on the time in which no devices were busy."""
-    none = sum(map(seconds_without_programs, rows)) / total
-    if none < _NOTABLE:
-        return []
-    return [f"For {percent(none)} of the time no device ran one of these programs: the host prepared batches or computed "
-            "rewards, or checks ran."]

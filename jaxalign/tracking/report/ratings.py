@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -14,7 +14,6 @@ from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.ratings.measures import (
     VERDICTS,
-    Agreement,
     Better,
     agreement,
     judge_outcomes,
@@ -47,7 +46,9 @@ def human_ratings(run: RunFiles) -> list[ReportSection]:
     intro, figures, tables, missing = [], [], [], []
     for models in dict.fromkeys(rated.models for rated in current):
         group = [rated for rated in current if rated.models == models]
-        better = _by_rater(group)
+        better: dict[str, dict[str, str | None]] = {}
+        for rated in group:  # A later sheet replaces the outcomes of an earlier one for the same prompt.
+            better.setdefault(rated.rater, {}).update(rated.better)
         intro.append(rates_sentence(run, models, better))
         figures.append(_figure(run, models, better))
         tables.append(_raters(run, models, group, better))
@@ -75,14 +76,6 @@ def rates_sentence(run: RunFiles, models: tuple[str, str], better: Mapping[str, 
     side = "better" if rate.low > 0.5 else "worse"
     return sentence + (f": people find its answers {side}." if _verdict(rate) == MORE else
                        ": these ratings do not show which model is better.")
-
-
-def _by_rater(group: Iterable[Rated]) -> dict[str, dict[str, str | None]]:
-    """The outcomes of each rater; a later sheet replaces the outcomes of an earlier one for the same prompt."""
-    better: dict[str, dict[str, str | None]] = {}
-    for rated in group:
-        better.setdefault(rated.rater, {}).update(rated.better)
-    return better
 
 
 def _verdict(rate: Estimate) -> str:
@@ -135,20 +128,21 @@ def _agreements(better: Mapping[str, Better], others: Mapping[str, Better]) -> l
     if len(better) > 1:
         people["the majority"] = majority(list(better.values()))
     pairings += list(itertools.product(people.items(), others.items()))
-    rows = [[capitalized(f"{first} and {second}"), *_agreement_cells(agreed)] for (first, own), (second, other) in pairings
-            if (agreed := agreement(own, other)) is not None]
+    rows = []
+    for (first, own), (second, other) in pairings:
+        agreed = agreement(own, other)
+        if agreed is None:
+            continue
+        kappa = agreed.kappa
+        shown = "-" if kappa is None else decimal(kappa.value, 2)
+        if kappa is not None and math.isfinite(kappa.low):
+            shown += f"\n{decimal(kappa.low, 2)} to {decimal(kappa.high, 2)}"
+        rows.append([capitalized(f"{first} and {second}"), number(agreed.same.total), _share(agreed.same), shown,
+                     _share(agreed.decided)])
     header = ["Between", "Pairs", "Same outcome", "Cohen's kappa", "Same model, where neither sees a tie"]
     caption = ("Agreement on the pairs that both rated, with 95% intervals. The outcome is one of the models or a tie. Kappa "
                "is the agreement above chance: 0 is chance, 1 is complete.")
     return [Table(caption, header, rows)] if rows else []
-
-
-def _agreement_cells(agreed: Agreement) -> list[str]:
-    kappa = agreed.kappa
-    shown = "-" if kappa is None else decimal(kappa.value, 2)
-    if kappa is not None and math.isfinite(kappa.low):
-        shown += f"\n{decimal(kappa.low, 2)} to {decimal(kappa.high, 2)}"
-    return [number(agreed.same.total), _share(agreed.same), shown, _share(agreed.decided)]
 
 
 def _share(rate: Estimate) -> str:

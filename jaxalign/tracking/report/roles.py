@@ -215,16 +215,11 @@ def _data_sentence(run: RunFiles) -> list[str]:
         if kind in _REVISED and not run.stage("revise").started:
             kind = "prompts"
         elif kind == _TASKS:
-            kind = _prompts_for(run)
+            labels = run.stage("compare").started or run.stage("online_dpo").started
+            purposes = ["labels"] * labels + ["RL"] * run.stage("ppo").started
+            kind = f"prompts for {joined(purposes)}" if purposes else "prompts"
         paths = data.get(field) or ()
         files += [f"{PurePath(path).name} ({kind})" for path in ([paths] if isinstance(paths, str) else paths)]
     if files:
         return [f"Data: {joined(files)}."]
     return [f"The data come from the source {source}."] if source else []
-
-
-def _prompts_for(run: RunFiles) -> str:
-    """The prompts of `config.data.rl` with their purposes in the stages that have started."""
-    labels = run.stage("compare").started or run.stage("online_dpo").started
-    purposes = ["labels"] * labels + ["RL"] * run.stage("ppo").started
-    return f"prompts for {joined(purposes)}" if purposes else "prompts"

@@ -169,7 +169,8 @@ def _change(run: RunFiles, rated: Mapping[str, Any], rubric: str) -> str:
     found = _pair(rated["differences"], rubric, models)
     if found is None:
         return f"{sentence}."
-    test = f"exact McNemar test over {found['pairs']:,} prompts: p {_equals(found['p'])}"
+    p_value = _p(found["p"]).replace("<", "< ") if found["p"] < 0.001 else f"= {_p(found['p'])}"
+    test = f"exact McNemar test over {found['pairs']:,} prompts: p {p_value}"
     return f"{sentence}, a difference {_verdict(found)} ({test})."
 
 
@@ -182,7 +183,3 @@ def _pair(differences: Sequence[Mapping[str, Any]], rubric: str, models: Sequenc
     """The difference between the first and the last of `models`; None if there is none."""
     ends = (rubric, models[-1], models[0])
     return next((one for one in differences if (one["rubric"], one["model"], one["against"]) == ends), None)
-
-
-def _equals(p: float) -> str:
-    return _p(p).replace("<", "< ") if p < 0.001 else f"= {_p(p)}"

@@ -48,17 +48,14 @@ class Collector:
         self._views, self._every = views, every
         self._lock, self._read_at, self._runs = threading.Lock(), -every, []
 
-    def _statuses(self) -> list[RunStatus]:
-        with self._lock:  # Requests come in several threads, and a view must not be read in two.
-            if time.monotonic() - self._read_at >= self._every:
-                self._runs, self._read_at = [view.status() for view in self._views], time.monotonic()
-            return self._runs
-
     def collect(self) -> Iterator[Any]:
         """The families of metrics, all named jaxalign_NAME, with the labels run and stage."""
         from prometheus_client.core import GaugeMetricFamily
 
-        runs = self._statuses()
+        with self._lock:  # Requests come in several threads, and a view must not be read in two.
+            if time.monotonic() - self._read_at >= self._every:
+                self._runs, self._read_at = [view.status() for view in self._views], time.monotonic()
+            runs = self._runs
         for name, (field, text) in _GAUGES.items():
             yield _family(name, text, runs, lambda run, field=field: getattr(run, field))
         for name, (field, text) in _SYSTEM.items():

@@ -112,7 +112,7 @@ class RunView:
         done = [read_object(self.path / folder / "manifest.json").get("status") for folder in folders]
         self._beats.extend(self._system.read())
         started = [folder for folder, status in zip(folders, done, strict=True) if status is not None]
-        views = {folder: self._view(folder) for folder in started}
+        views = {folder: self._stages.setdefault(folder, StageView(self.path / folder)) for folder in started}
         for view in views.values():
             view.read()
         base = RunStatus(
@@ -126,16 +126,16 @@ class RunView:
             return _with_metrics(dataclasses.replace(base, state=FINISHED), list(views.values()))
         return self._running(dataclasses.replace(base, stage=rounds.label(started[-1])), views[started[-1]], config)
 
-    def _view(self, folder: str) -> StageView:
-        return self._stages.setdefault(folder, StageView(self.path / folder))
-
     def _running(self, base: RunStatus, view: StageView, config: Mapping[str, Any]) -> RunStatus:
         """The state of a run with an unfinished stage."""
         now = self._clock()
         beats = _since_start(self._beats, base.stage)
         last, (step_seconds, moved) = beats[-1] if beats else {}, step_times(beats)
         changed = max([time for time in (view.changed(), last.get("time")) if time is not None], default=now)
-        unit, total = last.get("unit", "step"), last.get("total") or planned_steps(config, view.folder.name)
+        unit, total = last.get("unit", "step"), last.get("total")
+        if not total:
+            section = config.get(rounds.parse(view.folder.name)[0]) or {}
+            total = next((section[name] for name in ("iterations", "steps") if isinstance(section.get(name), int)), 0)
         count = max(last.get("count", 0), view.steps if unit == "step" else 0)
         status = _with_metrics(dataclasses.replace(
             base, count=count, total=total, unit=unit, step_seconds=step_seconds, idle=max(0.0, now - changed),
@@ -219,9 +219,3 @@ def planned_folders(config: Mapping[str, Any]) -> tuple[str, ...]:
     reward = types.SimpleNamespace(source=(config.get("reward") or {}).get("source") or "preference")
     number = config.get("rounds") or 1
     return rounds.folders(types.SimpleNamespace(stages=config.get("stages") or (), rounds=number, reward=reward))
-
-
-def planned_steps(config: Mapping[str, Any], folder: str) -> int:
-    """The number of steps of a stage if its section of the config states it, else 0."""
-    section = config.get(rounds.parse(folder)[0]) or {}
-    return next((section[name] for name in ("iterations", "steps") if isinstance(section.get(name), int)), 0)

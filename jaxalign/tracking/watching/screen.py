@@ -49,7 +49,8 @@ def render(runs: Sequence[RunStatus], width: int = WIDTH) -> RenderableType:
 def _fitting(runs: Sequence[RunStatus], cells: Sequence[dict[str, str]], width: int) -> list[str]:
     """The titles of the numbers that fit and that at least one run has, in the order of the table."""
     fixed = [[min(len(run.name), _NAME_COLUMNS) for run in runs], [len(run.state) for run in runs],
-             [len(_stage(run)) for run in runs], [_bar_columns(run) for run in runs]]
+             [len(_stage(run)) for run in runs],
+             [(_BAR_COLUMNS + 2 if run.total or run.state == FINISHED else 0) + len(_counts(run)) for run in runs]]
     left = width - sum(max(lengths, default=0) + _GAP for lengths in fixed)
     kept = set()
     for title in _IMPORTANT_FIRST:
@@ -94,10 +95,6 @@ def _bar(run: RunStatus) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(ProgressBar(run.total, min(run.count, run.total), width=_BAR_COLUMNS), Text(_counts(run)))
     return grid
-
-
-def _bar_columns(run: RunStatus) -> int:
-    return (_BAR_COLUMNS + 2 if run.total or run.state == FINISHED else 0) + len(_counts(run))
 
 
 def _memory(run: RunStatus) -> str:
