@@ -148,7 +148,9 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     given, groups, auto = _given(config, own)
     config, cluster = given.config, given.cluster
     prices = read_prices(own["prices"]) if own["prices"] else None
-    flat = config.placement.strategy == "flat"
+    flat, sizes = config.placement.strategy == "flat", ()
+    if not own["search"]:
+        given, sizes = given.resolved()
     best, placements, kinds = search.possible(given) if flat else (), None, None
     if own["search"]:
         if not best:
@@ -159,10 +161,8 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
             kinds = placement_kinds.kind_choices(usual, prices)
         else:
             placements = placement_choices.placement_choices(usual)
-        given = dataclasses.replace(given, config=dataclasses.replace(config, mesh=best[0].config.mesh))
-    sizes = given.micro_batches() if flat else ()
+        given, sizes = dataclasses.replace(given, config=dataclasses.replace(config, mesh=best[0].config.mesh)).resolved()
     run = given.estimate() if flat else _placed(given, groups)
-    given = dataclasses.replace(given, config=run.config) if sizes else given
     # The fastest mesh that fits is worth a line if it saves at least 5% of the time.
     saves = best and best[0].fits and not (run.fits and best[0].seconds > 0.95 * run.seconds)
     compiled = _compiled(given, groups) if own["compile"] else []
@@ -171,6 +171,7 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     if own["write-config"]:
         # Auto is planned as flat here, and the flags change flat.
         changed = [*arguments, "--config.placement.strategy=flat"] if auto else arguments
+        changed = [*changed, *(f"--config.{size.section}.micro_batch_tokens={size.tokens}" for size in sizes)]
         program = None if kinds is None else kinds.fastest_program
         machine = cluster.name if program is None else program.machines[0]
         _write_config(own["write-config"], changed, config, run, plan.choice, machine)

@@ -220,6 +220,6 @@ def _forget(stage: Stage, folder: str, storage: Storage) -> None:
 
     The user can then correct the config and repeat the command without --overwrite.
     """
-    setup = {manifests.FILE, TIMING, device_times.FILE, identity.FILE, *stage.setup_files}
+    setup = {manifests.FILE, manifests.MICRO_BATCHES, TIMING, device_times.FILE, identity.FILE, *stage.setup_files}
     if not any(storage.size(f"{folder}/{file}") for file in storage.list(folder) if file not in setup):
         storage.remove(folder)

@@ -33,6 +33,7 @@ from jaxalign.planner.compiler import (
     array_arguments,
     compile_lowered,
     lower,
+    memory_of,
     names_in_cache_key,
     remove_old_reports,
 )
@@ -205,6 +206,29 @@ def compile_program(program: PlannedProgram, usable: int | None = None) -> Compi
     return _analysed(program, usable, report, time.perf_counter() - began)
 
 
+def attached_peak(program: PlannedProgram) -> int | None:
+    """Bytes in use at the peak of a program on one of the attached devices, with resident arrays, for which it is compiled as a
+    run compiles it; None if the compiler rejects it for its memory. Raises any other compiler error."""
+    try:
+        memory, kept = memory_of(program.step.lower(*program.arguments).compile())
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        return None
+    return memory.peak + sum(_resident(program, kept).values())
+
+
+def _resident(program: PlannedProgram, kept: Sequence[bool]) -> dict[str, int]:
+    """Bytes, by role, of arrays that are on the device while a program runs but are not its arguments. kept: `Report.kept`."""
+    arrays = array_arguments(program.step, program.arguments)
+    own = {id(leaf) for (_, leaf), used in zip(arrays, kept, strict=True) if used}
+    beside = {
+        role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
+        for role, tree in program.held.items()
+    }
+    return {role: size for role, size in beside.items() if size}
+
+
 def _analysed(program: PlannedProgram, usable: int | None, report: Report, seconds: float) -> CompiledProgram:
     """The figures of a program, from the compiler's report."""
     named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable, "seconds": seconds}
@@ -221,11 +245,6 @@ def _analysed(program: PlannedProgram, usable: int | None, report: Report, secon
         traffic, unread = None, ("its collectives are unknown: neither the compiler nor JAX provides the compiled text",)
     elif mesh is not None and mesh.size > 1:
         traffic = collectives(module, dict(mesh.shape), program.turns)
-    own = {id(leaf) for _, leaf in kept}
-    beside = {
-        role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
-        for role, tree in program.held.items()
-    }
     shown = [(name, x.shape, x.dtype, x.sharding) for name, x in kept]
     if mesh is not None:
         whole = NamedSharding(mesh, PartitionSpec())
@@ -233,7 +252,7 @@ def _analysed(program: PlannedProgram, usable: int | None, report: Report, secon
     return CompiledProgram(
         **named, collectives=traffic, products=None if module is None else flops(module, program.turns),
         kernels=None if module is None else kernels(module, program.turns),
-        resident={role: size for role, size in beside.items() if size},
+        resident=_resident(program, report.kept),
         warnings=unread + surprises(
             program.phase, traffic or (), shown, {} if module is None else float32_copies(module),
             {} if module is None else _large_copies(module, report.memory.arguments),

@@ -186,14 +186,19 @@ def _compile(lowered: Lowered) -> Report:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
         return Report(None, "\n".join(str(error).splitlines()[:REFUSAL_LINES]))
-    counted, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    cost, (memory, kept) = compiled.cost_analysis() or {}, memory_of(compiled)
+    return Report(memory, "", cost.get("flops"), cost.get("bytes accessed"), text, kept, tuple(_replicated(compiled)))
+
+
+def memory_of(compiled: jax.stages.Compiled) -> tuple[Memory, tuple[bool, ...]]:
+    """(the memory of a program, `Report.kept`)."""
+    counted = compiled.memory_analysis()
     memory = Memory(
         counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
         counted.temp_size_in_bytes, counted.generated_code_size_in_bytes,
     )
     used = compiled.in_tree.flatten_up_to(compiled.input_shardings)
-    return Report(memory, "", cost.get("flops"), cost.get("bytes accessed"), text,
-                  tuple(sharding is not None for sharding in used), tuple(_replicated(compiled)))
+    return memory, tuple(sharding is not None for sharding in used)
 
 
 def _compiled(lowered: Lowered) -> tuple[jax.stages.Compiled, str | None]:

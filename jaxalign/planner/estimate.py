@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from jax.sharding import AbstractMesh, AxisType
@@ -157,7 +158,7 @@ def check_divides(model: Model, mesh: MeshConfig) -> None:
 
 def estimate(
     config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions = Assumptions(), prompt: int | None = None,
-    examples: int | None = None,
+    examples: int | None = None, only: Collection[str] | None = None,
 ) -> RunEstimate:
     """The plan of a run with all roles on config.mesh; `placed_estimate` plans stages with a placement.
 
@@ -167,6 +168,7 @@ def estimate(
       cluster: the devices.
       assumptions: the fractions of the peak that programs reach.
       prompt, examples: as in `programs.Run`.
+      only: the stages to plan; None: all of config.stages.
 
     Raises:
       UserError: the mesh has more devices than the cluster or does not divide the model.
@@ -179,7 +181,7 @@ def estimate(
     check_divides(policy, mesh)
     policy = dataclasses.replace(with_attention(policy, cluster), sharding=sharding)
     run = TaskEstimator(config, policy, cluster, assumptions)
-    tasks = estimated_tasks(Run(config, policy, prompt, examples))
+    tasks = estimated_tasks(Run(config, policy, prompt, examples), only)
     trained = {task.stage: () for task in tasks}
     for task in tasks:
         trained[task.stage] += task.trains

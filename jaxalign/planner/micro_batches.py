@@ -1,7 +1,7 @@
 """Chooses the size of micro-batches for the devices that a run has: `micro_batch_tokens=auto`.
 
 A larger micro-batch gathers and reads the weights less often, and needs more memory. The choice is the fastest size that fits
-by the estimate; of sizes that are as fast, the smallest. Results do not depend on it, but for rounding.
+by the estimate; of sizes that are as fast, the smallest. It changes results only in rounding.
 
 The times compare sizes; they are no forecast. They add computing, memory and network, as if none of them overlapped.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from jaxalign.config import Config
+from jaxalign.config.schema import field_types
 from jaxalign.config.sections.shared import AUTO
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
@@ -24,15 +25,17 @@ ALIKE = 1.01
 """Times within this factor are alike: the estimate is coarser."""
 MARGIN = 0.05
 """The share of the memory that a choice leaves free if it can: the estimate may be too low by as much."""
+FILLED = 0.5
+"""The assumed share of a step's rows that packed sequences fill: few are as long as a row. Only a run shows the true share."""
 _OWNERS = {"online_dpo": "dpo"}
 """The section with the micro-batches of a stage, if it is not that of the stage's name."""
-_GB = 1e9
 _FORWARD_KERNELS, _UPDATE_KERNELS = (31, 42), (105, 154)
 """GPU kernels of a layer without and with adapters: of a forward pass, and of both passes with the recomputed forward pass.
 Counted in the compiler's programs of Llama-3.1-8B on h100:1x8 and, with adapters, of Llama-3.2-1B."""
+_GB = 1e9
 
-Estimate = Callable[[Config], RunEstimate]
-"""Returns the estimate of a run with a config without "auto". Raises UserError if the run is not possible."""
+Estimate = Callable[[Config, str], RunEstimate]
+"""Returns the estimate of one stage of a run with a config without "auto". Raises UserError if the run is not possible."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class MicroBatches:
     Attributes:
       stage: the stage.
       section: the config section with `micro_batch_tokens`.
-      tokens: the value of `micro_batch_tokens`; 0 is the default.
+      tokens: the value of `micro_batch_tokens`.
       parts: the largest number of micro-batches of an optimizer step.
       seconds: seconds of the programs that read micro-batches, in one iteration or step, without any overlap.
       peak: estimated bytes on one device, at the peak of these programs.
@@ -62,17 +65,12 @@ class MicroBatches:
         """The choice in words, for a printed line."""
         some = "one micro-batch" if self.parts == 1 else f"at most {self.parts} micro-batches"
         return (f"config.{self.section}.micro_batch_tokens=auto: {self.tokens} tokens per device, {some} in a step; the "
-                f"estimate is {self.peak / _GB:.1f} of {self.usable / _GB:.1f} GB")
-
-
-def section_of(stage: str) -> str:
-    """The name of the section with the micro-batches of a stage."""
-    return _OWNERS.get(stage, stage)
+                f"estimate is {self.peak / _GB:.3g} of {self.usable / _GB:.3g} GB")
 
 
 def is_auto(config: Config, stage: str) -> bool:
     """Whether the size of the micro-batches of a stage is to be chosen."""
-    return getattr(getattr(config, section_of(stage), None), "micro_batch_tokens", None) == AUTO
+    return getattr(getattr(config, _OWNERS.get(stage, stage), None), "micro_batch_tokens", None) == AUTO
 
 
 def with_tokens(config: Config, section: str, tokens: int) -> Config:
@@ -82,8 +80,8 @@ def with_tokens(config: Config, section: str, tokens: int) -> Config:
 
 def with_defaults(config: Config) -> Config:
     """The config with the default instead of each "auto"."""
-    for name in dict.fromkeys(section_of(record.name) for record in stages_in_order(config.stages)):
-        if is_auto(config, name):
+    for name in field_types(type(config)):
+        if getattr(getattr(config, name), "micro_batch_tokens", None) == AUTO:
             config = with_tokens(config, name, 0)
     return config
 
@@ -94,74 +92,75 @@ def resolved(config: Config, policy: Model, estimate: Estimate) -> tuple[Config,
     Of two stages with one section, the choice is that of the smaller size, which fits both.
     """
     found: dict[str, MicroBatches] = {}
-    defaults = with_defaults(config)
+    numbered = with_defaults(config)
     for record in stages_in_order(config.stages):
         if is_auto(config, record.name):
-            best = choices(defaults, record.name, policy, estimate)[0]
+            best = choices(numbered, record.name, policy, estimate)[0]
             other = found.get(best.section)
             found[best.section] = best if other is None else min(best, other, key=lambda one: one.tokens)
     for name, choice in found.items():
-        defaults = with_tokens(defaults, name, choice.tokens)
-    return defaults, tuple(found.values())
+        numbered = with_tokens(numbered, name, choice.tokens)
+    return numbered, tuple(found.values())
 
 
 def choices(config: Config, stage: str, policy: Model, estimate: Estimate) -> list[MicroBatches]:
-    """The sizes for a stage, the best first: sizes that fit with `MARGIN`, then those that fit without it, both from the best
-    to the smallest; then the smallest size of all.
+    """The sizes for a stage, from the best to the smallest. Sizes that are not faster than a smaller one are left out.
+
+    The best one leaves `MARGIN` free; if none does, it is the best that fits; if none fits, the smallest.
 
     Args:
       config: the run's config, without "auto".
       stage: the stage.
       policy: the run's model.
-      estimate: estimates the run with a size.
+      estimate: estimates a stage of the run with a size.
 
     Raises:
       UserError: no size is possible.
     """
-    found, error = [], UserError(f"stage {stage} has no micro-batches")
-    for tokens in _sizes(estimate(config), stage):
+    section, found = _OWNERS.get(stage, stage), list[MicroBatches]()
+    error = UserError(f"stage {stage} has no micro-batches")
+    for tokens in _sizes(estimate(config, stage)):
         try:
-            found.append(_estimated(estimate(with_tokens(config, section_of(stage), tokens)), policy, stage, tokens))
+            run = estimate(with_tokens(config, section, tokens), stage)
         except UserError as refused:  # For example fewer tokens than a row has.
             error = refused
+            continue
+        tasks = [each for each in run.tasks if each.task.phase != "generate" and each.task.calls != 0]
+        update = next(each.task for each in tasks if each.task.packed)
+        seconds = sum(_seconds(run, policy, each) * _calls_per_update(each, update) for each in tasks)
+        seconds *= FILLED + 1 / (2 * update.micro)  # On average half of the last micro-batch in use is padding.
+        if not found or seconds < found[-1].seconds:
+            peak = max(each.peak for each in tasks)
+            found.append(MicroBatches(stage, section, tokens, update.micro, seconds, peak, run.cluster.usable))
     if not found:
         raise error
-    ordered: list[MicroBatches] = []
     for share in (1 - MARGIN, 1.0):
         fitting = [one for one in found if one.peak <= share * one.usable]
-        fastest = min((one.seconds for one in fitting), default=0.0)
-        best = min((one for one in fitting if one.seconds <= ALIKE * fastest), key=lambda one: one.tokens, default=None)
-        if best is not None:
-            smaller = sorted((one for one in fitting if one.tokens < best.tokens), key=lambda one: -one.tokens)
-            ordered += [one for one in (best, *smaller) if one not in ordered]
-    smallest = min(found, key=lambda one: one.tokens)
-    return ordered if smallest in ordered else [*ordered, smallest]
+        if fitting:
+            best = next(one for one in fitting if one.seconds <= ALIKE * fitting[-1].seconds)
+            return found[found.index(best) :: -1]
+    return found[:1]
 
 
-def _sizes(run: RunEstimate, stage: str) -> Iterator[int]:
-    """Tokens per device: those of all rows of a step in 1, 2, 3, 4, 6, 8, 12, 16, ... micro-batches, down to the least rows."""
-    task = next((each.task for each in run.tasks if each.task.stage == stage and each.task.packed), None)
+def _sizes(run: RunEstimate) -> list[int]:
+    """Tokens per device, ascending: those of all rows of a step in 1, 2, 3, 4, 6, 8, 12, 16, ... micro-batches, up to the
+    number at which a micro-batch has the least rows."""
+    task = next((each.task for each in run.tasks if each.task.packed), None)
     if task is None:
-        return
-    mesh, length = run.config.mesh, task.rows.length
+        return []
+    mesh = run.config.mesh
     ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
     unit = math.lcm(ways * turns, task.unit)
     units = -(-task.rows.rows // unit)
-    counts = sorted({count for power in range(units.bit_length()) for count in (1 << power, 3 << power >> 1)} | {units})
-    sizes = {-(-units // count) * unit * length // ways for count in counts if count <= units}
-    yield from sorted(sizes, reverse=True)
+    counts = {count for power in range(units.bit_length()) for count in (1 << power, 3 << power >> 1)} | {units}
+    return sorted({-(-units // count) * unit * task.rows.length // ways for count in counts if count <= units})
 
 
-def _estimated(run: RunEstimate, policy: Model, stage: str, tokens: int) -> MicroBatches:
-    """The estimate of a stage with a size. The estimate is for full rows; in a run half of the last micro-batch is padding."""
-    tasks = [each for each in run.tasks if each.task.stage == stage and each.task.phase != "generate"]
-    update = next(each.task for each in tasks if each.task.packed)
-    calls = update.calls or 1
-    seconds = sum(_seconds(run, policy, each) * (each.task.calls or 1) for each in tasks) / calls
-    seconds *= 1 + 1 / (2 * update.micro)
-    return MicroBatches(
-        stage, section_of(stage), tokens, update.micro, seconds, max(each.peak for each in tasks), run.cluster.usable
-    )
+def _calls_per_update(each: TaskEstimate, update) -> float:
+    """Calls of a task per call of the update. Those of a run whose number of rows is unknown follow from the rows of a call."""
+    if each.task.calls and update.calls:
+        return each.task.calls / update.calls
+    return 1 if each.task.packed else -(-update.rows.rows // each.task.rows.rows)
 
 
 def _seconds(run: RunEstimate, policy: Model, each: TaskEstimate) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from jaxalign.config import Config, check
 from jaxalign.errors import UserError
@@ -37,16 +37,18 @@ class Given:
     def estimate(self) -> RunEstimate:
         """The plan with all roles on config.mesh. Its config has numbers instead of `micro_batch_tokens` "auto", chosen for
         that mesh. Raises UserError if config.mesh is not possible."""
-        check(self.config)
-        return self._estimated(resolved(self.config, self.policy, self._estimated)[0])
+        return self.resolved()[0].estimated()
 
-    def micro_batches(self) -> tuple[MicroBatches, ...]:
-        """The sizes of micro-batches that `estimate` chooses."""
+    def resolved(self) -> tuple[Given, tuple[MicroBatches, ...]]:
+        """(these inputs with numbers instead of `micro_batch_tokens` "auto", the choices)."""
         check(self.config)
-        return resolved(self.config, self.policy, self._estimated)[1]
+        config, sizes = resolved(self.config, self.policy, lambda changed, stage: self.estimated(changed, {stage}))
+        return (dataclasses.replace(self, config=config) if sizes else self), sizes
 
-    def _estimated(self, config: Config) -> RunEstimate:
-        return estimate(config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
+    def estimated(self, config: Config | None = None, only: Collection[str] | None = None) -> RunEstimate:
+        """The estimate of a config without "auto", by default its own. only: the stages; None: all."""
+        config = self.config if config is None else config
+        return estimate(config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples, only)
 
 
 def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]:

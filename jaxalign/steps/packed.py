@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxalign.config.sections.shared import AUTO
 from jaxalign.data.packing import fit
 from jaxalign.errors import UserError
 from jaxalign.models.attention.plain import STEM
@@ -42,6 +43,8 @@ def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1)
       UserError: `tokens` is too small for one row.
     """
     least = T * unit // ways
+    if tokens == AUTO:
+        raise UserError("micro_batch_tokens is 'auto', which a run of stages or a plan replaces; give a number here")
     if 0 < tokens < least:
         raise UserError(f"micro_batch_tokens is {tokens}; at least {least} are needed for rows of {T} (two rows for pairs, one "
                         "for each micro-batch of a pipeline): raise it, or set it to 0 to choose it automatically")
