@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
+import sys
+import time
 
 import pytest
 
@@ -12,12 +15,14 @@ import jaxalign.planner.micro_batches
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.parallel import distributed, hosts
 from jaxalign.planner.hardware import chips
 from jaxalign.planner.role_models import part_of
 from jaxalign.stages.shared import micro_batches
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import MICRO_BATCHES
 from jaxalign.stages.shared.micro_batches import with_micro_batches
+from tests import processes
 from tests.folders import write_model
 from tests.stages.test_placements import config as placed_config
 from tests.trainers.small import language_model
@@ -158,6 +163,30 @@ def test_other_sections_have_the_default(folder, tmp_path):
 def test_a_stage_with_a_number_is_left_alone(folder, tmp_path):
     given = context(folder, tmp_path / "ppo", tokens=64)
     assert with_micro_batches(given, "ppo") is given and not list((tmp_path / "ppo").iterdir())
+
+
+def program() -> None:
+    """The program of each of two processes, of which the second is late: each writes its choice and a later result."""
+    group, (folder,) = distributed.take_flags(sys.argv[1:])
+    folder = pathlib.Path(folder)
+    with distributed.running(group, lambda error: None):
+        cluster = dataclasses.replace(part_of(chips()["v5e"], 8), usable=1e9)
+        micro_batches._cluster = lambda config: (cluster, "")
+        values = placed_config(folder, mesh={"data": 8})
+        values["ppo"] |= SMALL | {"micro_batch_tokens": "auto", "batch": 32}
+        given = StageContext(from_config_dict(values), folder, folder / "ppo", False)
+        time.sleep(2 * hosts.index())
+        tokens = with_micro_batches(given, "ppo").config.ppo.micro_batch_tokens
+        later = hosts.once(lambda: "later")
+        (folder / f"{hosts.index()}.json").write_text(json.dumps([tokens, later]))
+
+
+@pytest.mark.process
+def test_processes_choose_the_same_size_also_if_one_is_late(folder):
+    (folder / "ppo").mkdir()
+    processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(folder)])
+    (tokens, later), other = (json.loads((folder / f"{number}.json").read_text()) for number in range(2))
+    assert tokens > 0 and later == "later" and other == [tokens, later]
 
 
 @pytest.mark.parametrize("trainer", [ja.PPO, ja.DPO, ja.RewardModel])
