@@ -170,8 +170,9 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     print(json.dumps(_json(plan), indent=1) if own["json"] else _text(plan, own["shape"] or config.model.path or "The model"))
     if own["write-config"]:
         # Auto is planned as flat here, and the flags change flat.
-        changed = [*arguments, "--config.placement.strategy=flat"] if auto else arguments
-        changed = [*changed, *(f"--config.{size.section}.micro_batch_tokens={size.tokens}" for size in sizes)]
+        changed = [*arguments, *(["--config.placement.strategy=flat"] if auto else [])]
+        # A placement is planned with the default sizes in the other stages, and its flags have that of ppo.
+        changed += [f"--config.{size.section}.micro_batch_tokens={0 if plan.choice else size.tokens}" for size in sizes]
         program = None if kinds is None else kinds.fastest_program
         machine = cluster.name if program is None else program.machines[0]
         _write_config(own["write-config"], changed, config, run, plan.choice, machine)

@@ -22,7 +22,7 @@ from jaxalign.planner.work import KERNEL_SECONDS
 from jaxalign.registry.stages import stages_in_order
 
 ALIKE = 1.01
-"""Times within this factor are alike: the estimate is coarser."""
+"""Times within this factor count as equal: the estimate is less precise than that."""
 MARGIN = 0.05
 """The share of the memory that a choice leaves free if it can: the estimate may be too low by as much."""
 FILLED = 0.5
@@ -68,9 +68,14 @@ class MicroBatches:
                 f"estimate is {self.peak / _GB:.3g} of {self.usable / _GB:.3g} GB")
 
 
+def section_of(stage: str) -> str:
+    """The name of the section with the micro-batches of a stage."""
+    return _OWNERS.get(stage, stage)
+
+
 def is_auto(config: Config, stage: str) -> bool:
     """Whether the size of the micro-batches of a stage is to be chosen."""
-    return getattr(getattr(config, _OWNERS.get(stage, stage), None), "micro_batch_tokens", None) == AUTO
+    return getattr(getattr(config, section_of(stage), None), "micro_batch_tokens", None) == AUTO
 
 
 def with_tokens(config: Config, section: str, tokens: int) -> Config:
@@ -117,8 +122,7 @@ def choices(config: Config, stage: str, policy: Model, estimate: Estimate) -> li
     Raises:
       UserError: no size is possible.
     """
-    section, found = _OWNERS.get(stage, stage), list[MicroBatches]()
-    error = UserError(f"stage {stage} has no micro-batches")
+    section, found, error = section_of(stage), list[MicroBatches](), None
     for tokens in _sizes(estimate(config, stage)):
         try:
             run = estimate(with_tokens(config, section, tokens), stage)
@@ -126,14 +130,14 @@ def choices(config: Config, stage: str, policy: Model, estimate: Estimate) -> li
             error = refused
             continue
         tasks = [each for each in run.tasks if each.task.phase != "generate" and each.task.calls != 0]
-        update = next(each.task for each in tasks if each.task.packed)
+        update = next(each.task for each in run.tasks if each.task.packed)
         seconds = sum(_seconds(run, policy, each) * _calls_per_update(each, update) for each in tasks)
         seconds *= FILLED + 1 / (2 * update.micro)  # On average half of the last micro-batch in use is padding.
         if not found or seconds < found[-1].seconds:
             peak = max(each.peak for each in tasks)
             found.append(MicroBatches(stage, section, tokens, update.micro, seconds, peak, run.cluster.usable))
     if not found:
-        raise error
+        raise error or UserError(f"stage {stage} has no micro-batches")
     for share in (1 - MARGIN, 1.0):
         fitting = [one for one in found if one.peak <= share * one.usable]
         if fitting:

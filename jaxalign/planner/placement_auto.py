@@ -76,7 +76,7 @@ def attached_cluster(devices: Sequence[jax.Device]) -> tuple[Cluster | None, str
     """
     kinds = sorted({device.device_kind for device in devices})
     if len(kinds) > 1:
-        return None, f"the devices are of unlike kinds ({', '.join(kinds)}), which the search does not model"
+        return None, f"the devices are of unlike kinds ({', '.join(kinds)}), which the planner does not model"
     if devices[0].platform == "cpu":
         return None, "CPU devices share the cores of one host, so no placement is faster than another"
     chip, sentence = chip_of(kinds[0]), ""

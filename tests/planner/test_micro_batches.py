@@ -121,7 +121,7 @@ def test_a_written_config_has_the_numbers(tmp_path, capsys):
     assert plan.main(["plan", *flags, *AUTO, "--search", f"--write-config={tmp_path / 'made.py'}", "--json"]) == 0
     chosen = {size["section"]: size["tokens"] for size in json.loads(capsys.readouterr().out)["micro_batches"]}
     values, _, _ = read_values(["plan", f"--config={tmp_path / 'made.py'}"])
-    assert {name: values[name].micro_batch_tokens for name in chosen} == chosen
+    assert {name: values[name].micro_batch_tokens for name in chosen} == chosen and min(chosen.values()) > 0
 
 
 def test_a_search_chooses_a_size_for_each_mesh(capsys):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +15,11 @@ from jaxalign.config import Config, schema
 from jaxalign.parallel import hosts
 from jaxalign.parallel.device_memory import usable_memory
 from jaxalign.planner.compiled import attached_peak
-from jaxalign.planner.hardware import Cluster
-from jaxalign.planner.micro_batches import MicroBatches, choices, is_auto, with_defaults, with_tokens
+from jaxalign.planner.hardware import Cluster, chip_of
+from jaxalign.planner.micro_batches import MicroBatches, choices, is_auto, section_of, with_defaults, with_tokens
 from jaxalign.planner.placement_auto import attached_cluster
 from jaxalign.planner.programs import Run, run_tasks
+from jaxalign.planner.report import GB
 from jaxalign.planner.role_models import part_of
 from jaxalign.planner.search import Given
 from jaxalign.planner.shapes import policy_model
@@ -24,8 +27,6 @@ from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.manifest import MICRO_BATCHES
 from jaxalign.tracking.workdir import read_object
-
-_GB = 1e9
 
 
 def with_micro_batches(context: StageContext, stage: str) -> StageContext:
@@ -40,14 +41,15 @@ def with_micro_batches(context: StageContext, stage: str) -> StageContext:
     path, where = context.directory / MICRO_BATCHES, _where(config)
     kept = hosts.once(lambda: read_object(path))
     if kept.get("where") == where and isinstance(kept.get("tokens"), int):
-        section, tokens, sentence = kept["section"], kept["tokens"], f"{kept['sentence']}, as in the interrupted run"
+        section, tokens = section_of(stage), kept["tokens"]
+        sentence = f"config.{section}.micro_batch_tokens=auto: {tokens} tokens per device, as in the interrupted run"
     else:
         choice, sentence = _choose(config, stage)
         if choice is None:
-            _print(context, f"micro_batch_tokens=auto: the default size, because {sentence}")
+            _print(context, f"config.{section_of(stage)}.micro_batch_tokens=auto: the default size, because {sentence}")
             return dataclasses.replace(context, config=config)
         section, tokens = choice.section, choice.tokens
-        write_json(path, {"section": section, "tokens": tokens, "sentence": sentence, "where": where})
+        write_json(path, {"tokens": tokens, "reason": sentence, "where": where})
     _print(context, sentence)
     return dataclasses.replace(context, config=with_tokens(config, section, tokens))
 
@@ -68,28 +70,28 @@ def _choose(config: Config, stage: str) -> tuple[MicroBatches | None, str]:
     if cluster is None:
         return None, sentence
     assumed = f" ({sentence})" if sentence else ""
-    # The first process decides, so that all run the same programs.
-    found = hosts.once(lambda: _unless_it_fails(lambda: _proposed(config, stage, cluster)))
+    found = _agreed(lambda: _proposed(config, stage, cluster))
     if isinstance(found, str):
         return None, found
-    for values in found:
-        choice = MicroBatches(**values)
-        sized = with_tokens(config, choice.section, choice.tokens)
-        measured = _unless_it_fails(lambda sized=sized: _compiled_peak(sized, stage))
-        peak = hosts.once(lambda measured=measured: measured)
+    for choice in (MicroBatches(**values) for values in found):
+        peak = _agreed(functools.partial(_compiled_peak, with_tokens(config, choice.section, choice.tokens), stage))
         if isinstance(peak, str):
             return None, peak
         if peak is not None and peak <= choice.usable:
-            return choice, f"{choice.sentence}, the compiler's {peak / _GB:.3g} GB{assumed}"
-    return choice, f"{choice.sentence}; by the compiler no size fits, and this is the smallest{assumed}"
+            return choice, f"{choice.sentence}, the compiler's {peak / GB:.3g} GB{assumed}"
+    return None, f"by the compiler none of the sizes fits into {cluster.usable / GB:.3g} GB{assumed}"
 
 
-def _unless_it_fails(action: Callable[[], Any]) -> Any:
-    """The result of the action, or a sentence on its error: a run does not depend on the choice."""
+def _agreed(action: Callable[[], Any]) -> Any:
+    """The result of the action in the first process, so that all processes run the same programs, or a sentence on its error: a
+    run does not depend on the choice. All processes perform it, since some compilers share work among processes."""
     try:
-        return action()
+        result = action()
     except Exception as error:
-        return f"the plan failed ({type(error).__name__}: {error})"
+        result = f"the plan failed ({type(error).__name__}: {error})"
+        if not hosts.is_first():
+            logging.getLogger("jaxalign").warning(f"process {hosts.index()}: {result}")
+    return hosts.once(lambda: result)
 
 
 def _proposed(config: Config, stage: str, cluster: Cluster) -> list[dict[str, Any]]:
@@ -107,7 +109,10 @@ def _cluster(config: Config) -> tuple[Cluster | None, str]:
     cluster, sentence = attached_cluster(devices)
     if cluster is None:
         return None, sentence
-    usable = float(usable_memory(np.asarray(devices)) or cluster.usable)
+    memory = usable_memory(np.asarray(devices))
+    if memory is None and chip_of(devices[0].device_kind) is None:
+        return None, f"the memory of {devices[0].device_kind} is unknown"
+    usable = float(memory or cluster.usable)
     parted = part_of(cluster.chip, len(devices) // slices)
     return dataclasses.replace(parted, slices=slices, usable=usable), sentence
 
