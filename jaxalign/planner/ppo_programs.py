@@ -38,7 +38,10 @@ def ppo(run: Run) -> list[Task]:
 
     rewarded = Task("ppo", programs=lambda: built().reward)
     if reward:
-        rewarded = dataclasses.replace(rewarded, phase="reward", runs=reward, rows=part, calls=queues * parts, stays=stays)
+        fused = fused_source(run.config.reward, run.config.mesh.offload) is not None
+        # A program of its own packs with the default size (`rewards.scorer.raw_rollout_scores`).
+        rows, calls = (part, parts) if fused else run.part(section.batch, length)
+        rewarded = dataclasses.replace(rewarded, phase="reward", runs=reward, rows=rows, calls=queues * calls, stays=stays)
     tasks = [
         sampling_task(run, "ppo", section, section.batch, queues, stays[1:], lambda: built().models),
         rewarded,
