@@ -35,7 +35,7 @@ from pathlib import Path
 from common import report, run_main, timed
 from ppo_iteration import Run, workload_parser
 
-from jaxalign.planner.schedules import IterationTimes, flat, interleave, one_step_ahead
+from jaxalign.planner.schedules import TaskTimes, flat, interleave, one_step_ahead
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl.iteration import Iteration
@@ -163,7 +163,7 @@ def _report(options: argparse.Namespace, layouts: dict[str, Layout], spent: dict
     lines.append("Passes in turn: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in spent.items()))
     value = spent.get("values", 0.0)
     rest = max(0.0, base["score"] - sum(spent.values()))
-    times = IterationTimes(base["generate"], spent["reference"], (spent["reward"],), value, rest, base["update"])
+    times = TaskTimes(base["generate"], spent["reference"], (spent["reward"],), value, rest, base["update"])
     parts = [["reference", "value"] if value else ["reference"], ["reward 0"]]
     seconds = {
         "in turn": flat(times, 50).seconds_per_update,

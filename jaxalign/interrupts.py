@@ -25,7 +25,7 @@ _waits = False  # Whether the main thread is in `at_steps`.
 _LOOK_SECONDS = 0.2
 
 
-class Agreement(Protocol):
+class StopAgreement(Protocol):
     """How several processes agree on the step after which all of them end.
 
     Attributes:
@@ -50,7 +50,7 @@ class Agreement(Protocol):
         """Announces that the signal `number` has asked this process to end."""
 
 
-_agreement: Agreement | None = None
+_agreement: StopAgreement | None = None
 
 
 def install() -> None:
@@ -67,7 +67,7 @@ def install() -> None:
     threading.Thread(target=_listen, args=(incoming,), name="jaxalign-signals", daemon=True).start()
 
 
-def agree_by(agreement: Agreement) -> None:
+def agree_by(agreement: StopAgreement) -> None:
     """Lets the training loops of several processes end after the same step."""
     global _agreement
     _agreement = agreement

@@ -127,3 +127,13 @@ def test_the_train_command_is_imported_without_jax():
     """A finished run or an error is then reported quickly."""
     code = "import sys, jaxalign.train; assert not {'jax', 'flax', 'matplotlib'} & set(sys.modules)"
     run_python(code)
+
+
+def test_each_class_name_has_one_meaning():
+    """A reader who meets a name in two files can rely on its being the same class."""
+    defined: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(module_name(path))
+    assert {name: modules for name, modules in defined.items() if len(modules) > 1} == {}

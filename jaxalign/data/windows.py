@@ -54,7 +54,7 @@ class ArrayBuilder(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedRows:
+class PackedRowBuilder:
     """Builds packed rows from `Document`s. row_length: tokens per row."""
 
     row_length: int

@@ -52,7 +52,7 @@ class Share:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class AuditEstimate:
     """A number with its 95% bootstrap interval; None where it is undefined."""
 
     value: float | None
@@ -61,7 +61,7 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class AuditPart:
     """The measures of a part of the pairs; see `Audit`."""
 
     pairs: int
@@ -101,16 +101,16 @@ class Audit:
     without_verdict: int
     accuracy: Share
     accuracy_all: Share
-    kappa: Estimate
+    kappa: AuditEstimate
     flips: Share
     first_position: Share
-    length_coefficient: Estimate
+    length_coefficient: AuditEstimate
     outside: float | None
     calibration_error: float | None
     requests: int
     problems: Mapping[str, int]
-    principles: Mapping[str, Part]
-    kinds: Mapping[str, Part]
+    principles: Mapping[str, AuditPart]
+    kinds: Mapping[str, AuditPart]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -191,11 +191,11 @@ def _case(trials: Sequence[Trial], margin: float) -> _Case:
     return _Case(gold, outcome(label, margin), (outcome(first, margin), outcome(swapped, margin)), label, doublings)
 
 
-def _part(cases: Sequence[_Case]) -> Part:
+def _part(cases: Sequence[_Case]) -> AuditPart:
     decided = [case for case in cases if case.gold != TIE and case.outcome in (FIRST, SECOND)]
     twice = [case for case in cases if TIE not in case.orders and None not in case.orders]
     accuracy = _share([case.outcome == case.gold for case in decided])
-    return Part(len(cases), accuracy, _share([case.orders[0] != case.orders[1] for case in twice]))
+    return AuditPart(len(cases), accuracy, _share([case.orders[0] != case.orders[1] for case in twice]))
 
 
 def _share(values: Sequence[float]) -> Share:
@@ -203,9 +203,9 @@ def _share(values: Sequence[float]) -> Share:
     return Share(count, total, count / total if total else None, *wilson_interval(count, total))
 
 
-def _estimate(measure: Callable[[Sequence[_Case]], float | None], cases: Sequence[_Case], seed: int) -> Estimate:
+def _estimate(measure: Callable[[Sequence[_Case]], float | None], cases: Sequence[_Case], seed: int) -> AuditEstimate:
     interval = bootstrap_interval(lambda rows: measure([cases[row] for row in rows]), len(cases), seed)
-    return Estimate(measure(cases), *(interval or (None, None)))
+    return AuditEstimate(measure(cases), *(interval or (None, None)))
 
 
 _PREFERS = {FIRST: 1.0, TIE: 0.5, SECOND: 0.0}

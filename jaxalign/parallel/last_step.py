@@ -21,7 +21,7 @@ _PLACES = "jaxalign/end/"
 
 
 class LastStep:
-    """Agrees with the other processes on the last step (`interrupts.Agreement`).
+    """Agrees with the other processes on the last step (`interrupts.StopAgreement`).
 
     Args:
       client: the client of the coordination service.

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxalign.errors import UserError
-from jaxalign.planner.generation_time import DecodeStep, Rows
-from jaxalign.planner.schedules import IterationTimes, Schedule
+from jaxalign.planner.generation_time import DecodeStep, DecodingRows
+from jaxalign.planner.schedules import Schedule, TaskTimes
 
 
 def capacity(concurrency: int, running: int, eta: float, version: int, batch: int, accepted: int) -> int:
@@ -62,7 +62,7 @@ class Rollouts:
     recompute: float = 0.0
 
 
-def asynchronous(times: IterationTimes, updates: int, rollouts: Rollouts, eta: float, interruptible: bool = True) -> Schedule:
+def asynchronous(times: TaskTimes, updates: int, rollouts: Rollouts, eta: float, interruptible: bool = True) -> Schedule:
     """Generation groups and a training group that work at the same time; staleness is at most ceil(eta).
 
     The trainer takes the oldest finished samples. It waits for older ones that still run only if training on the others would
@@ -111,7 +111,7 @@ class _Generator:
     """One group of devices that decodes."""
 
     def __init__(self, rollouts: Rollouts):
-        self.rows = Rows(rollouts.slots, rollouts.step)
+        self.rows = DecodingRows(rollouts.slots, rollouts.step)
         self.version = 0
         self.busy = 0.0
         self.paused_until = 0.0
@@ -139,7 +139,7 @@ class _Generator:
 class _Run:
     """The state of an asynchronous run at one time."""
 
-    def __init__(self, times: IterationTimes, rollouts: Rollouts, eta: float, interruptible: bool):
+    def __init__(self, times: TaskTimes, rollouts: Rollouts, eta: float, interruptible: bool):
         self.rollouts, self.eta, self.interruptible = rollouts, eta, interruptible
         self.transfer = times.transfer
         self.part_seconds = (math.fsum(times.scoring.values()) + times.training) / rollouts.mini_batches

@@ -103,7 +103,7 @@ class CompiledProgram:
         return self.memory is not None and (self.usable is None or self.total <= self.usable)
 
 
-class Target(NamedTuple):
+class CompileTarget(NamedTuple):
     """A program, with the devices that it compiles for.
 
     Attributes:
@@ -142,13 +142,14 @@ def compile_run(
       reports: a folder that keeps the compiler's reports, so that the same program is compiled once; None: none is kept.
       topology: a description of the devices, for `reports`.
     """
-    targets = [Target(program, usable, topology) for program in run_programs(config, policy, prompt)
+    targets = [CompileTarget(program, usable, topology) for program in run_programs(config, policy, prompt)
                if not programs or any(wanted in program.name for wanted in programs)]
     return compile_targets(targets, progress, reports)
 
 
 def compile_targets(
-    targets: Sequence[Target], progress: Callable[[CompiledProgram], None] | None = None, reports: pathlib.Path | None = None
+    targets: Sequence[CompileTarget], progress: Callable[[CompiledProgram], None] | None = None,
+    reports: pathlib.Path | None = None,
 ) -> list[CompiledProgram]:
     """Compiles programs, as many at the same time as cores and memory allow. progress, reports: as in `compile_run`."""
     once: dict[tuple[str, str], concurrent.futures.Future[tuple[Report, float]]] = {}
@@ -157,7 +158,7 @@ def compile_targets(
         began = time.perf_counter()
         return compile_lowered(lowered, reports, topology), time.perf_counter() - began
 
-    def finish(target: Target, lowering: float, compiling: concurrent.futures.Future) -> CompiledProgram:
+    def finish(target: CompileTarget, lowering: float, compiling: concurrent.futures.Future) -> CompiledProgram:
         report, seconds = compiling.result()
         compiled = _analysed(target.program, target.usable, report, lowering + seconds)
         compiled = dataclasses.replace(compiled, devices=target.devices)

@@ -11,7 +11,7 @@ import jax
 
 from jaxalign.parallel.role_meshes import role_shardings
 from jaxalign.parallel.sharding import Sharding, make_sharding
-from jaxalign.planner.compiled import CompiledProgram, Target, compile_targets, run_programs
+from jaxalign.planner.compiled import CompiledProgram, CompileTarget, compile_targets, run_programs
 from jaxalign.planner.gpu_topology import GpuTopology
 from jaxalign.planner.placed_estimate import StageOnDevices
 from jaxalign.planner.placed_programs import PLACED_PROGRAMS, PlacedRoles
@@ -43,7 +43,7 @@ def compile_for(
     placed = [] if config.placement.strategy == "flat" else [stage for stage in PLACED_STAGES if stage in config.stages]
     policy = given.policy.on(make_sharding(mesh, topology_devices(topologies[0], count)))
     usable, described = topologies[0].usable, _described(topologies[:1])
-    targets = [Target(program, usable, described) for program in run_programs(config, policy, given.prompt)
+    targets = [CompileTarget(program, usable, described) for program in run_programs(config, policy, given.prompt)
                if program.stage not in placed]
     if placed:
         devices = [device for topology in topologies for device in topology_devices(topology)]
@@ -55,7 +55,7 @@ def compile_for(
 
 def stage_targets(
     given: Given, stage: str, like: Sharding, devices: Sequence[jax.Device], described: str = ""
-) -> list[Target]:
+) -> list[CompileTarget]:
     """The programs of a stage with a placement.
 
     Args:
@@ -71,7 +71,7 @@ def stage_targets(
     for role, program in PLACED_PROGRAMS[stage](Run(given.config, given.policy.on(shardings["policy"]), given.prompt), roles):
         place = on.placement.roles[role].devices
         owner = on.owner(place)
-        targets.append(Target(program, int(owner.usable), f"{described} {place}", f"{place} of {owner.name}"))
+        targets.append(CompileTarget(program, int(owner.usable), f"{described} {place}", f"{place} of {owner.name}"))
     return targets
 
 

@@ -85,7 +85,7 @@ def batch_seconds(lengths: Sequence[int] | np.ndarray, slots: int, step: DecodeS
     Raises:
       UserError: slots is below 1.
     """
-    rows = Rows(slots, step)
+    rows = DecodingRows(slots, step)
     ends, clock, held, row_seconds = np.zeros(len(lengths)), 0.0, 0, 0.0
     while held < len(lengths) or rows.active:
         while held < len(lengths) and rows.active < slots:
@@ -105,7 +105,7 @@ def refill_throughput(lengths: Sequence[int] | np.ndarray, slots: int, step: Dec
     return slots / (float(np.mean(lengths)) * step.seconds(slots))
 
 
-class Rows:
+class DecodingRows:
     """The rows that a group decodes: every active row gains one token a step.
 
     All rows advance together, so a single position in tokens and the position at which each row ends describe them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jaxalign.planner.simulator import Task, simulate
+from jaxalign.planner.simulator import SimulatedTask, simulate
 
 _ITERATIONS = 6
 """Simulated iterations: the steady state needs no more."""
@@ -47,7 +47,7 @@ def seconds_of_iteration(given: Durations) -> float:
     return last[-2] - last[-3]
 
 
-def _tasks(given: Durations) -> Iterator[Task]:
+def _tasks(given: Durations) -> Iterator[SimulatedTask]:
     sampler, beside = given.sampler, given.beside
     in_turn = sampler != "generator" or bool({"policy", "critic"} & set(beside))
     updated: tuple[str, ...] = ()
@@ -70,21 +70,21 @@ def _tasks(given: Durations) -> Iterator[Task]:
         updated = ()
         for role, phase, seconds in given.tasks:
             if phase == "update":
-                yield Task(f"update {role} {k}", given.groups[role], seconds, (*scored, *begun, f"generate {k}"))
+                yield SimulatedTask(f"update {role} {k}", given.groups[role], seconds, (*scored, *begun, f"generate {k}"))
                 updated += (f"update {role} {k}",)
 
 
-def _generate(given: Durations, k: int, after: tuple[str, ...]) -> Iterator[Task]:
+def _generate(given: Durations, k: int, after: tuple[str, ...]) -> Iterator[SimulatedTask]:
     move = given.moves.get(given.sampler, 0.0)
     if move:
         groups = tuple(dict.fromkeys(given.groups["policy"] + given.groups[given.sampler]))
-        yield Task(f"move {given.sampler} {k}", groups, move, after)
+        yield SimulatedTask(f"move {given.sampler} {k}", groups, move, after)
         after = (f"move {given.sampler} {k}",)
     seconds = sum(own for _, phase, own in given.tasks if phase == "generate")
-    yield Task(f"generate {k}", given.groups[given.sampler], seconds, after)
+    yield SimulatedTask(f"generate {k}", given.groups[given.sampler], seconds, after)
 
 
-def _scoring(given: Durations, k: int, after: tuple[str, ...]) -> Iterator[Task]:
+def _scoring(given: Durations, k: int, after: tuple[str, ...]) -> Iterator[SimulatedTask]:
     """The tasks that score. Values and log-probabilities start before the reward if they have no device in common with it."""
     reward = set(given.groups.get("reward", ()))
     passes = [(role, seconds) for role, phase, seconds in given.tasks if phase == "score"]
@@ -94,6 +94,6 @@ def _scoring(given: Durations, k: int, after: tuple[str, ...]) -> Iterator[Task]
         own = after
         if role in given.moves:
             groups = tuple(dict.fromkeys(given.groups["critic"] + given.groups[role]))
-            yield Task(f"move {role} {k}", groups, given.moves[role], after)
+            yield SimulatedTask(f"move {role} {k}", groups, given.moves[role], after)
             own = (*after, f"move {role} {k}")
-        yield Task(f"score {role} {k}", given.groups[role], seconds, own)
+        yield SimulatedTask(f"score {role} {k}", given.groups[role], seconds, own)

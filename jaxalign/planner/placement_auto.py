@@ -23,7 +23,7 @@ from jaxalign.planner.placement_parts import in_parts, samples_at_once
 from jaxalign.planner.placement_report import GB, title
 from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, Asynchrony, search_schedules, separated
 from jaxalign.planner.placement_search import SYNCHRONOUS, Found, Problem, assemble
-from jaxalign.planner.placement_sets import Member, PlacedSet, names
+from jaxalign.planner.placement_sets import PlacedSet, SetMember, names
 from jaxalign.planner.role_models import GENERATION, SCORING, TRAINING, part_of
 from jaxalign.planner.role_times import role_times
 from jaxalign.planner.search import Given, mesh_words
@@ -141,7 +141,7 @@ def _on_config_mesh(given: Given, problem: Problem) -> Found:
         if times is None:
             raise UserError(f"the batch of stage ppo does not divide over config.mesh ({mesh_words(given.config.mesh)})")
         variants = {phase: next(v for v in some if phase != GENERATION or v.parts == 1) for phase, some in times.tasks.items()}
-        members.append(Member(role, times, variants))
+        members.append(SetMember(role, times, variants))
     group = PlacedSet(tuple(members), given.cluster.chip, cluster.devices, given.cluster.usable)
     return in_parts(assemble(problem, [(0, group)], FLAT), given.config.ppo.micro_batch_tokens, problem)
 

@@ -24,7 +24,7 @@ from jaxalign.planner.placement_parts import in_parts, samples_at_once
 from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, search_schedules
 from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem
 from jaxalign.planner.placement_sets import PlacedSet
-from jaxalign.planner.role_models import Engine, RoleModel, Workload
+from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload
 from jaxalign.planner.search import Given, possible
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.scorer import student_model
@@ -156,7 +156,7 @@ def problem_of(given: Given, base: RunEstimate) -> Problem:
     rows = tasks["generate"].rows
     workload = Workload(rows.length, rows.new, rows.rows, config.ppo.minibatches, config.ppo.epochs,
                         "policy" in tasks["score"].runs, values_in_update(config.ppo))
-    engine = Engine(given.assumptions, zero=mesh.zero, sequence_parallel=mesh.sequence_parallel)
+    engine = ExecutionModel(given.assumptions, zero=mesh.zero, sequence_parallel=mesh.sequence_parallel)
     return Problem(tuple(roles), (Devices(given.cluster.chip, given.cluster.devices),), workload, engine)
 
 

@@ -9,7 +9,7 @@ import math
 from jaxalign.placement.roles import role_of
 from jaxalign.planner.placement_schedules import INTERLEAVE
 from jaxalign.planner.placement_search import Found, Problem
-from jaxalign.planner.placement_sets import Member, PlacedSet
+from jaxalign.planner.placement_sets import PlacedSet, SetMember
 from jaxalign.planner.role_models import GENERATION, PHASES, SCORING, TRAINING, part_of, placed
 from jaxalign.steps.packed import part_rows
 
@@ -61,7 +61,7 @@ def _as_run(group: PlacedSet, found: Found, tokens: int, problem: Problem) -> Pl
     return dataclasses.replace(group, members=tuple(members))
 
 
-def _beside(one: Member, group: PlacedSet, parts: int, problem: Problem) -> float:
+def _beside(one: SetMember, group: PlacedSet, parts: int, problem: Problem) -> float:
     """Bytes of the casts and tables of other roles that the program of an update also trains: those with the same mesh."""
     size = 0.0
     for other in group.members:

@@ -20,10 +20,10 @@ from jaxalign.placement.slices import DeviceSlice
 from jaxalign.planner.asynchronous import Rollouts, asynchronous
 from jaxalign.planner.generation_time import DecodeStep
 from jaxalign.planner.placement_search import SYNCHRONOUS, Found, Objective, Problem, assemble, check, impossible, rank, search
-from jaxalign.planner.placement_sets import Member, PlacedSet, counts, place_set
+from jaxalign.planner.placement_sets import PlacedSet, SetMember, counts, place_set
 from jaxalign.planner.role_models import GENERATION, SCORING, TRAINING, RoleModel, part_of
 from jaxalign.planner.role_times import transfer_seconds
-from jaxalign.planner.schedules import IterationTimes, asynchronous_depth, interleave, one_step_ahead, separate
+from jaxalign.planner.schedules import TaskTimes, asynchronous_depth, interleave, one_step_ahead, separate
 
 FLAT, INTERLEAVE, SEPARATE = "flat", "interleave", "separate"
 AHEAD, ASYNCHRONOUS = "one step ahead", "asynchronous"
@@ -79,7 +79,7 @@ def search_schedules(problem: Problem, schedules: Sequence[str] = SCHEDULES, obj
     return sorted(found, key=lambda one: rank(one, objective))[:keep]
 
 
-def iteration_times(sets: Sequence[PlacedSet], transfer: float, value_on_all: bool = False) -> IterationTimes:
+def iteration_times(sets: Sequence[PlacedSet], transfer: float, value_on_all: bool = False) -> TaskTimes:
     """The seconds of the tasks of an iteration, each on the devices of its set.
 
     transfer: seconds in which weights move. value_on_all: whether the critic's values are computed on the devices of training;
@@ -100,7 +100,7 @@ def iteration_times(sets: Sequence[PlacedSet], transfer: float, value_on_all: bo
             else:
                 scoring[one.role.role] = variant.seconds
     reference = scoring.pop("reference", 0.0)
-    return IterationTimes(generate, reference, tuple(scoring.values()), value, advantages, updates["policy"], updates["critic"],
+    return TaskTimes(generate, reference, tuple(scoring.values()), value, advantages, updates["policy"], updates["critic"],
                           transfer)
 
 
@@ -145,7 +145,7 @@ def _interleaved(problem: Problem, kind: int, count: int, trained: tuple[RoleMod
 
 def separated(problem: Problem, schedule: str, objective: Objective, asynchrony: Asynchrony) -> list[Found]:
     """Placements with a generator on devices of its own."""
-    estimated: list[tuple[Found, IterationTimes, Member]] = []
+    estimated: list[tuple[Found, TaskTimes, SetMember]] = []
     for kinds in itertools.product(range(len(problem.devices)), repeat=2):
         for scoring in (GENERATION, TRAINING) if schedule != ASYNCHRONOUS else (TRAINING,):
             for pair in _sides(problem, kinds, scoring):
@@ -175,7 +175,7 @@ def _sides(problem: Problem, kinds: tuple[int, int], scoring: str) -> Iterator[t
 
 
 def _estimated(problem: Problem, schedule: str, scoring: str, kinds: tuple[int, int],
-               pair: tuple[PlacedSet, PlacedSet]) -> tuple[Found, IterationTimes, Member]:
+               pair: tuple[PlacedSet, PlacedSet]) -> tuple[Found, TaskTimes, SetMember]:
     """(the placement with the seconds of its schedule, its times, its generator)."""
     training, generation = pair
     source, target = (part_of(group.chip, group.count) for group in pair)
@@ -195,7 +195,7 @@ def _estimated(problem: Problem, schedule: str, scoring: str, kinds: tuple[int, 
     return found, times, generator
 
 
-def _simulated(problem: Problem, found: Found, times: IterationTimes, generator: Member, asynchrony: Asynchrony) -> Found:
+def _simulated(problem: Problem, found: Found, times: TaskTimes, generator: SetMember, asynchrony: Asynchrony) -> Found:
     """The placement with the seconds of an asynchronous simulation, in which each row stands for several."""
     workload, chosen = problem.workload, generator.variants[GENERATION]
     steps = {one.parts: one.seconds / one.parts / workload.new for one in generator.times.tasks[GENERATION]

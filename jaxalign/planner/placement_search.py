@@ -24,7 +24,7 @@ from jaxalign.placement.slices import DeviceSlice
 from jaxalign.planner.hardware import Chip, chips
 from jaxalign.planner.placement_sets import PlacedSet, counts, names, place_set, smallest
 from jaxalign.planner.prices import DevicePrices
-from jaxalign.planner.role_models import PHASES, Engine, RoleModel, Workload, inference_mesh
+from jaxalign.planner.role_models import PHASES, ExecutionModel, RoleModel, Workload, inference_mesh
 from jaxalign.planner.simulator import stage_latency
 
 Objective = Literal["time", "cost"]
@@ -56,7 +56,7 @@ class Problem:
     roles: tuple[RoleModel, ...]
     devices: tuple[Devices, ...]
     workload: Workload
-    engine: Engine = dataclasses.field(default_factory=Engine)
+    engine: ExecutionModel = dataclasses.field(default_factory=ExecutionModel)
 
     @property
     def count(self) -> int:

@@ -9,20 +9,20 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jaxalign.planner.hardware import Chip
-from jaxalign.planner.role_models import GENERATION, PHASES, Engine, RoleModel, Workload, part_of
-from jaxalign.planner.role_times import RoleTimes, Variant, role_options
+from jaxalign.planner.role_models import GENERATION, PHASES, ExecutionModel, RoleModel, Workload, part_of
+from jaxalign.planner.role_times import RoleTimes, TaskVariant, role_options
 
 _FREE = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
 """Shares of a device's memory for temporary arrays: each gives the roles' meshes that leave so much and are fastest with it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class SetMember:
     """A role of a set: the role, its times with the chosen mesh, and the chosen variant of its task in each phase."""
 
     role: RoleModel
     times: RoleTimes
-    variants: Mapping[str, Variant]
+    variants: Mapping[str, TaskVariant]
 
     @property
     def moved(self) -> float:
@@ -46,7 +46,7 @@ class PlacedSet:
       beside: bytes that roles of other sets on the same devices take.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[SetMember, ...]
     chip: Chip
     count: int
     usable: float
@@ -86,7 +86,7 @@ def names(roles: Sequence[RoleModel]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=16384)
-def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Workload, engine: Engine,
+def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Workload, engine: ExecutionModel,
               shadowed: frozenset[str] = frozenset(), beside: float = 0.0) -> PlacedSet | None:
     """The roles on `count` chips with the meshes that minimise the sum of their times; None if no meshes fit.
 
@@ -113,7 +113,7 @@ def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Wo
         return None
     left = usable - math.fsum(times.resident for times in best)
     members = tuple(
-        Member(role, times, {phase: times.fastest(phase, left) for phase in times.tasks})
+        SetMember(role, times, {phase: times.fastest(phase, left) for phase in times.tasks})
         for role, times in zip(roles, best, strict=True)
     )
     return PlacedSet(members, chip, count, part_of(chip, count).usable, beside)
@@ -148,7 +148,7 @@ def counts(chip: Chip, most: int) -> tuple[int, ...]:
     return tuple(sorted(some | ({most} if chip.kind == "gpu" and (most < host or most % host == 0) else set())))
 
 
-def smallest(roles: tuple[RoleModel, ...], chip: Chip, workload: Workload, engine: Engine) -> int | None:
+def smallest(roles: tuple[RoleModel, ...], chip: Chip, workload: Workload, engine: ExecutionModel) -> int | None:
     """The smallest number of chips, up to the largest machine of their kind, on which roles fit together; None if none."""
     most = chip.largest if chip.kind == "tpu" or chip.host_network is not None else chip.chips_per_host
     ladder = itertools.chain(counts(chip, min(most, 16 * chip.chips_per_host)),

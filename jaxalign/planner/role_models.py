@@ -78,7 +78,7 @@ class RoleModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Engine:
+class ExecutionModel:
     """How programs run, the same for every role and placement.
 
     Attributes:
@@ -113,7 +113,7 @@ def part_of(chip: Chip, count: int) -> Cluster:
     return Cluster(chip, tuple(sorted(shape)), 1, GENERATIONS[chip.name].usable)
 
 
-def role_meshes(role: RoleModel, cluster: Cluster, engine: Engine) -> Iterator[dict[str, int]]:
+def role_meshes(role: RoleModel, cluster: Cluster, engine: ExecutionModel) -> Iterator[dict[str, int]]:
     """Meshes of all devices of a cluster that divide the role's model.
 
     tensor stays within a host of GPUs. fsdp is 1, or all copies of the weights, or those within a host: sizes in between save
@@ -137,13 +137,13 @@ def inference_mesh(count: int, tensor: int) -> dict[str, int]:
     return meshes.complete({"data": count // tensor, "tensor": tensor})
 
 
-def _mesh_config(mesh: Mapping[str, int], engine: Engine) -> MeshConfig:
+def _mesh_config(mesh: Mapping[str, int], engine: ExecutionModel) -> MeshConfig:
     turns = {"pipeline_micro_batches": 4 * mesh["pipeline"]} if mesh["pipeline"] > 1 else {}
     return MeshConfig(**mesh, **({"zero": engine.zero} if mesh["fsdp"] > 1 else {}),
                       **({"sequence_parallel": engine.sequence_parallel} if mesh["tensor"] > 1 else {}), **turns)
 
 
-def placed(role: RoleModel, mesh: Mapping[str, int], cluster: Cluster, engine: Engine) -> tuple[Model, WeightBytes]:
+def placed(role: RoleModel, mesh: Mapping[str, int], cluster: Cluster, engine: ExecutionModel) -> tuple[Model, WeightBytes]:
     """(the model on the mesh, the bytes of its weights on a device)."""
     model = with_attention(role.model, cluster)
     if not role.trained:

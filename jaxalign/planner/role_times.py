@@ -30,7 +30,7 @@ from jaxalign.planner.role_models import (
     GENERATION,
     SCORING,
     TRAINING,
-    Engine,
+    ExecutionModel,
     RoleModel,
     Workload,
     inference_mesh,
@@ -62,7 +62,7 @@ src/graph/tuning.cc, protocols Simple and LL. TPUs: about 1 microsecond a hop ("
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
+class TaskVariant:
     """One way to run a task.
 
     Attributes:
@@ -96,9 +96,9 @@ class RoleTimes:
     role: str
     mesh: Mapping[str, int]
     resident: float
-    tasks: Mapping[str, tuple[Variant, ...]]
+    tasks: Mapping[str, tuple[TaskVariant, ...]]
 
-    def fastest(self, phase: str, free: float) -> Variant | None:
+    def fastest(self, phase: str, free: float) -> TaskVariant | None:
         """The fastest variant of a task that fits into `free` bytes besides all resident ones; None if none does."""
         return next((one for one in self.tasks[phase] if one.temporary <= free), None)
 
@@ -108,7 +108,7 @@ class RoleTimes:
 
 
 def role_times(
-    role: RoleModel, mesh: Mapping[str, int], cluster: Cluster, workload: Workload, engine: Engine,
+    role: RoleModel, mesh: Mapping[str, int], cluster: Cluster, workload: Workload, engine: ExecutionModel,
     shadowed: bool = False,
 ) -> RoleTimes | None:
     """The tasks of a role on all devices of a cluster; None if the batch does not divide over the mesh.
@@ -133,7 +133,7 @@ def role_times(
     return RoleTimes(role.role, mesh, resident, tasks) if all(tasks.values()) else None
 
 
-def transfer_seconds(shadow: RoleModel, shards: int, source: Cluster, target: Cluster, engine: Engine) -> float:
+def transfer_seconds(shadow: RoleModel, shards: int, source: Cluster, target: Cluster, engine: ExecutionModel) -> float:
     """Seconds to send the weights of a trained role to its shadow on other devices.
 
     All sources send one copy together. Every target receives its shard, which the copies pass on in a ring. Devices of one host
@@ -165,7 +165,7 @@ class _Placed:
     model: Model
     own: WeightBytes
     cluster: Cluster
-    engine: Engine
+    engine: ExecutionModel
     workload: Workload
 
     @property
@@ -212,7 +212,7 @@ class _Seconds:
         return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
 
 
-def _update(one: _Placed) -> Iterator[Variant]:
+def _update(one: _Placed) -> Iterator[TaskVariant]:
     """An optimizer step in 1, 2, 4 ... micro-batches, times the steps of an iteration."""
     workload, mesh, layers = one.workload, one.mesh, one.model.config.layers // one.mesh["pipeline"]
     rows = one.rows(workload.batch / workload.minibatches)
@@ -232,10 +232,10 @@ def _update(one: _Placed) -> Iterator[Variant]:
         seconds = one.seconds(step, counts, bubble(mesh["pipeline"], turns))
         parts_of = memory.update(one.model, one.own, task.rows, parts, bool(counted))
         steps = workload.minibatches * workload.epochs
-        yield Variant(steps * seconds.whole, sum(parts_of.values()), seconds.bound, parts)
+        yield TaskVariant(steps * seconds.whole, sum(parts_of.values()), seconds.bound, parts)
 
 
-def _scoring(one: _Placed) -> Iterator[Variant]:
+def _scoring(one: _Placed) -> Iterator[TaskVariant]:
     """A forward pass over the batch in 1, 2, 4 ... parts."""
     workload, mesh, layers = one.workload, one.mesh, one.model.config.layers // one.mesh["pipeline"]
     counted = workload.new if one.model.head == "lm" else 0
@@ -247,10 +247,10 @@ def _scoring(one: _Placed) -> Iterator[Variant]:
         step = work.forward(one.model, one.own, task)
         seconds = one.seconds(step, counts, bubble(mesh["pipeline"], turns))
         temporary = memory.scoring([(one.model, one.own)], shape, counted)
-        yield Variant(parts * seconds.whole, sum(temporary.values()), seconds.bound, parts)
+        yield TaskVariant(parts * seconds.whole, sum(temporary.values()), seconds.bound, parts)
 
 
-def _generation(one: _Placed) -> Iterator[Variant]:
+def _generation(one: _Placed) -> Iterator[TaskVariant]:
     """Prefill and decoding in one or more rounds, with each possible tensor axis."""
     for tensor in _tensors(one):
         own, variants = _decoding(one.role, one.cluster, one.workload, one.engine, tensor)
@@ -259,8 +259,8 @@ def _generation(one: _Placed) -> Iterator[Variant]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _decoding(role: RoleModel, cluster: Cluster, workload: Workload, engine: Engine,
-              tensor: int) -> tuple[WeightBytes, tuple[Variant, ...]]:
+def _decoding(role: RoleModel, cluster: Cluster, workload: Workload, engine: ExecutionModel,
+              tensor: int) -> tuple[WeightBytes, tuple[TaskVariant, ...]]:
     """(the weights for generation on a device, the variants of generation), which do not depend on the mesh of training."""
     model, own = placed(role, inference_mesh(cluster.devices, tensor), cluster, engine)
     here = _Placed(role, model, own, cluster, engine, workload)
@@ -277,7 +277,7 @@ def _decoding(role: RoleModel, cluster: Cluster, workload: Workload, engine: Eng
         # The search assumes the temporaries of TPUs on all devices, and adds no time for the kernels of a step. The plan of the
         # chosen placement has those of GPUs.
         temporary = (own.generation if role.trained else 0.0) + sum(memory.generation(model, own, shape, None).values())
-        variants.append(Variant(seconds, temporary, each.bound, rounds, tensor))
+        variants.append(TaskVariant(seconds, temporary, each.bound, rounds, tensor))
     return own, tuple(variants)
 
 
@@ -313,7 +313,7 @@ def _powers(most: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def role_options(role: RoleModel, chip: Chip, count: int, workload: Workload, engine: Engine,
+def role_options(role: RoleModel, chip: Chip, count: int, workload: Workload, engine: ExecutionModel,
                  shadowed: bool = False) -> tuple[RoleTimes, ...]:
     """A role's times with every mesh of `count` chips with which it fits alone."""
     cluster = part_of(chip, count)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from jaxalign.errors import UserError
-from jaxalign.planner.simulator import Task, Timeline, simulate
+from jaxalign.planner.simulator import SimulatedTask, SimulatedTimeline, simulate
 
 GENERATION, TRAINING = "generation", "training"
 FREED = "generation, freed"
@@ -21,7 +21,7 @@ FREED = "generation, freed"
 
 
 @dataclasses.dataclass(frozen=True)
-class IterationTimes:
+class TaskTimes:
     """Seconds of the tasks of one iteration, each on the devices that the schedule gives it.
 
     Attributes:
@@ -56,12 +56,12 @@ class IterationTimes:
         """Seconds of the tasks that turn scores into new weights, in turn."""
         return self.advantages + self.policy_update + self.critic_update
 
-    def scaled(self, generation: float = 1.0, scoring: float = 1.0, training: float = 1.0) -> IterationTimes:
+    def scaled(self, generation: float = 1.0, scoring: float = 1.0, training: float = 1.0) -> TaskTimes:
         """The times with each kind of task multiplied by a factor, 2 for work that is given half of its devices, for example.
 
         The weight transfer keeps its time.
         """
-        return IterationTimes(
+        return TaskTimes(
             generation * self.generate, scoring * self.reference, tuple(scoring * seconds for seconds in self.rewards),
             scoring * self.value, training * self.advantages, training * self.policy_update, training * self.critic_update,
             self.transfer,
@@ -69,11 +69,11 @@ class IterationTimes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tail:
+class GenerationTail:
     """The end of generation, when few responses still run (RLHFuse scores the finished ones meanwhile).
 
     Attributes:
-      seconds: how long the tail lasts; it is part of IterationTimes.generate.
+      seconds: how long the tail lasts; it is part of TaskTimes.generate.
       unfinished: the share of the batch that ends within the tail.
       freed: the share of the generation devices that the tail does not use, above 0 and at most 1.
     """
@@ -99,7 +99,7 @@ class Schedule:
     update_ends: tuple[float, ...]
     idle: dict[str, float]
     staleness: dict[int, float]
-    timeline: Timeline | None = None
+    timeline: SimulatedTimeline | None = None
 
     @property
     def seconds_per_update(self) -> float:
@@ -116,12 +116,12 @@ class Schedule:
         return (self.update_ends[last] - self.update_ends[first]) / (last - first)
 
 
-def flat(times: IterationTimes, updates: int) -> Schedule:
+def flat(times: TaskTimes, updates: int) -> Schedule:
     """All models on all devices: every task in turn, on one group named "all". Raises UserError if `updates` is below 1."""
     return _schedule(_in_turn(times, updates, ("all",), ("all",), [("all",)] * len(times.scoring)), updates)
 
 
-def interleave(times: IterationTimes, updates: int, parts: Sequence[Sequence[str]] | None = None,
+def interleave(times: TaskTimes, updates: int, parts: Sequence[Sequence[str]] | None = None,
                side_by_side: int = 0) -> Schedule:
     """Generation on all devices; forward passes without mutual dependencies on exclusive parts, at the same time.
 
@@ -150,8 +150,8 @@ def interleave(times: IterationTimes, updates: int, parts: Sequence[Sequence[str
     return _schedule(tasks, updates)
 
 
-def separate(times: IterationTimes, updates: int, scoring: Literal["generation", "training"] = GENERATION,
-             tail: Tail | None = None) -> Schedule:
+def separate(times: TaskTimes, updates: int, scoring: Literal["generation", "training"] = GENERATION,
+             tail: GenerationTail | None = None) -> Schedule:
     """Synchronous, with a generation group and a training group: while one works, the other waits.
 
     Args:
@@ -173,7 +173,7 @@ def separate(times: IterationTimes, updates: int, scoring: Literal["generation",
     if not (0 <= tail.seconds <= times.generate and 0 <= tail.unfinished <= 1 and 0 < tail.freed <= 1):
         raise UserError(f"the tail is {tail}; its seconds must be within those of generation ({times.generate}), and its "
                         "shares between 0 and 1, with freed above 0")
-    tasks: list[Task] = []
+    tasks: list[SimulatedTask] = []
     for n in range(updates):
         tasks += _generate_with_tail(times, tail, n)
         tasks += _train(times, n, (TRAINING,), [f"{name} {n}" for name in ("tail", *times.scoring)])
@@ -181,7 +181,7 @@ def separate(times: IterationTimes, updates: int, scoring: Literal["generation",
     return _schedule(tasks, updates)
 
 
-def one_step_ahead(times: IterationTimes, updates: int, scoring: Literal["generation", "training"] = GENERATION) -> Schedule:
+def one_step_ahead(times: TaskTimes, updates: int, scoring: Literal["generation", "training"] = GENERATION) -> Schedule:
     """Separate groups; generation of batch n+1 with the weights of update n-1 while batch n is trained: staleness 1.
 
     The weights of update n reach the generation group before it starts batch n+2. In the steady state an update takes
@@ -195,12 +195,12 @@ def one_step_ahead(times: IterationTimes, updates: int, scoring: Literal["genera
     Raises:
       UserError: `updates` is below 1.
     """
-    tasks: list[Task] = []
+    tasks: list[SimulatedTask] = []
     places = [(scoring,)] * len(times.scoring)
     for n in range(updates + 1):
         if n < updates:
             after = (f"transfer {n - 2}",) if n > 1 else ()
-            tasks.append(Task(f"generate {n}", (GENERATION,), times.generate, after))
+            tasks.append(SimulatedTask(f"generate {n}", (GENERATION,), times.generate, after))
             if scoring == GENERATION:
                 tasks += _score(times, n, places)
         if n > 0:
@@ -220,63 +220,65 @@ def asynchronous_depth(generate: float, scoring: float, training: float) -> floa
     return max(generate + scoring, training)
 
 
-def _in_turn(times: IterationTimes, updates: int, generator: tuple[str, ...], trainer: tuple[str, ...],
-             places: Sequence[tuple[str, ...]], side_by_side: int = 0) -> list[Task]:
+def _in_turn(times: TaskTimes, updates: int, generator: tuple[str, ...], trainer: tuple[str, ...],
+             places: Sequence[tuple[str, ...]], side_by_side: int = 0) -> list[SimulatedTask]:
     """Iterations one after the other: generation, then the passes on their groups (`places`), then training."""
-    tasks: list[Task] = []
+    tasks: list[SimulatedTask] = []
     for n in range(updates):
         after = (f"transfer {n - 1}",) if n else ()
-        tasks.append(Task(f"generate {n}", generator, times.generate, after))
+        tasks.append(SimulatedTask(f"generate {n}", generator, times.generate, after))
         tasks += _score(times, n, places)
         tasks += _train(times, n, trainer, _scored(times, n), side_by_side)
         tasks.append(_transfer(times, n, tuple(dict.fromkeys(generator + trainer))))
     return tasks
 
 
-def _score(times: IterationTimes, n: int, places: Sequence[tuple[str, ...]]) -> list[Task]:
-    return [Task(f"{name} {n}", groups, seconds, (f"generate {n}",))
+def _score(times: TaskTimes, n: int, places: Sequence[tuple[str, ...]]) -> list[SimulatedTask]:
+    return [SimulatedTask(f"{name} {n}", groups, seconds, (f"generate {n}",))
             for (name, seconds), groups in zip(times.scoring.items(), places, strict=True)]
 
 
-def _scored(times: IterationTimes, n: int) -> list[str]:
+def _scored(times: TaskTimes, n: int) -> list[str]:
     """Names of the tasks that must end before batch n is trained."""
     return [f"{name} {n}" for name in ("generate", *times.scoring)]
 
 
-def _train(times: IterationTimes, n: int, groups: tuple[str, ...], after: Sequence[str], side_by_side: int = 0) -> list[Task]:
+def _train(
+    times: TaskTimes, n: int, groups: tuple[str, ...], after: Sequence[str], side_by_side: int = 0
+) -> list[SimulatedTask]:
     policy, critic = (groups[:side_by_side], groups[side_by_side:]) if side_by_side else (groups, groups)
     return [
-        Task(f"advantages {n}", groups, times.advantages, tuple(after)),
-        Task(f"policy update {n}", policy, times.policy_update, (f"advantages {n}",)),
-        Task(f"critic update {n}", critic, times.critic_update, (f"advantages {n}",)),
+        SimulatedTask(f"advantages {n}", groups, times.advantages, tuple(after)),
+        SimulatedTask(f"policy update {n}", policy, times.policy_update, (f"advantages {n}",)),
+        SimulatedTask(f"critic update {n}", critic, times.critic_update, (f"advantages {n}",)),
     ]
 
 
-def _transfer(times: IterationTimes, n: int, groups: tuple[str, ...]) -> Task:
-    return Task(f"transfer {n}", groups, times.transfer, (f"policy update {n}", f"critic update {n}"))
+def _transfer(times: TaskTimes, n: int, groups: tuple[str, ...]) -> SimulatedTask:
+    return SimulatedTask(f"transfer {n}", groups, times.transfer, (f"policy update {n}", f"critic update {n}"))
 
 
-def _generate_with_tail(times: IterationTimes, tail: Tail, n: int) -> list[Task]:
+def _generate_with_tail(times: TaskTimes, tail: GenerationTail, n: int) -> list[SimulatedTask]:
     """Generation, with finished responses scored on the freed devices during the tail and the others on all devices after it.
 
     The freed devices score only as much as ends within the tail, so that the tail never delays the batch.
     """
     both = (GENERATION, FREED)
     early_tasks = [
-        Task(f"generate {n}", both, times.generate - tail.seconds, (f"transfer {n - 1}",) if n else ()),
-        Task(f"tail {n}", (GENERATION,), tail.seconds, (f"generate {n}",)),
+        SimulatedTask(f"generate {n}", both, times.generate - tail.seconds, (f"transfer {n - 1}",) if n else ()),
+        SimulatedTask(f"tail {n}", (GENERATION,), tail.seconds, (f"generate {n}",)),
     ]
     late_tasks, left = [], tail.seconds
     for name, seconds in times.scoring.items():
         # A pass over the whole batch takes seconds / freed on the freed devices.
         early = min((1 - tail.unfinished) * seconds / tail.freed, left)
         left -= early
-        early_tasks.append(Task(f"{name} early {n}", (FREED,), early, (f"generate {n}",)))
-        late_tasks.append(Task(f"{name} {n}", both, seconds - early * tail.freed, (f"tail {n}", f"{name} early {n}")))
+        early_tasks.append(SimulatedTask(f"{name} early {n}", (FREED,), early, (f"generate {n}",)))
+        late_tasks.append(SimulatedTask(f"{name} {n}", both, seconds - early * tail.freed, (f"tail {n}", f"{name} early {n}")))
     return early_tasks + late_tasks
 
 
-def _schedule(tasks: list[Task], updates: int, ahead: int = 0) -> Schedule:
+def _schedule(tasks: list[SimulatedTask], updates: int, ahead: int = 0) -> Schedule:
     """Runs the tasks. Batch n is sampled by the weights of update n - 1 - ahead; the first weights have had no update."""
     if updates < 1:
         raise UserError(f"updates is {updates}; give at least 1")

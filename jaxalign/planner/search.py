@@ -91,7 +91,7 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class PlanChange:
     """A change: its description, and the changed inputs of the plan."""
 
     words: str
@@ -126,7 +126,7 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
     return []
 
 
-def _try(changes: list[Change]) -> tuple[str, RunEstimate] | None:
+def _try(changes: list[PlanChange]) -> tuple[str, RunEstimate] | None:
     """The first variant of a change that fits, else the last valid one; None if no variant is valid."""
     tried = None
     for change in changes:
@@ -143,23 +143,23 @@ def _with(given: Given, **sections) -> Given:
     return dataclasses.replace(given, config=dataclasses.replace(given.config, **sections))
 
 
-def _other_mesh(given: Given) -> list[Change]:
+def _other_mesh(given: Given) -> list[PlanChange]:
     best = possible(given)[:1]
     return [
-        Change(f"config.mesh: {mesh_words(run.config.mesh)}", dataclasses.replace(given, config=run.config))
+        PlanChange(f"config.mesh: {mesh_words(run.config.mesh)}", dataclasses.replace(given, config=run.config))
         for run in best if run.config.mesh != given.config.mesh
     ]
 
 
-def _remat(given: Given) -> list[Change]:
+def _remat(given: Given) -> list[PlanChange]:
     if given.policy.config.remat:
         return []
     changed = _with(given, model=dataclasses.replace(given.config.model, remat=True))
     policy = dataclasses.replace(given.policy, config=dataclasses.replace(given.policy.config, remat=True))
-    return [Change("config.model.remat=True", dataclasses.replace(changed, policy=policy))]
+    return [PlanChange("config.model.remat=True", dataclasses.replace(changed, policy=policy))]
 
 
-def _parts(given: Given) -> list[Change]:
+def _parts(given: Given) -> list[PlanChange]:
     """2, 4, 8 or 16 times as many micro-batches in every stage that uses them; packed ones get as small as possible."""
     changes, mesh = [], given.config.mesh
     ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
@@ -179,7 +179,7 @@ def _parts(given: Given) -> list[Change]:
                 continue
             sections[stage] = dataclasses.replace(section, **{name: value})
             words.append(f"config.{stage}.{name}={value}")
-        changes.append(Change(", ".join(words), _with(given, **sections)))
+        changes.append(PlanChange(", ".join(words), _with(given, **sections)))
     return changes
 
 
@@ -189,7 +189,7 @@ def _tasks(given: Given) -> list[Task]:
     return estimated_tasks(Run(given.config, policy, given.prompt, given.examples))
 
 
-def _larger(given: Given) -> list[Change]:
+def _larger(given: Given) -> list[PlanChange]:
     """2, 4 or 8 times as many of the same chips, with the best mesh for them."""
     changes, shape, chip = [], list(given.cluster.shape), given.cluster.chip
     for _ in range(3):
@@ -200,13 +200,13 @@ def _larger(given: Given) -> list[Change]:
         larger = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, shape=tuple(sorted(shape))))
         best = possible(larger)[:1]
         changes += [
-            Change(f"a larger cluster, {larger.cluster.name}, with config.mesh: {mesh_words(run.config.mesh)}",
+            PlanChange(f"a larger cluster, {larger.cluster.name}, with config.mesh: {mesh_words(run.config.mesh)}",
                    dataclasses.replace(larger, config=run.config)) for run in best
         ]
     return changes
 
 
-def _adapters(base: str, words: str, given: Given) -> list[Change]:
+def _adapters(base: str, words: str, given: Given) -> list[PlanChange]:
     """Adapters on a base that is stored as `base`, unless the base is stored in as few bytes already."""
     adapted = base == "nf4" or given.policy.lora is not None
     as_small = ("nf4",) if base == "nf4" else ("bfloat16", "int8", "nf4")
@@ -217,10 +217,10 @@ def _adapters(base: str, words: str, given: Given) -> list[Change]:
         section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora
     )
     changed = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
-    return [Change(f"{words}: config.lora.rank={section.rank}, config.lora.base={base}", changed)]
+    return [PlanChange(f"{words}: config.lora.rank={section.rank}, config.lora.base={base}", changed)]
 
 
-def _smaller_batch(given: Given) -> list[Change]:
+def _smaller_batch(given: Given) -> list[PlanChange]:
     """Half, then a quarter of the batch, in the stages that alternate between sampling and training."""
     changes = []
     for times in (2, 4):
@@ -232,11 +232,11 @@ def _smaller_batch(given: Given) -> list[Change]:
                 sections[stage] = dataclasses.replace(section, batch=section.batch // times)
                 words.append(f"config.{stage}.batch={section.batch // times}")
         if sections:
-            changes.append(Change(", ".join(words), _with(given, **sections)))
+            changes.append(PlanChange(", ".join(words), _with(given, **sections)))
     return changes
 
 
-def _shorter(given: Given) -> list[Change]:
+def _shorter(given: Given) -> list[PlanChange]:
     """Rows half as long, wherever the config bounds their length."""
     config, sections, words = given.config, {}, []
     for owner in ("model", *dict.fromkeys(task.stage for task in _tasks(given))):
@@ -249,10 +249,10 @@ def _shorter(given: Given) -> list[Change]:
     changed = _with(given, **sections)
     if given.prompt is not None:
         changed = dataclasses.replace(changed, prompt=max(1, given.prompt // 2))
-    return [Change("shorter rows: " + ", ".join(words), changed)]
+    return [PlanChange("shorter rows: " + ", ".join(words), changed)]
 
 
-_CHANGES: tuple[Callable[[Given], list[Change]], ...] = (
+_CHANGES: tuple[Callable[[Given], list[PlanChange]], ...] = (
     _other_mesh, _remat, _parts, _larger, functools.partial(_adapters, "bfloat16", "adapters"),
     functools.partial(_adapters, "nf4", "adapters on a 4-bit base"), _smaller_batch, _shorter,
 )

@@ -16,7 +16,7 @@ Order = Literal["enqueued", "priority"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class SimulatedTask:
     """A piece of work.
 
     Attributes:
@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Interval:
+class BusyInterval:
     """When a task runs: [start, end) in seconds, and the groups that it occupies."""
 
     name: str
@@ -58,7 +58,7 @@ class GroupUse:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class SimulatedTimeline:
     """The result of a simulation.
 
     Attributes:
@@ -70,13 +70,13 @@ class Timeline:
       depth: seconds of the longest chain of dependencies: the makespan if every task had devices of its own.
     """
 
-    intervals: tuple[Interval, ...]
+    intervals: tuple[BusyInterval, ...]
     makespan: float
     groups: dict[str, GroupUse]
     critical_path: tuple[str, ...]
     depth: float
 
-    def __getitem__(self, name: str) -> Interval:
+    def __getitem__(self, name: str) -> BusyInterval:
         """The interval of the task `name`. Raises KeyError if there is none."""
         for interval in self.intervals:
             if interval.name == name:
@@ -84,7 +84,7 @@ class Timeline:
         raise KeyError(name)
 
 
-def simulate(tasks: Iterable[Task], order: Order = "enqueued") -> Timeline:
+def simulate(tasks: Iterable[SimulatedTask], order: Order = "enqueued") -> SimulatedTimeline:
     """Runs the tasks.
 
     Args:
@@ -108,14 +108,15 @@ def simulate(tasks: Iterable[Task], order: Order = "enqueued") -> Timeline:
         ends, waits = _by_priority(tasks, after)
     makespan = max(ends, default=0.0)
     intervals = tuple(
-        Interval(task.name, task.groups, max((ends[i] for i in waits[n]), default=0.0), ends[n]) for n, task in enumerate(tasks)
+        BusyInterval(task.name, task.groups, max((ends[i] for i in waits[n]), default=0.0), ends[n])
+        for n, task in enumerate(tasks)
     )
     busy: dict[str, float] = {}
     for task in tasks:
         for group in dict.fromkeys(task.groups):
             busy[group] = busy.get(group, 0.0) + task.seconds
     groups = {group: GroupUse(seconds, max(0.0, makespan - seconds)) for group, seconds in busy.items()}
-    return Timeline(intervals, makespan, groups, _critical_path(tasks, ends, waits), depth)
+    return SimulatedTimeline(intervals, makespan, groups, _critical_path(tasks, ends, waits), depth)
 
 
 def stage_latency(groups: Sequence[Sequence[float]]) -> float:
@@ -123,7 +124,7 @@ def stage_latency(groups: Sequence[Sequence[float]]) -> float:
     return max((math.fsum(seconds) for seconds in groups), default=0.0)
 
 
-def _check(tasks: tuple[Task, ...]) -> None:
+def _check(tasks: tuple[SimulatedTask, ...]) -> None:
     names = set()
     for task in tasks:
         if task.name in names:
@@ -140,7 +141,7 @@ def _check(tasks: tuple[Task, ...]) -> None:
                                 "dependency")
 
 
-def _with_queues(tasks: tuple[Task, ...], after: list[list[int]]) -> list[list[int]]:
+def _with_queues(tasks: tuple[SimulatedTask, ...], after: list[list[int]]) -> list[list[int]]:
     """The tasks that each task waits for: its dependencies, then the task before it on each of its groups."""
     last: dict[str, int] = {}
     waits = []
@@ -151,7 +152,7 @@ def _with_queues(tasks: tuple[Task, ...], after: list[list[int]]) -> list[list[i
     return waits
 
 
-def _longest(tasks: tuple[Task, ...], waits: list[list[int]]) -> list[float]:
+def _longest(tasks: tuple[SimulatedTask, ...], waits: list[list[int]]) -> list[float]:
     """The end of each task if it starts as soon as all tasks that it waits for have ended. Raises UserError for cycles."""
     followers: list[list[int]] = [[] for _ in tasks]
     missing = [len(some) for some in waits]
@@ -172,7 +173,7 @@ def _longest(tasks: tuple[Task, ...], waits: list[list[int]]) -> list[float]:
     return ends
 
 
-def _cycle(tasks: tuple[Task, ...], waits: list[list[int]], missing: list[int]) -> UserError:
+def _cycle(tasks: tuple[SimulatedTask, ...], waits: list[list[int]], missing: list[int]) -> UserError:
     """The error that names the tasks of one cycle."""
     n = next(n for n, count in enumerate(missing) if count)
     path: list[int] = []
@@ -184,7 +185,7 @@ def _cycle(tasks: tuple[Task, ...], waits: list[list[int]], missing: list[int]) 
                      "enqueue the tasks of each group in an order that respects them")
 
 
-def _by_priority(tasks: tuple[Task, ...], after: list[list[int]]) -> tuple[list[float], list[list[int]]]:
+def _by_priority(tasks: tuple[SimulatedTask, ...], after: list[list[int]]) -> tuple[list[float], list[list[int]]]:
     """(the end of each task, the tasks that each waited for) if ready tasks start in the order of their priority."""
     waiting = sorted(range(len(tasks)), key=lambda n: (tasks[n].priority, n))
     ends: list[float] = [math.inf] * len(tasks)
@@ -206,7 +207,7 @@ def _by_priority(tasks: tuple[Task, ...], after: list[list[int]]) -> tuple[list[
     return ends, waits
 
 
-def _critical_path(tasks: tuple[Task, ...], ends: list[float], waits: list[list[int]]) -> tuple[str, ...]:
+def _critical_path(tasks: tuple[SimulatedTask, ...], ends: list[float], waits: list[list[int]]) -> tuple[str, ...]:
     if not tasks:
         return ()
     n = max(range(len(tasks)), key=lambda n: ends[n])

@@ -12,7 +12,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.data.windows import Document, PackedRows
+from jaxalign.data.windows import Document, PackedRowBuilder
 from jaxalign.models.model import Model
 from jaxalign.records import Comparison, Demonstration
 from jaxalign.registry.stages import STAGES, Batch
@@ -78,7 +78,7 @@ class SftStage(BuiltinStage):
         def encode(row: Comparison | Demonstration) -> Document:
             return styles.encode_completion(tokenizer, *answer_of(row), config.data.style)
 
-        use = WindowUse(answer_kind(config), encode, PackedRows(section.row_length), "answers", "sft.row_length")
+        use = WindowUse(answer_kind(config), encode, PackedRowBuilder(section.row_length), "answers", "sft.row_length")
         windows = Windows(context, tokenizer, use)
         with contextlib.closing(windows.rows):
             warn_about_few(self.name, section, windows.usable, windows.usable)

@@ -12,13 +12,13 @@ from jaxalign.errors import UserError
 from jaxalign.starter.facts import BASE, KINDS, ModelFacts
 from jaxalign.starter.judging import Judged, best, check_judge
 from jaxalign.starter.memory import fit, this_device
-from jaxalign.starter.settings import STORAGES, Choice, make_config, template_sets
+from jaxalign.starter.settings import STORAGES, StarterChoice, make_config, template_sets
 from jaxalign.starter.trial import try_revisions
 
 Say = Callable[[Finding], None]
 
 
-def choose(facts: ModelFacts, folder: Path, load: bool, say: Say) -> Choice:
+def choose(facts: ModelFacts, folder: Path, load: bool, say: Say) -> StarterChoice:
     """Checks a model and returns the choices for its config.
 
     Args:
@@ -42,11 +42,11 @@ def choose(facts: ModelFacts, folder: Path, load: bool, say: Say) -> Choice:
     return choice
 
 
-def _storage(facts: ModelFacts, folder: Path, say: Say) -> tuple[Choice, bool]:
+def _storage(facts: ModelFacts, folder: Path, say: Say) -> tuple[StarterChoice, bool]:
     """(the choice with the first storage that fits into memory, or the last one; whether it fits)."""
     device = this_device()
     for storage in STORAGES:
-        choice = Choice(template_sets(facts)[0], storage)
+        choice = StarterChoice(template_sets(facts)[0], storage)
         found = fit(make_config(facts, choice, folder), device)
         if found.fits:
             say(Finding("memory", "ok", f"{found.sentence()}, with {storage.words}"))
@@ -56,7 +56,7 @@ def _storage(facts: ModelFacts, folder: Path, say: Say) -> tuple[Choice, bool]:
     return choice, False
 
 
-def _asked(facts: ModelFacts, folder: Path, choice: Choice, say: Say) -> Choice:
+def _asked(facts: ModelFacts, folder: Path, choice: StarterChoice, say: Say) -> StarterChoice:
     """The choice after the model has judged pairs and revised answers."""
     judge = best(_judged(make_config(facts, choice, folder), template_sets(facts)))
     choice = dataclasses.replace(choice, templates=judge.templates, rehearsal=not judge.able)

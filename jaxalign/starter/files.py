@@ -12,7 +12,7 @@ from pathlib import Path
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
 from jaxalign.starter.facts import BASE, KINDS, MARKED, ModelFacts
-from jaxalign.starter.settings import STAGES, Block, Choice, InFolder, Setting, blocks, own_judge, rehearsal
+from jaxalign.starter.settings import STAGES, InFolder, Setting, SettingBlock, StarterChoice, blocks, own_judge, rehearsal
 
 PROMPTS = ("red_team.jsonl", "helpful.jsonl")
 CONSTITUTION = "constitution.json"
@@ -83,7 +83,7 @@ def write_examples(folder: Path, facts: ModelFacts) -> None:
     (folder / CONSTITUTION).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def write_config(folder: Path, facts: ModelFacts, choice: Choice, place: Path) -> None:
+def write_config(folder: Path, facts: ModelFacts, choice: StarterChoice, place: Path) -> None:
     """Writes config.py.
 
     Args:
@@ -107,7 +107,7 @@ def _plain(text: str) -> str:
     return text.replace("\\", "/").replace('"', "'")
 
 
-def _block(block: Block, indent: int) -> str:
+def _block(block: SettingBlock, indent: int) -> str:
     return "\n".join(" " * indent + line for line in (f"# {block.title}", *map(_line, block.settings)))
 
 

@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     why: str = ""
 
 
-class Block(NamedTuple):
+class SettingBlock(NamedTuple):
     """Lines under one comment."""
 
     title: str
@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Storage:
+class WeightStorage:
     """How the weights are trained and kept. words: a description. settings: the lines that select it."""
 
     words: str
@@ -46,16 +46,16 @@ class Storage:
 _ADAPTERS = (Setting("lora.rank", 16, "train adapters instead of all weights"),)
 _NARROW = (*_ADAPTERS, Setting("model.compute_dtype", "bfloat16"))
 STORAGES = (
-    Storage("all weights trained"),
-    Storage("adapters of rank 16", _ADAPTERS),
-    Storage("adapters of rank 16 on weights in bfloat16", (*_NARROW, Setting("lora.base", "bfloat16"))),
-    Storage("adapters of rank 16 on weights in 4 bits", (*_NARROW, Setting("lora.base", "nf4"))),
+    WeightStorage("all weights trained"),
+    WeightStorage("adapters of rank 16", _ADAPTERS),
+    WeightStorage("adapters of rank 16 on weights in bfloat16", (*_NARROW, Setting("lora.base", "bfloat16"))),
+    WeightStorage("adapters of rank 16 on weights in 4 bits", (*_NARROW, Setting("lora.base", "nf4"))),
 )
 """In the order in which they are tried until the run fits into memory."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class StarterChoice:
     """What the checks decided.
 
     Attributes:
@@ -66,7 +66,7 @@ class Choice:
     """
 
     templates: str
-    storage: Storage = STORAGES[0]
+    storage: WeightStorage = STORAGES[0]
     rehearsal: bool = False
     keep: tuple[str, ...] = ()
 
@@ -87,7 +87,7 @@ def lengths(facts: ModelFacts) -> tuple[int, int]:
     return longest, max(8, longest // (4 if facts.kind == ALWAYS_THINKS else 8))
 
 
-def blocks(facts: ModelFacts, choice: Choice) -> tuple[Block, ...]:
+def blocks(facts: ModelFacts, choice: StarterChoice) -> tuple[SettingBlock, ...]:
     """The lines that every judge shares."""
     longest, new = lengths(facts)
     model = [
@@ -97,18 +97,18 @@ def blocks(facts: ModelFacts, choice: Choice) -> tuple[Block, ...]:
     if facts.kind == THINKS:
         model.append(Setting("data.thinking", "off", "the policy answers without thoughts"))
     return (
-        Block("The model.", (*model, *choice.storage.settings)),
-        Block("Your files.", (
+        SettingBlock("The model.", (*model, *choice.storage.settings)),
+        SettingBlock("Your files.", (
             Setting("data.source", "prompts_jsonl"), Setting("data.red_team", InFolder("red_team.jsonl")),
             Setting("data.helpful", InFolder("helpful.jsonl")),
             Setting("feedback.constitution", InFolder("constitution.json")),
         )),
-        Block("How much: raise these numbers with the number of your prompts.", _sizes()),
-        Block("The length of an answer, a critique or a revision, in tokens.", (
+        SettingBlock("How much: raise these numbers with the number of your prompts.", _sizes()),
+        SettingBlock("The length of an answer, a critique or a revision, in tokens.", (
             *(Setting(f"{stage}.max_new_tokens", new) for stage in ("revise", "compare", "ppo", "evaluate")),
             Setting("sft.row_length", longest // 2), Setting("preference.max_length", longest // 2),
         )),
-        *([Block("Learning rates for a model of this size.", rates)] if (rates := _rates(facts, choice)) else ()),
+        *([SettingBlock("Learning rates for a model of this size.", rates)] if (rates := _rates(facts, choice)) else ()),
     )
 
 
@@ -124,7 +124,7 @@ def _sizes() -> tuple[Setting, ...]:
     )
 
 
-def _rates(facts: ModelFacts, choice: Choice) -> tuple[Setting, ...]:
+def _rates(facts: ModelFacts, choice: StarterChoice) -> tuple[Setting, ...]:
     """Adapters take about ten times the learning rate of all weights."""
     if facts.parameters < DEFAULT_RATES:
         return ()
@@ -134,15 +134,15 @@ def _rates(facts: ModelFacts, choice: Choice) -> tuple[Setting, ...]:
             Setting("ppo.critic_optimizer.learning_rate", float(f"{factor * 1e-5:.0e}")))
 
 
-def own_judge(facts: ModelFacts, choice: Choice) -> Block:
+def own_judge(facts: ModelFacts, choice: StarterChoice) -> SettingBlock:
     """The lines for a model that judges itself."""
     settings = [Setting("feedback.templates", choice.templates)] if choice.templates else []
     if facts.kind == THINKS and choice.templates == "chat":
         settings.append(Setting("feedback.thinking", "off", "critiques and revisions without thoughts"))
-    return Block("The model judges itself.", tuple(settings))
+    return SettingBlock("The model judges itself.", tuple(settings))
 
 
-def rehearsal(choice: Choice) -> Block | None:
+def rehearsal(choice: StarterChoice) -> SettingBlock | None:
     """The lines that take a run without a usable judge, or without usable revisions, to its end; None if none is needed."""
     settings = []
     if choice.rehearsal:
@@ -154,11 +154,11 @@ def rehearsal(choice: Choice) -> Block | None:
         ]
     if choice.keep:
         settings.append(Setting("sft.keep", ("unchanged", *choice.keep), "revisions count that are no proper revisions"))
-    return Block("A REHEARSAL: it shows every step, but its results mean nothing. Remove these lines once the judge can judge.",
-                 tuple(settings)) if settings else None
+    title = "A REHEARSAL: it shows every step, but its results mean nothing. Remove these lines once the judge can judge."
+    return SettingBlock(title, tuple(settings)) if settings else None
 
 
-def make_config(facts: ModelFacts, choice: Choice, folder: Path) -> Config:
+def make_config(facts: ModelFacts, choice: StarterChoice, folder: Path) -> Config:
     """The checked config, as the file that is written for these arguments gives it without a `JUDGE`.
 
     Args:

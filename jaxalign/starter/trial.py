@@ -23,7 +23,7 @@ KEPT = ("grown", "cut_off", "critique_refused")
 """The outcomes that `sft.keep` can keep, other than its default."""
 
 
-class Trial(NamedTuple):
+class RevisionTrial(NamedTuple):
     """The revisions of a trial."""
 
     revisions: Sequence[Revision]
@@ -65,7 +65,7 @@ class Trial(NamedTuple):
         return [f"  {name:<9}{' '.join((text or '').split())[:width]}" for name, text in parts.items()]
 
 
-def try_revisions(config: Config) -> Trial:
+def try_revisions(config: Config) -> RevisionTrial:
     """Answers, criticises and revises the first prompts of `data.red_team`, one round.
 
     Args:
@@ -81,4 +81,4 @@ def try_revisions(config: Config) -> Trial:
     sampling = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens, "batch": PROMPTS}
     judge = Judge(policy, Constitution(feedback.constitution), **sampling, templates=feedback.templates,
                   thinking=feedback.thinking, reasoning=bool(feedback.reasoning))
-    return Trial(revise(policy, asked, rounds=1, judge=judge, **sampling))
+    return RevisionTrial(revise(policy, asked, rounds=1, judge=judge, **sampling))

@@ -18,7 +18,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, InOrder, take
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.data.windows import Document, PackedRows, WindowedRows
+from jaxalign.data.windows import Document, PackedRowBuilder, WindowedRows
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
@@ -99,7 +99,7 @@ class SFT(PolicyTrainer):
         """
         section, steps_per_epoch = self.section, 1
         if checked(window, int, "SFT.fit(window)", at_least(0)):
-            given = GivenRows(self, "rows", rows, window, self._encoded, PackedRows(section.row_length), "row_length")
+            given = GivenRows(self, "rows", rows, window, self._encoded, PackedRowBuilder(section.row_length), "row_length")
             claimed = given.identity
         else:
             claimed, self.cut = self._packed(rows, "rows")

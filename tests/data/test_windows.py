@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.data.sources.jsonl import BrokenLine
-from jaxalign.data.windows import PackedRows, Read, WindowedRows, WindowOrder
+from jaxalign.data.windows import PackedRowBuilder, Read, WindowedRows, WindowOrder
 from jaxalign.errors import UserError
 
 ROWS, LENGTH = 100, 12
@@ -29,7 +29,7 @@ def read(index):
 
 
 def rows_of(window, seed=0, **options):
-    return contextlib.closing(WindowedRows(WindowOrder(ROWS, window, seed, 3), read, PackedRows(LENGTH), **options))
+    return contextlib.closing(WindowedRows(WindowOrder(ROWS, window, seed, 3), read, PackedRowBuilder(LENGTH), **options))
 
 
 def taken(rows, first, last):
@@ -77,7 +77,7 @@ def test_a_later_process_needs_only_the_notes_of_earlier_windows():
         return read(index)
 
     order = WindowOrder(ROWS, 16, 0, 3)
-    with contextlib.closing(WindowedRows(order, counting, PackedRows(LENGTH), earlier=notes)) as rows:
+    with contextlib.closing(WindowedRows(order, counting, PackedRowBuilder(LENGTH), earlier=notes)) as rows:
         position = sum(noted.packed_rows for noted in notes[:5]) + 1
         batch = taken(rows, position, position + 2)
     np.testing.assert_array_equal(batch.tokens, whole.tokens[position : position + 2])
@@ -98,7 +98,7 @@ def test_changed_data_is_refused_when_a_run_resumes():
     with rows_of(16, on_new=notes.append) as rows:
         taken(rows, 0, 20)
     order = WindowOrder(ROWS, 16, 0, 3)
-    fewer = WindowedRows(order, lambda index: Read(read(index).documents * 3, [], {}), PackedRows(LENGTH), earlier=notes)
+    fewer = WindowedRows(order, lambda index: Read(read(index).documents * 3, [], {}), PackedRowBuilder(LENGTH), earlier=notes)
     with contextlib.closing(fewer) as rows, pytest.raises(UserError, match="window 0 of .* rows to train on, but had"):
         rows.first()
 
@@ -107,7 +107,7 @@ def test_a_row_whose_answer_is_cut_away_is_dropped_and_listed():
     def long(index):
         return Read([(i, ([1] * 20, [0.0] * 15 + [1.0] * 5) if i == 3 else document(i)) for i in index], [], {})
 
-    with contextlib.closing(WindowedRows(WindowOrder(8, 8, 0, 3), long, PackedRows(LENGTH))) as rows:
+    with contextlib.closing(WindowedRows(WindowOrder(8, 8, 0, 3), long, PackedRowBuilder(LENGTH))) as rows:
         notes = rows.first().notes
     assert notes.counts == {"no_answer_left": 1} and notes.first == {"no_answer_left": [3]}
     assert (notes.answers, notes.rows, notes.cut) == (7, 8, 0)
@@ -120,7 +120,7 @@ def test_errors_of_the_next_window_wait_until_it_is_used():
         return read(index)
 
     order = next(order for seed in range(99) if 7 not in np.concatenate((order := WindowOrder(20, 5, seed, 3)).blocks_of(0)))
-    with contextlib.closing(WindowedRows(order, failing, PackedRows(LENGTH))) as rows:
+    with contextlib.closing(WindowedRows(order, failing, PackedRowBuilder(LENGTH))) as rows:
         assert len(taken(rows, 0, 1).tokens) == 1
         with pytest.raises(UserError, match="row 7 is damaged"):
             taken(rows, 0, 20)

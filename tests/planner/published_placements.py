@@ -71,10 +71,10 @@ from jaxalign.models.model import Model
 from jaxalign.planner.estimate import abstract_sharding
 from jaxalign.planner.hardware import chips
 from jaxalign.planner.placement_search import Devices, Found, Problem, search
-from jaxalign.planner.role_models import Engine, RoleModel, Workload
+from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload
 
 A100 = dataclasses.replace(chips()["A100-80"], host_network=25e9)
-MEGATRON = Engine(axes=("pipeline", "data", "tensor"), sequence_parallel=True, local_gradients=True, resharded=True,
+MEGATRON = ExecutionModel(axes=("pipeline", "data", "tensor"), sequence_parallel=True, local_gradients=True, resharded=True,
                   overlapped=False)
 ROWS = Workload(1024, 1024, 1024, minibatches=8, padded=True)
 _SIZES = {  # hidden size, layers, heads, key/value heads, width of the MLP: Llama 2, and Code Llama for 34B.

@@ -69,7 +69,7 @@ import numpy as np
 
 from jaxalign.planner.asynchronous import Rollouts, asynchronous
 from jaxalign.planner.generation_time import DecodeStep, batch_seconds, lognormal_lengths
-from jaxalign.planner.schedules import IterationTimes, one_step_ahead
+from jaxalign.planner.schedules import TaskTimes, one_step_ahead
 
 SAMPLES, SIMULATED = 8192, 512
 """Samples of an update, and those simulated for them: each simulated row costs as much as 16 rows."""
@@ -125,7 +125,7 @@ class Decoding:
                updates: int = 24, transfer: float = 0.3) -> float:
         """Seconds per asynchronous update."""
         rollouts = Rollouts(self.lengths, self.step(gpus, scale), self.slots(gpus), SIMULATED, mini_batches=parts)
-        times = IterationTimes(0, policy_update=training, transfer=transfer)
+        times = TaskTimes(0, policy_update=training, transfer=transfer)
         return asynchronous(times, updates, rollouts, eta, interruptible).seconds_per_update
 
 
@@ -157,7 +157,7 @@ def verl_one_step_off() -> list[Row]:
         qwen = _qwen_on_h20(cap)
         generate = qwen.batch(4, qwen.scale(16, DECODING * gen))
         for words, phases in (("", (generate, log_probs, update)), (", its own phases", apart)):
-            times = IterationTimes(phases[0], reference=phases[1], policy_update=phases[2], transfer=0.3)
+            times = TaskTimes(phases[0], reference=phases[1], policy_update=phases[2], transfer=0.3)
             predicted = one_step_ahead(times, 8, scoring="training").seconds_per_update
             rows.append(Row(f"verl one step off, {engine}{words}", "s", published, predicted))
     return rows
@@ -187,7 +187,7 @@ def marin(interruptible: bool) -> list[Row]:
     plain = DecodeStep(1.0, 1 / SIMULATED)
     scale = ROLLOUT * 62.35 / np.mean([batch_seconds(one, SIMULATED, plain).seconds for one in lengths.reshape(-1, SIMULATED)])
     rollouts = Rollouts(lengths, DecodeStep(scale, scale / SIMULATED), SIMULATED, SIMULATED)
-    times = IterationTimes(0, policy_update=(1 - ROLLOUT) * 62.35)
+    times = TaskTimes(0, policy_update=(1 - ROLLOUT) * 62.35)
     for eta, published in ((1, 43.60), (2, 35.44), (3, 31.42), (4, 29.42)):
         predicted = asynchronous(times, 40, rollouts, eta, interruptible).seconds_per_update
         words = "interrupts" if interruptible else "waits"

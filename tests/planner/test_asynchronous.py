@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from jaxalign.errors import UserError
 from jaxalign.planner.asynchronous import Rollouts, asynchronous, capacity
 from jaxalign.planner.generation_time import DecodeStep, batch_seconds, lognormal_lengths, refill_throughput
-from jaxalign.planner.schedules import IterationTimes, separate
+from jaxalign.planner.schedules import TaskTimes, separate
 
 LENGTHS = lognormal_lengths(64, mean=300, spread=0.8, cap=900, seed=1)
 STEP = DecodeStep(least=1e-2, per_row=1e-3)
 ROLLOUTS = Rollouts(LENGTHS, STEP, slots=64, batch=64)
-TIMES = IterationTimes(generate=0, policy_update=10, transfer=1)
+TIMES = TaskTimes(generate=0, policy_update=10, transfer=1)
 
 
 @pytest.mark.parametrize(("concurrency", "running", "eta", "version", "batch", "accepted", "admitted"), [
@@ -52,7 +52,7 @@ def test_a_run_by_hand():
     began too, must be in the same update, and ends at 5 s. Samples 4 and 5, begun by version 1, are complete at 7 s.
     """
     rollouts = Rollouts([1, 3], DecodeStep(1.0, 0.0), slots=2, batch=2)
-    schedule = asynchronous(IterationTimes(0, policy_update=1), 3, rollouts, 1)
+    schedule = asynchronous(TaskTimes(0, policy_update=1), 3, rollouts, 1)
     assert schedule.update_ends == (3, 6, 8)
     assert schedule.staleness == {0: 2 / 6, 1: 4 / 6} and schedule.idle == {"generation 0": 0, "training": 5 / 8}
 
@@ -102,7 +102,7 @@ def test_recomputed_caches_and_small_concurrency_cost_time():
 )
 def test_staleness_never_exceeds_eta(lengths, eta, slots, groups, batch, update, transfer, interruptible, concurrency):
     rollouts = Rollouts(lengths, DecodeStep(1.0, 0.2), slots, batch[0], groups, concurrency, batch[1], recompute=1.0)
-    times = IterationTimes(0, policy_update=update, transfer=transfer)
+    times = TaskTimes(0, policy_update=update, transfer=transfer)
     schedule = asynchronous(times, 12, rollouts, eta, interruptible)
     assert max(schedule.staleness) <= -(-eta // 1) and sum(schedule.staleness.values()) == pytest.approx(1)
     assert schedule.seconds >= 12 * (update + transfer) - 1e-6

@@ -12,14 +12,14 @@ from jaxalign.planner.placement_parts import in_parts
 from jaxalign.planner.placement_schedules import FLAT
 from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem, assemble
 from jaxalign.planner.placement_sets import place_set
-from jaxalign.planner.role_models import Engine, RoleModel, Workload
+from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload
 from tests.planner.planned import model
 
 CHIP = chips()["H100-80"]
 ROLES = tuple(RoleModel(role, model(head="scalar" if role == "critic" else "lm"), "float32")
               for role in ("policy", "critic", "reference"))
 ROWS = Workload(512, 256, 64)
-ENGINE = Engine(axes=("tensor",))  # One mesh for each number of devices.
+ENGINE = ExecutionModel(axes=("tensor",))  # One mesh for each number of devices.
 
 
 def found(*groups: tuple[str, ...], count: int, **workload) -> tuple[Found, Found, Problem]:

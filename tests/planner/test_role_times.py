@@ -11,7 +11,7 @@ from jaxalign.errors import UserError
 from jaxalign.placement import meshes
 from jaxalign.planner.estimate import check_divides
 from jaxalign.planner.hardware import chips
-from jaxalign.planner.role_models import Engine, RoleModel, Workload, part_of, role_meshes
+from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload, part_of, role_meshes
 from jaxalign.planner.role_times import role_times, transfer_seconds
 
 PARAMETERS = 6_738_415_616
@@ -20,7 +20,7 @@ ROWS = Workload(1024, 1024, 64, minibatches=2)
 A100 = chips()["A100-80"]
 
 
-def times(role: str = "policy", count: int = 8, engine: Engine = published.MEGATRON, workload: Workload = ROWS, **mesh):
+def times(role: str = "policy", count: int = 8, engine: ExecutionModel = published.MEGATRON, workload: Workload = ROWS, **mesh):
     size = {"data": count} if not mesh else mesh
     return role_times(RoleModel(role, published.llama("7B")), meshes.complete(size), part_of(A100, count), workload, engine)
 
@@ -29,7 +29,7 @@ def test_a_trained_role_holds_twelve_bytes_a_parameter_and_a_frozen_one_two():
     assert times(tensor=8).resident * 8 == pytest.approx(12 * PARAMETERS, rel=1e-3)
     assert times("reference", tensor=8).resident * 8 == pytest.approx(2 * PARAMETERS, rel=1e-3)
     assert times(data=8).resident == pytest.approx(12 * PARAMETERS, rel=1e-3)
-    assert times(fsdp=8, engine=Engine()).resident * 8 == pytest.approx(12 * PARAMETERS, rel=1e-3)
+    assert times(fsdp=8, engine=ExecutionModel()).resident * 8 == pytest.approx(12 * PARAMETERS, rel=1e-3)
 
 
 def test_a_role_that_does_not_fit():
@@ -77,15 +77,15 @@ def test_weights_move_as_in_the_table_of_hybridflow():
 
 def test_a_transfer_to_other_hosts_is_limited_by_their_network():
     generator = RoleModel("generator", published.llama("7B"))
-    seconds = transfer_seconds(generator, 4, part_of(A100, 16), part_of(A100, 8), Engine())
+    seconds = transfer_seconds(generator, 4, part_of(A100, 16), part_of(A100, 8), ExecutionModel())
     assert seconds == pytest.approx(2 * PARAMETERS / 4 / (25e9 * 0.8), rel=1e-3)
-    near = transfer_seconds(generator, 4, part_of(A100, 4), part_of(A100, 4), Engine())
+    near = transfer_seconds(generator, 4, part_of(A100, 4), part_of(A100, 4), ExecutionModel())
     assert near == pytest.approx(2 * PARAMETERS / 4 / (300e9 * 0.8), rel=1e-3)
 
 
 def test_meshes_divide_the_model_and_keep_tensor_within_a_host():
     role = RoleModel("policy", published.llama("13B"))
-    every = list(role_meshes(role, part_of(A100, 48), Engine()))
+    every = list(role_meshes(role, part_of(A100, 48), ExecutionModel()))
     assert every and {mesh["tensor"] for mesh in every} == {1, 2, 4, 8}
     assert all(meshes.size(mesh) == 48 for mesh in every)
     for mesh in every:  # 5,120 wide: fsdp 48 does not divide it.

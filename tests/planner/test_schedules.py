@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxalign.errors import UserError
-from jaxalign.planner.schedules import IterationTimes, Tail, asynchronous_depth, flat, interleave, one_step_ahead, separate
+from jaxalign.planner.schedules import GenerationTail, TaskTimes, asynchronous_depth, flat, interleave, one_step_ahead, separate
 
-TIMES = IterationTimes(generate=60, reference=3, rewards=(2, 4), value=5, advantages=1, policy_update=10, critic_update=8,
+TIMES = TaskTimes(generate=60, reference=3, rewards=(2, 4), value=5, advantages=1, policy_update=10, critic_update=8,
                        transfer=2)
 
 
@@ -40,11 +40,11 @@ def test_separate_groups_wait_for_each_other():
 
 def test_the_tail_hides_the_scores_of_finished_responses():
     """Half of the devices are free for 30 s: the passes over 90% of 14 s of work take 25.2 s there; 1.4 s remain."""
-    schedule = separate(TIMES, 4, tail=Tail(seconds=30, unfinished=0.1, freed=0.5))
+    schedule = separate(TIMES, 4, tail=GenerationTail(seconds=30, unfinished=0.1, freed=0.5))
     assert schedule.seconds_per_update == pytest.approx(95 - 14 + 1.4)
-    short = separate(TIMES, 4, tail=Tail(seconds=10, unfinished=0.1, freed=0.5))
+    short = separate(TIMES, 4, tail=GenerationTail(seconds=10, unfinished=0.1, freed=0.5))
     assert short.seconds_per_update == pytest.approx(95 - 10 * 0.5)
-    assert separate(TIMES, 4, tail=Tail(0, 0, 1)).seconds_per_update == pytest.approx(95)
+    assert separate(TIMES, 4, tail=GenerationTail(0, 0, 1)).seconds_per_update == pytest.approx(95)
 
 
 def test_one_step_ahead_takes_the_longer_side():
@@ -59,7 +59,7 @@ def test_one_step_ahead_takes_the_longer_side():
 
 def test_the_cost_algebra():
     """Scoring is the sum if co-located and the maximum if apart; an iteration takes the longer of its two sides."""
-    free = IterationTimes(60, 3, (2, 4), 5, 1, 10, 8)
+    free = TaskTimes(60, 3, (2, 4), 5, 1, 10, 8)
     assert asynchronous_depth(60, sum(free.scoring.values()), free.training) == 74 == one_step_ahead(free, 9).seconds_per_update
     slow = free.scaled(training=5)
     assert asynchronous_depth(60, 14, slow.training) == 95 == one_step_ahead(slow, 9).seconds_per_update
@@ -67,7 +67,7 @@ def test_the_cost_algebra():
 
 
 def test_scaled_times_keep_the_transfer():
-    assert TIMES.scaled(2, 3, 4) == IterationTimes(120, 9, (6, 12), 15, 4, 40, 32, 2)
+    assert TIMES.scaled(2, 3, 4) == TaskTimes(120, 9, (6, 12), 15, 4, 40, 32, 2)
 
 
 def test_a_schedule_of_one_update_is_its_depth():
@@ -78,8 +78,8 @@ def test_a_schedule_of_one_update_is_its_depth():
     (lambda: flat(TIMES, 0), "updates is 0"),
     (lambda: interleave(TIMES, 1, [["reference"]]), "place each pass on exactly one part"),
     (lambda: interleave(TIMES, 1, side_by_side=4), "side_by_side is 4 of 4 parts"),
-    (lambda: separate(TIMES, 1, tail=Tail(61, 0.1, 0.5)), "the tail is"),
-    (lambda: separate(TIMES, 1, "training", Tail(1, 0.1, 0.5)), "needs the generation group"),
+    (lambda: separate(TIMES, 1, tail=GenerationTail(61, 0.1, 0.5)), "the tail is"),
+    (lambda: separate(TIMES, 1, "training", GenerationTail(1, 0.1, 0.5)), "needs the generation group"),
 ])
 def test_errors(call, words):
     with pytest.raises(UserError, match=words):
@@ -87,7 +87,7 @@ def test_errors(call, words):
 
 
 SECONDS = st.integers(0, 50)
-ITERATIONS = st.builds(IterationTimes, SECONDS, SECONDS, st.lists(SECONDS, max_size=3).map(tuple), SECONDS, SECONDS, SECONDS,
+ITERATIONS = st.builds(TaskTimes, SECONDS, SECONDS, st.lists(SECONDS, max_size=3).map(tuple), SECONDS, SECONDS, SECONDS,
                        SECONDS, SECONDS)
 
 
@@ -98,7 +98,7 @@ def test_one_step_ahead_is_never_slower_than_synchronous(times, updates, scoring
 
 @given(ITERATIONS, st.integers(1, 5), st.floats(0, 1), st.floats(0, 1), st.floats(0.05, 1))
 def test_scoring_in_the_tail_is_never_slower_than_after_it(times, updates, part, unfinished, freed):
-    tail = Tail(part * times.generate, unfinished, freed)
+    tail = GenerationTail(part * times.generate, unfinished, freed)
     assert separate(times, updates, tail=tail).seconds <= separate(times, updates).seconds + 1e-6
 
 

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxalign.errors import UserError
-from jaxalign.planner.simulator import Task, simulate, stage_latency
+from jaxalign.planner.simulator import SimulatedTask, simulate, stage_latency
 
 
 def test_a_timeline_of_two_groups():
     timeline = simulate([
-        Task("generate", ("a", "b"), 10), Task("reference", ("a",), 2, ("generate",)), Task("reward", ("b",), 5, ("generate",)),
-        Task("update", ("a", "b"), 4, ("reference", "reward")),
+        SimulatedTask("generate", ("a", "b"), 10), SimulatedTask("reference", ("a",), 2, ("generate",)),
+        SimulatedTask("reward", ("b",), 5, ("generate",)), SimulatedTask("update", ("a", "b"), 4, ("reference", "reward")),
     ])
     assert [(i.name, i.start, i.end) for i in timeline.intervals] == [
         ("generate", 0, 10), ("reference", 10, 12), ("reward", 10, 15), ("update", 15, 19)
@@ -24,20 +24,20 @@ def test_a_timeline_of_two_groups():
 
 
 def test_a_queue_keeps_its_order_and_a_priority_starts_what_is_ready():
-    tasks = [Task("long", ("x",), 5), Task("waits", ("y",), 1, ("long",)), Task("ready", ("y",), 3)]
+    tasks = [SimulatedTask("long", ("x",), 5), SimulatedTask("waits", ("y",), 1, ("long",)), SimulatedTask("ready", ("y",), 3)]
     assert simulate(tasks).makespan == 9  # "ready" is enqueued after "waits", which starts at 5.
     timeline = simulate(tasks, order="priority")
     assert timeline.makespan == 6 and timeline["ready"].start == 0
 
 
 def test_the_smaller_priority_number_starts_first_and_ties_keep_the_order():
-    tasks = [Task("c", ("x",), 1, priority=2), Task("a", ("x",), 1, priority=1), Task("b", ("x",), 1, priority=1)]
+    tasks = [SimulatedTask(name, ("x",), 1, priority=priority) for name, priority in (("c", 2), ("a", 1), ("b", 1))]
     timeline = simulate(tasks, order="priority")
     assert [timeline[name].start for name in "abc"] == [0, 1, 2]
 
 
 def test_the_critical_path_includes_waiting_for_devices_and_the_depth_does_not():
-    timeline = simulate([Task("a", ("x",), 3), Task("b", ("x",), 4)])
+    timeline = simulate([SimulatedTask("a", ("x",), 3), SimulatedTask("b", ("x",), 4)])
     assert timeline.critical_path == ("a", "b") and timeline.makespan == 7 and timeline.depth == 4
 
 
@@ -48,13 +48,13 @@ def test_no_tasks_take_no_time():
 
 @pytest.mark.parametrize("order", ["enqueued", "priority"])
 @pytest.mark.parametrize(("tasks", "words"), [
-    ([Task("a", ("x",), 1, ("b",)), Task("b", ("y",), 1, ("a",))], "tasks wait for each other: a -> b -> a"),
-    ([Task("a", ("x",), 1, ("a",))], "a -> a"),
-    ([Task("a", ("x",), 1, ("c",))], "depends on 'c', which is not a task"),
-    ([Task("a", ("x",), 1), Task("a", ("x",), 1)], "two tasks are named 'a'"),
-    ([Task("a", (), 1)], "occupies no group"),
-    ([Task("a", ("x",), -1)], "takes -1 seconds"),
-    ([Task("a", ("x",), float("nan"))], "takes nan seconds"),
+    ([SimulatedTask("a", ("x",), 1, ("b",)), SimulatedTask("b", ("y",), 1, ("a",))], "tasks wait for each other: a -> b -> a"),
+    ([SimulatedTask("a", ("x",), 1, ("a",))], "a -> a"),
+    ([SimulatedTask("a", ("x",), 1, ("c",))], "depends on 'c', which is not a task"),
+    ([SimulatedTask("a", ("x",), 1), SimulatedTask("a", ("x",), 1)], "two tasks are named 'a'"),
+    ([SimulatedTask("a", (), 1)], "occupies no group"),
+    ([SimulatedTask("a", ("x",), -1)], "takes -1 seconds"),
+    ([SimulatedTask("a", ("x",), float("nan"))], "takes nan seconds"),
 ])
 def test_errors_name_the_task(tasks, words, order):
     with pytest.raises(UserError, match=words):
@@ -62,7 +62,7 @@ def test_errors_name_the_task(tasks, words, order):
 
 
 def test_a_queue_that_contradicts_a_dependency_is_a_cycle_and_a_priority_is_not():
-    tasks = [Task("first", ("x",), 1, ("second",)), Task("second", ("x",), 1)]
+    tasks = [SimulatedTask("first", ("x",), 1, ("second",)), SimulatedTask("second", ("x",), 1)]
     with pytest.raises(UserError, match="enqueue the tasks of each group in an order"):
         simulate(tasks)
     assert simulate(tasks, "priority").makespan == 2
@@ -74,13 +74,13 @@ def test_the_latency_of_a_stage_is_the_largest_sum_within_a_group():
 
 
 @st.composite
-def graphs(draw) -> list[Task]:
+def graphs(draw) -> list[SimulatedTask]:
     """Up to 12 tasks on 3 groups; each depends on earlier tasks only."""
     tasks = []
     for n in range(draw(st.integers(1, 12))):
         groups = tuple(draw(st.sets(st.sampled_from("xyz"), min_size=1)))
         after = tuple(f"t{i}" for i in sorted(draw(st.sets(st.integers(0, n - 1), max_size=3)))) if n else ()
-        tasks.append(Task(f"t{n}", groups, draw(st.integers(0, 9)), after, draw(st.integers(0, 2))))
+        tasks.append(SimulatedTask(f"t{n}", groups, draw(st.integers(0, 9)), after, draw(st.integers(0, 2))))
     return tasks
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.feedback.audit import Trial as Compared
+from jaxalign.feedback.audit import RevisionTrial as Compared
 from jaxalign.feedback.audit import make_audit
 from jaxalign.feedback.judge import Verdict
 from jaxalign.records import Message, Prompt, Revision
 from jaxalign.starter import checks
 from jaxalign.starter.facts import read_facts
 from jaxalign.starter.judging import Judged
-from jaxalign.starter.trial import Trial
+from jaxalign.starter.trial import RevisionTrial
 from tests import made_tokenizers
 from tests.folders import write_model
 
@@ -31,16 +31,16 @@ def audited(right: bool) -> dict:
     return make_audit(trials, 0.1).to_dict()
 
 
-def revisions(*outcomes: str | None) -> Trial:
+def revisions(*outcomes: str | None) -> RevisionTrial:
     prompt = Prompt("1", (Message("user", "Why?"),), "red_team")
-    return Trial([Revision(prompt, 1, "p", "No.", "It is short.", "Because.", name is None, name) for name in outcomes])
+    return RevisionTrial([Revision(prompt, 1, "p", "No.", "It is short.", "Because.", name is None, name) for name in outcomes])
 
 
 @pytest.fixture
 def chosen(models, tmp_path, monkeypatch):
     """(choice, the lines) of the checks. judges: by template set, whether it is right, or None if it cannot be asked."""
 
-    def call(kind: str, judges: dict[str, bool | None], trial: Trial):
+    def call(kind: str, judges: dict[str, bool | None], trial: RevisionTrial):
         asked = []
 
         def check_judge(config, templates):

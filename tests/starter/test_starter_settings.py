@@ -14,7 +14,7 @@ from jaxalign.planner.hardware import Chip, Cluster
 from jaxalign.starter.facts import BASE, CHAT, MARKED, THINKS, ModelFacts
 from jaxalign.starter.files import write_config
 from jaxalign.starter.memory import fit, this_device
-from jaxalign.starter.settings import STORAGES, Choice, lengths, make_config, template_sets
+from jaxalign.starter.settings import STORAGES, StarterChoice, lengths, make_config, template_sets
 from tests.folders import write_model
 
 
@@ -30,14 +30,14 @@ def test_the_file_gives_the_config_that_was_checked(tmp_path, kind):
     for place, values in enumerate(choices):
         folder = tmp_path / str(place)
         folder.mkdir()
-        write_config(folder, model, Choice(*values), folder)
+        write_config(folder, model, StarterChoice(*values), folder)
         read = train.read_arguments(["train", f"--config={folder / 'config.py'}"])[0]
-        assert read == make_config(model, Choice(*values), folder)
+        assert read == make_config(model, StarterChoice(*values), folder)
 
 
 def test_a_name_with_quotes_is_written(tmp_path):
     model = facts(folder=pathlib.Path('/models/a"""b\\c'))
-    write_config(tmp_path, model, Choice("chat"), pathlib.Path('it"s'))
+    write_config(tmp_path, model, StarterChoice("chat"), pathlib.Path('it"s'))
     assert train.read_arguments(["train", f"--config={tmp_path / 'config.py'}"])[0].model.path == '/models/a"""b\\c'
 
 
@@ -50,11 +50,11 @@ def test_the_lengths_leave_space_for_a_revision():
 
 def test_small_models_keep_the_default_rates_and_large_ones_get_low_ones():
     usual = from_config_dict({})
-    small, large = (make_config(facts(parameters=n), Choice("chat"), pathlib.Path()) for n in (10**6, 7 * 10**9))
+    small, large = (make_config(facts(parameters=n), StarterChoice("chat"), pathlib.Path()) for n in (10**6, 7 * 10**9))
     assert small.sft.optimizer == usual.sft.optimizer and small.ppo.optimizer == usual.ppo.optimizer
     rates = [large.sft.optimizer, large.preference.optimizer, large.ppo.optimizer, large.ppo.critic_optimizer]
     assert [one.learning_rate for one in rates] == [1e-5, 1e-5, 1e-6, 1e-5]
-    adapters = make_config(facts(parameters=7 * 10**9), Choice("chat", STORAGES[1]), pathlib.Path())
+    adapters = make_config(facts(parameters=7 * 10**9), StarterChoice("chat", STORAGES[1]), pathlib.Path())
     assert adapters.lora.rank == 16 and adapters.sft.optimizer.learning_rate == 1e-4
 
 
@@ -63,8 +63,8 @@ def test_the_memory_of_a_run_has_at_least_its_weights(tmp_path):
     folder = write_model(tmp_path / "model", max_length=1024)
     model = facts(folder=folder, positions=1024)
     chip = Chip("c", "cpu", 1e9, 1.0, 1.0, 1.0, 1.0, 0, 1, 1, None, "", 1, "")
-    found = fit(make_config(model, Choice("chat"), tmp_path), Cluster(chip, (1,), 1, 1e9))
+    found = fit(make_config(model, StarterChoice("chat"), tmp_path), Cluster(chip, (1,), 1, 1e9))
     weights = 2 * (16 * (4 + 2 + 2) * 4 + 16 * 16 + 3 * 16 * 20)  # Attention and MLP of two layers, without tables and norms.
     assert found.peak > 4 * weights * (4 + 2 * 2) and found.fits
-    assert not fit(make_config(model, Choice("chat"), tmp_path), Cluster(chip, (1,), 1, 1e3)).fits
+    assert not fit(make_config(model, StarterChoice("chat"), tmp_path), Cluster(chip, (1,), 1, 1e3)).fits
     assert 1e8 < this_device().usable < 1e14

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxalign.data.sources.jsonl import JsonRow
 from jaxalign.data.sources.row_files import RowFile
-from jaxalign.data.sources.tables import Table
+from jaxalign.data.sources.tables import TableRows
 
 RecordT = TypeVar("RecordT")
 
@@ -55,7 +55,7 @@ class KeptRecords(Generic[RecordT]):
     """
 
     def __init__(self, rows: RowFile):
-        self._table = rows if isinstance(rows, Table) else None
+        self._table = rows if isinstance(rows, TableRows) else None
         self._kept: Any = [] if self._table is None else array.array("q")
 
     def __len__(self) -> int:

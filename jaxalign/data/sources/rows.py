@@ -21,7 +21,7 @@ from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.json_items import read_items
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, iterate_jsonl, read_bytes, read_object
 from jaxalign.data.sources.row_files import ColumnMap, ListedRows, RowFile, TextFolder, TextRows
-from jaxalign.data.sources.tables import Table
+from jaxalign.data.sources.tables import TableRows
 from jaxalign.data.sources.tfds_part import PREFIX, TfdsPart, is_tfds, parse_name, prepared_files
 from jaxalign.errors import UserError
 
@@ -48,18 +48,18 @@ def open_rows(path: str | pathlib.Path, columns: Sequence[str] = (), prompt_fiel
     """
     mapped = ColumnMap.of(columns)
     if is_tfds(path):
-        return Table(path, [TfdsPart(path)], mapped)
+        return TableRows(path, [TfdsPart(path)], mapped)
     path = pathlib.Path(path).expanduser()
     if path.is_dir():
         return _folder(path, mapped, prompt_field)
     if _is_table(path):
-        return Table(path, [arrow_part(path)], mapped)
+        return TableRows(path, [arrow_part(path)], mapped)
     return _text(path, mapped, prompt_field)
 
 
 def open_indexed_rows(
     path: str | pathlib.Path, columns: Sequence[str] = (), prompt_field: str = ""
-) -> Table | IndexedLines | ListedRows:
+) -> TableRows | IndexedLines | ListedRows:
     """The rows of data by index. Takes the arguments of `open_rows`.
 
     One pass indexes JSON Lines. Prompts in .txt, .csv and .json files are held in memory.
@@ -68,7 +68,7 @@ def open_indexed_rows(
       UserError: as `open_rows`, or a text file is missing, unreadable or zipped.
     """
     rows = open_rows(path, columns, prompt_field)
-    if isinstance(rows, Table):
+    if isinstance(rows, TableRows):
         return rows
     path = pathlib.Path(path).expanduser()
     if prompt_field and not path.is_dir() and _ending(path) in _LISTED:
@@ -119,7 +119,7 @@ def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile
     if (path / _STATE).is_file() or files[0].suffix.lower() in _TABLES:
         parts = [arrow_part(file) for file in files]
         check_schemas(parts)
-        return Table(path, parts, mapped)
+        return TableRows(path, parts, mapped)
     return TextFolder(path, [_text(file, mapped, prompt_field) for file in files])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
 from jaxalign.data.sources.row_files import RowFile
 from jaxalign.data.sources.rows import open_rows
-from jaxalign.data.sources.tables import Table
+from jaxalign.data.sources.tables import TableRows
 from jaxalign.errors import UserError
 
 
@@ -18,7 +18,7 @@ class FileRows(Sequence):
 
     def __init__(self, rows: RowFile):
         self._file = rows
-        self._rows: Any = rows if isinstance(rows, Table) else list(rows)
+        self._rows: Any = rows if isinstance(rows, TableRows) else list(rows)
 
     def __len__(self) -> int:
         return len(self._rows)

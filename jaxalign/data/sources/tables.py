@@ -49,7 +49,7 @@ class Part(Protocol):
         """Closes what reading has opened. The next `chunk` opens it again."""
 
 
-class Table(RowFile):
+class TableRows(RowFile):
     """The rows of all parts in order.
 
     Args:

@@ -14,7 +14,7 @@ from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
 from jaxalign.data.sources.reports import WINDOW_REASONS, PromptReport
 from jaxalign.data.sources.row_files import ListedRows
-from jaxalign.data.sources.tables import Table
+from jaxalign.data.sources.tables import TableRows
 from jaxalign.data.windows import WindowNotes, WindowOrder
 from jaxalign.records import Comparison, Demonstration, Judgement
 
@@ -35,7 +35,7 @@ class RowReader(Protocol):
 class WindowRows(NamedTuple):
     """The rows of a source by index, and the reader that makes their records."""
 
-    rows: Table | IndexedLines
+    rows: TableRows | IndexedLines
     reader: RowReader
 
     def records(self, index: Sequence[int], listed: dict[str, list]) -> list[tuple[int, Record]]:
@@ -50,7 +50,7 @@ def is_held_out(row: Record, share: float, seed: int) -> bool:
     return dialogue_digest(row, seed) < share * 2.0**64
 
 
-def window_of_prompts(rows: Table | IndexedLines | ListedRows, window: int, seed: int) -> Iterator[int]:
+def window_of_prompts(rows: TableRows | IndexedLines | ListedRows, window: int, seed: int) -> Iterator[int]:
     """The indices of the rows that give the prompts of a run: one window of them, or all if they fit, in the order of the data.
 
     Args:

@@ -8,7 +8,7 @@ from jaxalign.config import Config
 from jaxalign.config.columns import parse_columns
 from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.data.sources.rows import open_rows
-from jaxalign.data.sources.tables import Table
+from jaxalign.data.sources.tables import TableRows
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared.reads import data_files
 
@@ -27,11 +27,11 @@ def data_lines(config: Config) -> list[str]:
     for path, field in data_files(config).items():
         prompts = "" if data_source(config).prompts is None else config.data.prompt_field
         rows = open_rows(path, config.data.columns, prompts)
-        if not isinstance(rows, Table) and not mapping:
+        if not isinstance(rows, TableRows) and not mapping:
             continue
         first = next(iter(rows), None)
         names = rows.columns or (() if first is None or isinstance(first, BrokenLine) else tuple(first.value))
-        count = f"{len(rows):,} rows, " if isinstance(rows, Table) else ""
+        count = f"{len(rows):,} rows, " if isinstance(rows, TableRows) else ""
         lines.append(f"config.{field}: {path} ({count}fields {', '.join(names)})")
         lines += [f"  field {name} is read from column {column}" for name, column in mapping.items()]
         if first is not None:

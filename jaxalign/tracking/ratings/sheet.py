@@ -19,7 +19,7 @@ Answers = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class PlacedPair:
     """A pair of the key: its id on the sheet, its prompt, and the models whose answers are shown first and second."""
 
     id: str
@@ -43,7 +43,7 @@ class Sheet:
 
     models: tuple[str, str]
     seed: int
-    pairs: tuple[Placed, ...]
+    pairs: tuple[PlacedPair, ...]
     shown: tuple[Mapping[str, Any], ...]
     prompts: int
     equal: int
@@ -121,7 +121,7 @@ def draw_sheet(answers: Answers, models: tuple[str, str], count: int, seed: int)
         first, second = models[:: -1 if digests[prompt_id][-1] % 2 else 1]
         texts = _shown(answers, prompt_id, first, second)
         name = f"p{_sha256([seed, prompt_id, texts])[:11]}"  # A spreadsheet would read some hexadecimal numbers as floats.
-        pairs.append(Placed(name, prompt_id, first, second))
+        pairs.append(PlacedPair(name, prompt_id, first, second))
         shown.append({"id": name, **texts})
     return Sheet(models, seed, tuple(pairs), tuple(shown), len(prompts), len(prompts) - len(different))
 
@@ -131,7 +131,7 @@ def sheet_hash(shown: Iterable[Mapping[str, Any]]) -> str:
     return f"s{_sha256(list(shown))[:16]}"
 
 
-def belongs(answers: Answers, sheet: str, pairs: Iterable[Placed]) -> bool:
+def belongs(answers: Answers, sheet: str, pairs: Iterable[PlacedPair]) -> bool:
     """Whether a sheet shows answers of this run as they are now.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxalign.errors import UserError
 from jaxalign.storage import json_bytes, write_bytes_atomically
 from jaxalign.tracking.ratings.reading import FIRST, SECOND, TIE, read_filled
-from jaxalign.tracking.ratings.sheet import Answers, Placed, belongs
+from jaxalign.tracking.ratings.sheet import Answers, PlacedPair, belongs
 from jaxalign.tracking.workdir import read_object
 
 FOLDER = "ratings"
@@ -33,7 +33,7 @@ class Rated:
     rater: str
     sheet: str
     models: tuple[str, str]
-    pairs: tuple[Placed, ...]
+    pairs: tuple[PlacedPair, ...]
     ratings: Mapping[str, int | None]
 
     @property
@@ -107,15 +107,15 @@ def stored_ratings(workdir: Path) -> list[Rated]:
     return stored
 
 
-def _read_key(content: Mapping[str, Any], path: Path) -> tuple[str, tuple[str, str], tuple[Placed, ...]]:
+def _read_key(content: Mapping[str, Any], path: Path) -> tuple[str, tuple[str, str], tuple[PlacedPair, ...]]:
     """The hash of the sheet, the models and the pairs of a key, or of the stored ratings, which have the same fields."""
-    names = [field.name for field in dataclasses.fields(Placed)]
+    names = [field.name for field in dataclasses.fields(PlacedPair)]
     sheet, models, rows = (content.get(name) for name in ("sheet", "models", "pairs"))
     if not isinstance(sheet, str) or not isinstance(models, list) or len(models) != 2 or not isinstance(rows, list):
         raise _damaged(path)
     if not all(isinstance(row, dict) and all(isinstance(row.get(name), str) for name in names) for row in rows):
         raise _damaged(path)
-    pairs = tuple(Placed(*(row[name] for name in names)) for row in rows)
+    pairs = tuple(PlacedPair(*(row[name] for name in names)) for row in rows)
     if any({pair.first, pair.second} != set(models) for pair in pairs) or len({pair.id for pair in pairs}) != len(pairs):
         raise _damaged(path)
     return sheet, (models[0], models[1]), pairs
