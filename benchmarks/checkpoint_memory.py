@@ -27,7 +27,7 @@ import numpy as np
 from jaxalign.models.blocks import row_blocks
 from jaxalign.models.checkpoints.export import export
 from jaxalign.models.checkpoints.huggingface import load_params, read_config
-from jaxalign.models.checkpoints.layout import places, stored_shapes
+from jaxalign.models.checkpoints.layout import places
 from jaxalign.models.checkpoints.safetensors import open_weights
 from jaxalign.models.checkpoints.safetensors_writer import Planned, plan, write_file, write_index
 from jaxalign.models.model import Model
@@ -50,7 +50,8 @@ def make(folder: Path, gigabytes: float) -> int:
     tables, layer = 2 * 128256 * 2048 * 4, (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) * 4
     layers = max(1, -int(-(gigabytes * 1e9 - tables) // layer))
     (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
-    shapes = stored_shapes(places(FAMILIES.get("llama"), Model(read_config(folder).decoder)))
+    found = places(FAMILIES.get("llama"), Model(read_config(folder).decoder))
+    shapes = {place.name(number): place.layout.stored_shape for place in found for number in place.numbers}
     kind = np.dtype(np.float32)
     planned = plan([Planned(name, shape) for name, shape in shapes.items()], kind, 1_000_000_000)
     random = np.random.default_rng(0)

@@ -22,9 +22,10 @@ from common import run_main
 
 from jaxalign.config import Optimizer, PPOConfig
 from jaxalign.models.adapters.lora import LoraAdapters
-from jaxalign.models.adapters.quantised import quantise_abstract, stored_bytes
+from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
 from jaxalign.models.model import Model
+from jaxalign.parallel.device_memory import stored_bytes
 from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
 from jaxalign.rl.arguments import UpdateArguments
 from jaxalign.rl.state import PPOSetup, abstract_ppo_state
@@ -75,6 +76,11 @@ def plan(args) -> tuple[jax.ShapeDtypeStruct, PackedParts]:
     return own, PackedParts(AnswerRows(packed, packed, packed, packed, own, own, of(most)), own, of())
 
 
+def _bytes(tree) -> int:
+    """Bytes of a pytree on a device that holds all of it."""
+    return sum(stored_bytes(leaf.size, leaf.dtype) for leaf in jax.tree.leaves(tree))
+
+
 def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
     """Return {"resident": bytes by role, "update": bytes by kind} of one training method.
 
@@ -85,11 +91,11 @@ def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
     state = abstract_ppo_state(setup)
     frozen = None if lora is None else quantise_abstract(setup.policy.base.abstract(), kind)
     resident = {
-        "policy": stored_bytes(state.policy.params) + (0 if lora is None else stored_bytes(frozen)),
-        "reference": stored_bytes(setup.policy.abstract()),  # The initial policy; with adapters it shares the base.
-        "critic": stored_bytes(state.critic.params),
-        "preference model": stored_bytes(setup.critic.abstract()),
-        "optimizer states": stored_bytes((state.policy.opt_state, state.critic.opt_state)),
+        "policy": _bytes(state.policy.params) + (0 if lora is None else _bytes(frozen)),
+        "reference": _bytes(setup.policy.abstract()),  # The initial policy; with adapters it shares the base.
+        "critic": _bytes(state.critic.params),
+        "preference model": _bytes(setup.critic.abstract()),
+        "optimizer states": _bytes((state.policy.opt_state, state.critic.opt_state)),
     }
     found = {"resident": resident | {"together": sum(resident.values())}}
     if not args.update:

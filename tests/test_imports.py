@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import pathlib
@@ -137,3 +138,16 @@ def test_each_class_name_has_one_meaning():
             if isinstance(node, ast.ClassDef):
                 defined.setdefault(node.name, []).append(module_name(path))
     assert {name: modules for name, modules in defined.items() if len(modules) > 1} == {}
+
+
+def test_the_names_that_benchmarks_import_exist():
+    """Few of them run in tests."""
+    missing = []
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxalign"):
+                module = importlib.import_module(node.module)
+                missing += [f"{path.name}: {node.module}.{alias.name}" for alias in node.names
+                            if not hasattr(module, alias.name)
+                            and importlib.util.find_spec(f"{node.module}.{alias.name}") is None]
+    assert missing == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.feedback.audit import RevisionTrial as Compared
+from jaxalign.feedback.audit import Trial as Compared
 from jaxalign.feedback.audit import make_audit
 from jaxalign.feedback.judge import Verdict
 from jaxalign.records import Message, Prompt, Revision
