@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv if argv is None else argv)
     try:
         asked = [argument for argument in argv[1:] if re.fullmatch(r"-h|--?help(full|short|=.*)?", argument)]
-        if asked:
+        if asked:  # -h: the flags; --help: also all fields; --help=NAME: one section or field.
             with output_may_fail():
                 name = asked[0].partition("=")[2]
                 if not name:
@@ -104,7 +104,7 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     file, variant, rest = _take_config_file(argv[1:])
     config = _load(file, variant)
     default = default_for((*stage_names(config), *overrides.stages_given(rest)))
-    for name, kind in schema.field_types(type(default)).items():  # Flags can also set sections that the file lacks.
+    for name, kind in schema.field_types(type(default)).items():  # Adds missing sections, so that flags can set their fields.
         if dataclasses.is_dataclass(kind) and name not in config:
             config[name] = schema.to_config_dict(getattr(default, name))
     arguments = [argv[0], *overrides.normalise(rest, default)]

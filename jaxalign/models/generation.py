@@ -59,7 +59,10 @@ def moves(params: Any, targets: Any) -> Moves:
         if leaf.dtype == target.dtype and here is not None and here.is_equivalent_to(target.sharding, leaf.ndim):
             continue
         device_bytes = math.prod(target.sharding.shard_shape(target.shape)) * jnp.dtype(target.dtype).itemsize
-        (large if device_bytes > _MOVED_TOGETHER else small).append(i)
+        if device_bytes > _MOVED_TOGETHER:
+            large.append(i)
+        else:
+            small.append(i)
     groups = [[i] for i in large] + ([small] if small else [])
     return [(group, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in group))) for group in groups]
 

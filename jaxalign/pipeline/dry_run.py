@@ -56,7 +56,7 @@ def dry_run(config: Config, workdir: str | os.PathLike, overwrite: bool = False,
         read = f"; reads {'; '.join(map(rounds.label, sources))}" if sources else ""
         lines.append(f"[{rounds.label(name)}] {action}{read}")
     pending = [name for name in rounds.folders(config) if name not in done]
-    lines.append(f"{len(pending)} of {len(lines)} stages would run in {storage.path()}; nothing was run or written")
+    lines.append(f"{len(pending)} of {len(lines)} stages would run in {folder}; nothing was run or written")
     if "evaluate" in pending and config.evaluate.lm_eval:
         from jaxalign.stages.shared.harness import check_harness
 

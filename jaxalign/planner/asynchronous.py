@@ -160,6 +160,7 @@ class _Run:
 
     def step(self) -> None:
         """Starts whatever can start now, then moves to the next event."""
+        # Groups that may change their weights load the newest ones.
         for generator in self.generators:
             if generator.version < self.version and (self.interruptible or not generator.rows.active):
                 recompute = self.rollouts.recompute if generator.rows.active else 0.0

@@ -166,7 +166,7 @@ def compile_targets(
             progress(compiled)
         return compiled
 
-    # As many programs compile at the same time as there are cores, within the free memory of the machine.
+    # One compilation per core, as far as the free memory of the machine allows.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = max(1, min(cores, psutil.virtual_memory().available // _WORKER_BYTES))
     # A thread that finishes a program waits for its report, which may be that of another program.

@@ -101,8 +101,9 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
     operand = sum(computation.instructions[name].bytes for name in instruction.operands)
     result = instruction.bytes
     if instruction.opcode.endswith("-start"):  # Its type is (operands, results), on TPUs followed by context words.
-        parts = [] if kind == "all-reduce" else tuple_parts(instruction.type)
-        result = operand if len(parts) < 2 else type_bytes(parts[1])
+        result = operand
+        if kind != "all-reduce" and len(parts := tuple_parts(instruction.type)) > 1:
+            result = type_bytes(parts[1])
     elif kind == "all-reduce" and computation.root.opcode == "dynamic-slice":
         if computation.root.operands[0] == instruction.name:  # The TPU compiler's form of a reduce-scatter.
             kind, result = "reduce-scatter", computation.root.bytes

@@ -63,9 +63,9 @@ def overlapped(module: Module, computation: Computation, start: Instruction) -> 
     def ends(instruction: Instruction) -> bool:
         if instruction.opcode == "fusion":
             called = module.computations[instruction.calls("calls")]
-            is_done = "AsyncCollectiveDone" in called.root.attributes
-            if not (fused and is_done):
+            if not fused or "AsyncCollectiveDone" not in called.root.attributes:
                 return False
+            # Whether it ends the collective with this channel.
             channels = [match[1] for one in called.instructions.values() if (match := _CHANNEL.search(one.attributes))]
             return channel is not None and channel[1] in channels
         return instruction.opcode.endswith("-done") and start.name in instruction.operands

@@ -79,7 +79,7 @@ def search_schedules(problem: Problem, schedules: Sequence[str] = SCHEDULES, obj
     return sorted(found, key=lambda one: rank(one, objective))[:keep]
 
 
-def iteration_times(sets: Sequence[PlacedSet], transfer: float, value_on_all: bool = False) -> TaskTimes:
+def task_times(sets: Sequence[PlacedSet], transfer: float, value_on_all: bool = False) -> TaskTimes:
     """The seconds of the tasks of an iteration, each on the devices of its set.
 
     transfer: seconds in which weights move. value_on_all: whether the critic's values are computed on the devices of training;
@@ -101,7 +101,7 @@ def iteration_times(sets: Sequence[PlacedSet], transfer: float, value_on_all: bo
                 scoring[one.role.role] = variant.seconds
     reference = scoring.pop("reference", 0.0)
     return TaskTimes(generate, reference, tuple(scoring.values()), value, advantages, updates["policy"], updates["critic"],
-                          transfer)
+                     transfer)
 
 
 def interleaved(problem: Problem) -> Iterator[Found]:
@@ -131,7 +131,7 @@ def _interleaved(problem: Problem, kind: int, count: int, trained: tuple[RoleMod
                    for part in parts]
         if any(group is None or group.resident > beside for group in scorers):
             continue
-        times = iteration_times([main, *scorers], main.moved, value_on_all=True)
+        times = task_times([main, *scorers], main.moved, value_on_all=True)
         passes = list(times.scoring)
         on_parts = [passes[:1], passes[1:]]  # The reference, which comes first, and the others.
         seconds = interleave(times, _UPDATES, on_parts).seconds_per_update
@@ -184,7 +184,7 @@ def _estimated(problem: Problem, schedule: str, scoring: str, kinds: tuple[int, 
         if role_of(one.role.role).shadows:
             shards = math.prod(one.times.mesh[axis] for axis in ("tensor", "fsdp", "pipeline"))
             transfer += transfer_seconds(one.role, shards, source, target, problem.engine)
-    times = iteration_times(pair, transfer)
+    times = task_times(pair, transfer)
     run: dict[str, Callable[[], float]] = {
         SEPARATE: lambda: separate(times, _UPDATES, scoring).seconds_per_update,
         AHEAD: lambda: one_step_ahead(times, _UPDATES, scoring).seconds_per_update,

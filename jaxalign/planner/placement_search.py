@@ -228,10 +228,13 @@ def _set_options(problem: Problem, roles: tuple[RoleModel, ...]) -> list[tuple[i
         of_kind: list[PlacedSet] = []
         for count in counts(devices.chip, devices.count):
             group = place_set(roles, devices.chip, count, problem.workload, problem.engine)
-            if group is not None and not any(
+            if group is None:
+                continue
+            dominated = any(  # By a smaller set, no phase of which is slower.
                 smaller.moved <= group.moved and all(a <= b for a, b in zip(smaller.seconds, group.seconds, strict=True))
                 for smaller in of_kind
-            ):
+            )
+            if not dominated:
                 of_kind.append(group)
         options += [(kind, group) for group in of_kind]
     return sorted(options, key=lambda option: math.fsum(option[1].seconds) + option[1].moved)

@@ -1,4 +1,4 @@
-"""The models, the rows and the engine that a search for placements plans for, and the meshes that a role may have."""
+"""The models, the rows and how programs run that a search for placements plans for, and the meshes that a role may have."""
 
 from __future__ import annotations
 

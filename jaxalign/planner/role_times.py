@@ -2,8 +2,8 @@
 
 FLOPs and bytes come from `work`, `memory` and `weights`. Assumptions, besides those of `estimate`:
 
-- A step takes the largest of its times for arithmetic, memory and network. If the engine does not overlap exchange and
-  computation, the time for the network is added instead.
+- A step takes the largest of its times for arithmetic, memory and network. If the execution model does not overlap
+  exchange and computation, the time for the network is added instead.
 - A collective takes the latency of its ring (`Latency`) besides its bytes, so that a collective over more devices takes longer.
 - A task that does not fit runs in parts: an update in micro-batches, scoring in parts of the batch, generation in rounds.
 - All responses have the length of the workload. Decoding reads a KV cache with slots for the whole row in every step.
@@ -194,7 +194,7 @@ class _Placed:
 
 @dataclasses.dataclass(frozen=True)
 class _Seconds:
-    """Seconds of a step if only one resource limited it; `overlapped` is that of the engine."""
+    """Seconds of a step if only one resource limited it; `overlapped` is that of the `ExecutionModel`."""
 
     compute: float
     memory: float

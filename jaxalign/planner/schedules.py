@@ -171,8 +171,8 @@ def separate(times: TaskTimes, updates: int, scoring: Literal["generation", "tra
     if scoring != GENERATION:
         raise UserError("scoring during the tail needs the generation group; set scoring to 'generation' or tail to None")
     if not (0 <= tail.seconds <= times.generate and 0 <= tail.unfinished <= 1 and 0 < tail.freed <= 1):
-        raise UserError(f"the tail is {tail}; its seconds must be within those of generation ({times.generate}), and its "
-                        "shares between 0 and 1, with freed above 0")
+        raise UserError(f"the tail is {dataclasses.asdict(tail)}; its seconds must be within those of generation "
+                        f"({times.generate}), and its shares between 0 and 1, with freed above 0")
     tasks: list[SimulatedTask] = []
     for n in range(updates):
         tasks += _generate_with_tail(times, tail, n)

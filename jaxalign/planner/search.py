@@ -201,7 +201,7 @@ def _larger(given: Given) -> list[PlanChange]:
         best = possible(larger)[:1]
         changes += [
             PlanChange(f"a larger cluster, {larger.cluster.name}, with config.mesh: {mesh_words(run.config.mesh)}",
-                   dataclasses.replace(larger, config=run.config)) for run in best
+                       dataclasses.replace(larger, config=run.config)) for run in best
         ]
     return changes
 

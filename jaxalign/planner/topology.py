@@ -107,7 +107,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology | GpuTopology:
     if len(sizes) != axes:
         raise UserError(f"topology is {text!r} with {len(sizes)} axes; {generation} has {axes}, as in "
                         f"{generation}:{'x'.join(('4', '4', '8')[:axes])}")
-    # That a slice is too large is found by `hardware.tpu_cluster`.
+    # `hardware.tpu_cluster` rejects a slice that is too large.
     if axes == 2:
         offered = sizes in _FLAT or math.prod(sizes) > math.prod(_FLAT[-1])
     else:
@@ -115,7 +115,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology | GpuTopology:
     if not offered:
         chips = math.prod(sizes)
         larger = [shape for shape in (_FLAT if axes == 2 else _DEEP) if math.prod(shape) >= chips]
-        # A slice with more chips than the listed ones has each axis rounded up to a multiple of 4.
+        # Beyond the listed shapes, each axis is rounded up to a multiple of 4.
         following = larger[0] if larger else tuple(sorted(-(-size // 4) * 4 for size in sizes))
         raise UserError(f"topology is {text!r}, but {generation} is not offered in this shape; the next larger one is "
                         f"{generation}:{'x'.join(map(str, following))}")

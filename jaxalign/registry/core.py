@@ -74,6 +74,7 @@ class Registry(Generic[R]):
 
     def __init__(self, kind: str, record: type[R], builtin: Iterable[R] | Callable[[], Iterable[R]] = ()):
         self.kind, self.record = kind, record
+        # "model family" gives jaxalign.model_families.
         plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}es" if kind.endswith("s") else f"{kind}s"
         self.group = f"jaxalign.{plural.replace(' ', '_')}"
         self._given = builtin

@@ -75,7 +75,7 @@ from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload
 
 A100 = dataclasses.replace(chips()["A100-80"], host_network=25e9)
 MEGATRON = ExecutionModel(axes=("pipeline", "data", "tensor"), sequence_parallel=True, local_gradients=True, resharded=True,
-                  overlapped=False)
+                          overlapped=False)
 ROWS = Workload(1024, 1024, 1024, minibatches=8, padded=True)
 _SIZES = {  # hidden size, layers, heads, key/value heads, width of the MLP: Llama 2, and Code Llama for 34B.
     "1B": (2048, 16, 16, 16, 5632), "7B": (4096, 32, 32, 32, 11008), "13B": (5120, 40, 40, 40, 13824),

@@ -15,7 +15,7 @@ from jaxalign.placement.machine import Host, Machine
 from jaxalign.placement.meshes import Limits
 from jaxalign.placement.resolve import resolve
 from jaxalign.planner.hardware import chips
-from jaxalign.planner.placement_schedules import SCHEDULES, iteration_times, search_schedules
+from jaxalign.planner.placement_schedules import SCHEDULES, search_schedules, task_times
 from jaxalign.planner.placement_search import Devices, Problem, best_allocation, partitions, search, with_prices
 from jaxalign.planner.placement_sets import counts, place_set
 from jaxalign.planner.prices import DevicePrices
@@ -119,7 +119,7 @@ def test_more_devices_are_never_slower():
 
 def test_one_set_takes_as_long_as_the_flat_schedule():
     together = next(one for one in found(16) if len(one.sets) == 1)
-    times = iteration_times(together.sets, together.moved)
+    times = task_times(together.sets, together.moved)
     assert together.seconds == pytest.approx(flat(times, 5).seconds_per_update, rel=1e-12)
     assert next(one for one in scheduled() if one.schedule == "flat").seconds == together.seconds
 

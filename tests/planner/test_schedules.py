@@ -10,7 +10,7 @@ from jaxalign.errors import UserError
 from jaxalign.planner.schedules import GenerationTail, TaskTimes, asynchronous_depth, flat, interleave, one_step_ahead, separate
 
 TIMES = TaskTimes(generate=60, reference=3, rewards=(2, 4), value=5, advantages=1, policy_update=10, critic_update=8,
-                       transfer=2)
+                  transfer=2)
 
 
 def test_flat_runs_every_task_in_turn():

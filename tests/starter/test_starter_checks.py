@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.feedback.audit import Trial as Compared
-from jaxalign.feedback.audit import make_audit
+from jaxalign.feedback.audit import Trial, make_audit
 from jaxalign.feedback.judge import Verdict
 from jaxalign.records import Message, Prompt, Revision
 from jaxalign.starter import checks
@@ -27,7 +26,7 @@ def models(tmp_path_factory):
 
 def audited(right: bool) -> dict:
     """The audit of a judge that is always right, or that always prefers the first answer."""
-    trials = [Compared(row, "first", (9, 9), "p", "harm", (Verdict(0.9), Verdict(0.1 if right else 0.9))) for row in range(20)]
+    trials = [Trial(row, "first", (9, 9), "p", "harm", (Verdict(0.9), Verdict(0.1 if right else 0.9))) for row in range(20)]
     return make_audit(trials, 0.1).to_dict()
 
 

@@ -169,8 +169,9 @@ def _rendered(
                                   "remove it")
     plain = _places(_write(tokenizer, messages, begin_answer, more))
     system = messages[0].content.strip() if len(messages) > 1 and messages[0].role == "system" else ""
-    # The other messages may contain the same text.
-    may_lack_system = system and plain.text.count(system) <= sum(message.content.count(system) for message in messages[1:])
+    # It is present only if it occurs more often than in the other messages, which may contain it too.
+    elsewhere = sum(message.content.count(system) for message in messages[1:])
+    may_lack_system = bool(system) and plain.text.count(system) <= elsewhere
     if may_lack_system and plain == _places(_write(tokenizer, messages[1:], begin_answer, more)):
         raise DialogueRefused(f"the chat template of {tokenizer.files.folder} leaves the system message out; remove the "
                               "message, or provide another chat_template")

@@ -125,7 +125,7 @@ def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile
 
 def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
     """The data files of a folder in order. Raises UserError if there are none, or files of several formats."""
-    if (path / _STATE).is_file():  # `datasets.Dataset.save_to_disk` wrote the folder, and lists the files in its order.
+    if (path / _STATE).is_file():  # Of `datasets.Dataset.save_to_disk`: it lists the files in order.
         listed = read_object(path / _STATE).get("_data_files")
         names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
         if not names or not all(isinstance(name, str) and name and pathlib.Path(name).name == name for name in names):

@@ -30,7 +30,7 @@ def weights(c: DecoderConfig) -> tuple[Weight, ...]:
     found = []
     for weight in llama_weights(c):
         name = weight.stored.split(".")[-2]
-        if name in _PARTS:
+        if name in _PARTS:  # It is stored as a part of a fused weight.
             fused, pick = _PARTS[name]
             found.append(weight._replace(stored=weight.stored.replace(name, fused), pick=pick))
         else:

@@ -54,10 +54,10 @@ def dataset_card(run: RunFacts, sets: Sequence[SetFacts]) -> str:
     for made in sets:
         lines += [f"### {made.name}", "", f"{made.purpose}.", "",
                   *table(("column", "content"), [(name, meaning) for name, _, meaning in made.columns])]
+    principles = [(stage.folder, name, count["pairs"] if isinstance(count, dict) else count)
+                  for stage in makers for name, count in (stage.summary.get("principles") or {}).items()]
     lines += section("How it was made", table(("fact", "value"), [*base_facts(makers[0]), *judge_facts(makers)]),
-                     table(("stage", "principle", "rows under it"), [
-                         (stage.folder, name, count["pairs"] if isinstance(count, dict) else count)
-                         for stage in makers for name, count in (stage.summary.get("principles") or {}).items()]))
+                     table(("stage", "principle", "rows under it"), principles))
     lines += section("Rows left out", table(("set", "reason", "rows"), [
         (made.name, explained(reason), count) for made in sets for reason, count in made.left_out if count]))
     lines += section("Hashes", table(("of", "hash of its", "hash"), hash_rows(list(stages.values()))))

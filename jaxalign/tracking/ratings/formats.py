@@ -57,8 +57,8 @@ def csv_bytes(sheet: Sheet) -> bytes:
     writer.writeheader()
     for row in sheet.rows:
         messages = row["messages"]
-        prompt = messages[0]["content"] if len(messages) == 1 else "\n\n".join(
-            f"{message['role'].capitalize()}: {message['content']}" for message in messages)
+        turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
+        prompt = messages[0]["content"] if len(messages) == 1 else "\n\n".join(turns)
         texts = {"prompt": prompt, "answer_1": row["answer_1"], "answer_2": row["answer_2"]}
         texts = {name: f"'{text}" if text.startswith(_FORMULA) else text for name, text in texts.items()}
         writer.writerow({"sheet": row["sheet"], "id": row["id"], **texts, "rating": ""})

@@ -47,9 +47,9 @@ def _section(run: RunFiles, label: str, rows: Sequence[IterationTimes], several:
     devices, idle = _devices(idlest, f"({', '.join(groups[idlest])}) "), percent(_idle(shares[idlest]))
     intro = [capitalized(f"{devices} idle for {idle} of the time{most}."), *_advice(run, words[0], groups, shares)]
     unused = sum(map(seconds_without_programs, rows)) / total
-    intro += [] if unused < _NOTABLE else [
-        f"For {percent(unused)} of the time no device ran one of these programs: the host prepared batches or computed "
-        "rewards, or checks ran."]
+    if unused >= _NOTABLE:
+        intro.append(f"For {percent(unused)} of the time no device ran one of these programs: the host prepared batches or "
+                     "computed rewards, or checks ran.")
     cells = [[f"{group}: {', '.join(groups[group])}", percent(_idle(busy)), *(percent(busy.get(name)) for name in names)]
              for group, busy in shares.items()]
     counted = f"{len(rows):,} iterations" if len(rows) > 1 else "1 iteration"

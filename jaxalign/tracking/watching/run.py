@@ -133,7 +133,7 @@ class RunView:
         last, (step_seconds, moved) = beats[-1] if beats else {}, step_times(beats)
         changed = max([time for time in (view.changed(), last.get("time")) if time is not None], default=now)
         unit, total = last.get("unit", "step"), last.get("total")
-        if not total:
+        if not total:  # The section of the config may state it.
             section = config.get(rounds.parse(view.folder.name)[0]) or {}
             total = next((section[name] for name in ("iterations", "steps") if isinstance(section.get(name), int)), 0)
         count = max(last.get("count", 0), view.steps if unit == "step" else 0)

@@ -48,9 +48,9 @@ def render(runs: Sequence[RunStatus], width: int = WIDTH) -> RenderableType:
 
 def _fitting(runs: Sequence[RunStatus], cells: Sequence[dict[str, str]], width: int) -> list[str]:
     """The titles of the numbers that fit and that at least one run has, in the order of the table."""
+    bars = [(_BAR_COLUMNS + 2 if run.total or run.state == FINISHED else 0) + len(_counts(run)) for run in runs]
     fixed = [[min(len(run.name), _NAME_COLUMNS) for run in runs], [len(run.state) for run in runs],
-             [len(_stage(run)) for run in runs],
-             [(_BAR_COLUMNS + 2 if run.total or run.state == FINISHED else 0) + len(_counts(run)) for run in runs]]
+             [len(_stage(run)) for run in runs], bars]
     left = width - sum(max(lengths, default=0) + _GAP for lengths in fixed)
     kept = set()
     for title in _IMPORTANT_FIRST:
