@@ -23,8 +23,8 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import MICRO_BATCHES
 from jaxalign.stages.shared.micro_batches import with_micro_batches
 from tests import processes
-from tests.folders import write_model
-from tests.stages.test_placements import config as placed_config
+from tests.stages.ppo_of_prompts import config as placed_config
+from tests.stages.ppo_of_prompts import write_inputs
 from tests.trainers.small import language_model
 
 SMALL = {"batch": 16, "iterations": 1, "epochs": 1, "advantages": "grpo", "group_size": 2}
@@ -32,10 +32,7 @@ SMALL = {"batch": 16, "iterations": 1, "epochs": 1, "advantages": "grpo", "group
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("micro")
-    write_model(root / "model")
-    (root / "rl.txt").write_text("".join(f"What is {i} + {i}?\n" for i in range(16)))
-    return root
+    return write_inputs(tmp_path_factory.mktemp("micro"))
 
 
 def config(folder, tokens="auto", **changes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import re
 
 import pytest
@@ -20,11 +19,10 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.run_models import sharding
 from jaxalign.tracking.device_times import FILE, read_device_times
 from jaxalign.tracking.metrics import read_metrics
-from tests.folders import write_model
+from tests.stages.ppo_of_prompts import REWARD, config, write_inputs
 
 pytestmark = pytest.mark.mesh
 
-REWARD = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "reward.py"
 SEPARATE = {"strategy": "separate"}
 CUSTOM = {"strategy": "custom", "roles": (
     "policy=0-1:data=2", "critic+value=2-3:data=2", "reference=4-5", "generator=6-7:data=2",
@@ -36,23 +34,9 @@ APART = {"strategy": "custom", "roles": (
 )}
 
 
-def config(folder, placement=None, mesh=None, **fields):
-    return {
-        "stages": ("ppo",), "compile_cache": None, "mesh": mesh or {}, "placement": placement or {},
-        "model": {"source": "huggingface", "path": str(folder / "model"), "max_length": 64},
-        "data": {"source": "prompts_jsonl", "style": "hh", "rl": str(folder / "rl.txt"), "held_out_share": 0.0},
-        "reward": {"source": "callable", "callable": f"{REWARD}:brief"}, "lora": {"rank": 2},
-        "ppo": {"iterations": 3, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 1,
-                "temperature": 2.0},
-    } | fields
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("placed")
-    write_model(root / "model")
-    (root / "rl.txt").write_text("".join(f"What is {i} + {i}?\n" for i in range(16)))
-    return root
+    return write_inputs(tmp_path_factory.mktemp("placed"))
 
 
 def run_and_stop(monkeypatch, updates, config, workdir):
