@@ -11,7 +11,8 @@ QUERIES = {"default_backend", "get_backend", "backends", "xla_bridge", "devices"
 # These run on the devices of the process: they make its mesh, or examine, measure or place what runs on it.
 ALLOWED = {
     "diagnosis/machine.py", "diagnosis/selftest.py", "parallel/mesh.py", "parallel/sharding.py", "rl/placing.py",
-    "rl/program_times.py", "stages/shared/placements.py", "starter/memory.py", "steps/offload.py", "tracking/system.py",
+    "rl/program_times.py", "stages/shared/micro_batches.py", "stages/shared/placements.py", "starter/memory.py",
+    "steps/offload.py", "tracking/system.py",
 }
 
 
