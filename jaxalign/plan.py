@@ -22,7 +22,7 @@ from jaxalign.registry.data_sources import DATA_SOURCES
 if TYPE_CHECKING:
     from jaxalign.planner.compiled import CompiledProgram
     from jaxalign.planner.estimate import RunEstimate
-    from jaxalign.planner.micro_batches import MicroBatches
+    from jaxalign.planner.micro_batches import AutoChoices
     from jaxalign.planner.placement_choices import Choice, Choices
     from jaxalign.planner.placement_kinds import KindChoices
     from jaxalign.planner.prices import DevicePrices
@@ -101,7 +101,7 @@ class _Plan:
       placements: the placements of a search on one machine; kinds: those of a search on several.
       compiled: the compiled programs.
       auto: what strategy auto would choose.
-      sizes: the sizes of micro-batches that "auto" chooses.
+      chosen: what "auto" chooses for the sizes of micro-batches and for `mesh.keep_gathered`.
     """
 
     given: Given
@@ -112,7 +112,7 @@ class _Plan:
     kinds: KindChoices | None
     compiled: Sequence[CompiledProgram]
     auto: tuple[str, ...]
-    sizes: tuple[MicroBatches, ...]
+    chosen: AutoChoices
 
     @functools.cached_property
     def advice(self) -> list[tuple[str, RunEstimate]]:
@@ -142,15 +142,15 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     """Prints the plan. arguments: those of the config, which `jaxalign.train` reads."""
     # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.planner import placement_choices, placement_kinds, search
-    from jaxalign.planner.micro_batches import with_defaults
+    from jaxalign.planner.micro_batches import AutoChoices, with_defaults
     from jaxalign.planner.prices import read_prices
 
     given, groups, auto = _given(config, own)
     config, cluster = given.config, given.cluster
     prices = read_prices(own["prices"]) if own["prices"] else None
-    flat, sizes = config.placement.strategy == "flat", ()
+    flat, chosen = config.placement.strategy == "flat", AutoChoices()
     if not own["search"]:
-        given, sizes = given.resolved()
+        given, chosen = given.resolved()
     best, placements, kinds = search.possible(given) if flat else (), None, None
     if own["search"]:
         if not best:
@@ -161,18 +161,22 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
             kinds = placement_kinds.kind_choices(usual, prices)
         else:
             placements = placement_choices.placement_choices(usual)
-        given, sizes = dataclasses.replace(given, config=dataclasses.replace(config, mesh=best[0].config.mesh)).resolved()
+        mesh = best[0].config.mesh
+        if mesh.fsdp > 1:
+            mesh = dataclasses.replace(mesh, keep_gathered=config.mesh.keep_gathered)
+        given, chosen = dataclasses.replace(given, config=dataclasses.replace(config, mesh=mesh)).resolved()
     run = given.estimate() if flat else _placed(given, groups)
     # The fastest mesh that fits is worth a line if it saves at least 5% of the time.
     saves = best and best[0].fits and not (run.fits and best[0].seconds > 0.95 * run.seconds)
     compiled = _compiled(given, groups) if own["compile"] else []
-    plan = _Plan(given, run, prices, best[0] if saves else None, placements, kinds, compiled, auto, sizes)
+    plan = _Plan(given, run, prices, best[0] if saves else None, placements, kinds, compiled, auto, chosen)
     print(json.dumps(_json(plan), indent=1) if own["json"] else _text(plan, own["shape"] or config.model.path or "The model"))
     if own["write-config"]:
         # Auto is planned as flat here, and the flags change flat.
         changed = [*arguments, *(["--config.placement.strategy=flat"] if auto else [])]
         # A placement is planned with the default sizes in the other stages, and its flags have that of ppo.
-        changed += [f"--config.{size.section}.micro_batch_tokens={0 if plan.choice else size.tokens}" for size in sizes]
+        changed += [f"--config.{size.section}.micro_batch_tokens={0 if plan.choice else size.tokens}" for size in chosen.sizes]
+        changed += [] if chosen.kept is None else [f"--config.mesh.keep_gathered={chosen.kept.value}"]
         program = None if kinds is None else kinds.fastest_program
         machine = cluster.name if program is None else program.machines[0]
         _write_config(own["write-config"], changed, config, run, plan.choice, machine)
@@ -188,7 +192,8 @@ def _json(plan: _Plan) -> dict[str, Any]:
     return report.to_json(plan.run, plan.weights, given.assumptions, plan.prices) | {
         "advice": [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in plan.advice],
         "faster_mesh": None if plan.faster is None else search.mesh_words(plan.faster.config.mesh),
-        "micro_batches": [dataclasses.asdict(size) for size in plan.sizes],
+        "micro_batches": [dataclasses.asdict(size) for size in plan.chosen.sizes],
+        "keep_gathered": None if plan.chosen.kept is None else dataclasses.asdict(plan.chosen.kept),
         "requests": [dataclasses.asdict(each) for each in planned_requests(given.config, given.prompt)],
         "compiled": compiled_report.to_json(plan.compiled),
         "placements": placement_report.to_json(plan.placements, given.cluster, plan.prices),
@@ -207,7 +212,7 @@ def _text(plan: _Plan, name: str) -> str:
         lines.append(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, "
                      f"peak {faster.peak / report.GB:.1f} GB); --search plans it.")
     lines += [f"config.placement.strategy=auto would choose {sentence}." for sentence in plan.auto]
-    lines += [f"{size.sentence}." for size in plan.sizes]
+    lines += [f"{sentence}." for sentence in plan.chosen.sentences]
     lines += [] if run.fits or run.placed else report.advised(plan.advice)
     lines += placement_report.lines(plan.placements, given.cluster, plan.prices)
     lines += placement_kinds_report.lines(plan.kinds, plan.prices)

@@ -64,8 +64,8 @@ def test_a_config_cannot_be_changed_after_reading():
     ({"ppo": {"on_reference_kl": "stop"}},
      "config.ppo.on_reference_kl is not a field of ppo; did you mean config.ppo.checks.reference_kl?"),
     ({"mesh": {"zzz": 1}}, "config.mesh.zzz is not a field of mesh; its fields are data, fsdp, tensor, "
-     "context, pipeline, pipeline_micro_batches, pipeline_repeats, slices, zero, sequence_parallel, generation, "
-     "offload"),
+     "context, pipeline, pipeline_micro_batches, pipeline_repeats, slices, zero, keep_gathered, sequence_parallel, "
+     "generation, offload"),
 ])
 def test_the_error_of_an_unknown_key_names_the_nearest_field(values, sentence):
     assert refusal(**values) == sentence

@@ -33,7 +33,8 @@ def test_json_has_every_number_of_the_table(capsys):
     assert plan(*RUN, "--topology=v5e:4x4", "--config.mesh.generation=training", "--examples=1000", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {"cluster", "mesh", "assumptions", "weights", "tasks", "fits", "peak_bytes", "seconds", "uncounted", "money",
-            "advice", "faster_mesh", "requests", "compiled", "micro_batches", "placements", "placed", "kinds"} == set(found)
+            "advice", "faster_mesh", "requests", "compiled", "micro_batches", "keep_gathered", "placements", "placed",
+            "kinds"} == set(found)
     assert found["fits"] is True and found["uncounted"] == [] and found["requests"] == [] and found["mesh"]["fsdp"] == 16
     assert set(found["weights"]) == {"policy", "preference model", "critic", "reference"}
     for task in found["tasks"]:

@@ -67,17 +67,6 @@ def moves(params: Any, targets: Any) -> Moves:
     return [(group, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in group))) for group in groups]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def gathered(sharding: Sharding, weight: jax.Array) -> jax.Array:
-    """A head's weight [D, V], gathered over all mesh axes except those of the vocabulary. Its gradient is not gathered."""
-    return sharding.constrain(weight, (None, "vocab"))
-
-
-gathered.defvjp(
-    lambda sharding, weight: (sharding.constrain(weight, (None, "vocab")), None), lambda sharding, _, gradient: (gradient,)
-)
-
-
 @functools.lru_cache(maxsize=32)
 def _mover(targets: tuple) -> Callable:
     """A jitted function that converts a list of arrays to their targets' dtypes and shardings."""

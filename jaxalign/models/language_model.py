@@ -270,6 +270,8 @@ def load_model(
     if mesh.offload:
         raise UserError(f"mesh.offload is {mesh.offload}, which only the stages ppo and online_dpo of a run apply "
                         "(config.mesh.offload); leave it empty")
+    if mesh.keep_gathered == "auto":
+        raise UserError("mesh.keep_gathered is 'auto', which only a run of stages chooses; set it to 'never' or 'always'")
     instance_of(lora, Lora | None, "lora", "a jaxalign.Lora, such as Lora(rank=8), or None")
     if lora is not None:
         _check_lora(lora)

@@ -22,7 +22,7 @@ from jaxalign.models.attention.ring import length_multiple
 from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes, joined, restored
 from jaxalign.models.decoder import Decoder, Output, Rows
 from jaxalign.models.experts import load_balance
-from jaxalign.models.generation import gathered
+from jaxalign.models.gathering import gathered_head, gathered_weights
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, split_positions, token_stats, weighted_nll
 from jaxalign.models.layers import times
 from jaxalign.models.unstacked import unstacks
@@ -185,6 +185,15 @@ class Model:
         A large leaf has its own step, since two copies of it exist while it is gathered.
         """
         return generation.moves(params, self.generation_abstract(params))
+
+    def in_use(self, params: Params | None, first: Any) -> Params | None:
+        """The model's own parameters, or those of its base, for the loop over an update's micro-batches: with
+        `sharding.keep_gathered` gathered once, after all arrays of `first` exist, else the same arrays."""
+        if params is None or not self.sharding.keep_gathered or self.sharding.mesh.shape["fsdp"] == 1:
+            return params
+        return gathered_weights(
+            self.sharding, params, {**self.base.axes(), **self.axes()}, self.config.compute_dtype, first
+        )
 
     def constrain_gradients(self, gradients: Params) -> Params:
         """Gradients of the model's own parameters, sharded according to `config.mesh.zero`."""
@@ -353,7 +362,7 @@ class Model:
         """`unembedding` in `dtype` for the chunked heads: gathered once instead of in each chunk, and split only over the
         vocabulary."""
         weight = times(params["embedding"].T if self.config.tie_embeddings else params["unembedding"], self.config.logit_factor)
-        weight = gathered(self.sharding, weight.astype(dtype))
+        weight = gathered_head(self.sharding, weight.astype(dtype))
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     @property

@@ -20,8 +20,11 @@ def after(sharding: Sharding, tree: Tree, first) -> Tree:
     or another loop: two devices may start different collectives first and deadlock. On one device and on other platforms the
     tree is returned unchanged.
     """
-    if sharding.mesh.size == 1 or sharding.platform != "cpu":
-        return tree
+    return tree if sharding.mesh.size == 1 or sharding.platform != "cpu" else dependent(tree, first)
+
+
+def dependent(tree: Tree, first) -> Tree:
+    """Returns the arrays of a pytree, which become available only after all arrays of `first`, on any platform."""
     sums = jnp.stack([jax.lax.stop_gradient(jnp.sum(x.astype(jnp.float32))) for x in jax.tree.leaves(first)])
     there = jnp.all(sums != NEVER)
     return jax.tree.map(lambda x: jnp.where(there, x, jnp.zeros_like(x)), tree)

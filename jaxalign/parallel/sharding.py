@@ -50,7 +50,7 @@ class Sharding:
     zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 only gradients and optimizer state, 1 only the
     optimizer state (ZeRO, arXiv 1910.02054). sequence_parallel: activations between layers are also split over tensor, along
     their length (arXiv 2205.05198). generation_rules: see `config.mesh.generation`. pipeline_micro_batches, pipeline_repeats:
-    see `parallel/pipeline.py`.
+    see `parallel/pipeline.py`. keep_gathered: an update gathers parameters over fsdp once, for all its micro-batches.
     """
 
     mesh: Mesh
@@ -59,6 +59,7 @@ class Sharding:
     generation_rules: str = "tensor"
     pipeline_micro_batches: int = 1
     pipeline_repeats: int = 1
+    keep_gathered: bool = False
     phase: str = "training"
 
     @functools.cached_property
@@ -69,13 +70,18 @@ class Sharding:
             table["residual"] = ("context", "tensor")
         if self.phase == "generation":
             return table | _GENERATION[self.generation_rules]
-        split = {"training": 3, "gradients": 2, "optimizer": 1}[self.phase] <= self.zero
+        split = {"training": 3, "gradients": 2, "optimizer": 1}.get(self.phase, 4) <= self.zero
         return table if split else table | {"embed": ()}
 
     @property
     def generation(self) -> Sharding:
         """Returns the rules for weights, rows and caches during sampling."""
         return dataclasses.replace(self, phase="generation")
+
+    @property
+    def gathered(self) -> Sharding:
+        """Returns the rules for parameters in use: those of training, but gathered over fsdp."""
+        return dataclasses.replace(self, phase="gathered")
 
     @property
     def gradients(self) -> Sharding:
@@ -178,5 +184,10 @@ def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = N
                             "whose product is the number of all devices")
     return Sharding(
         mesh, settings.zero, settings.sequence_parallel, settings.generation,
-        settings.pipeline_micro_batches or settings.pipeline, settings.pipeline_repeats,
+        settings.pipeline_micro_batches or settings.pipeline, settings.pipeline_repeats, keeps_gathered(settings),
     )
+
+
+def keeps_gathered(settings: MeshConfig) -> bool:
+    """Whether updates gather parameters once for all micro-batches, because fsdp splits them and the config says so."""
+    return settings.keep_gathered == "always" and settings.fsdp > 1 and settings.zero == 3

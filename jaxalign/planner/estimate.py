@@ -15,7 +15,7 @@ from jaxalign.models.attention.fused import cudnn_refusal
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import AXES
 from jaxalign.parallel.pipeline import bubble, micro_batches
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import Sharding, keeps_gathered
 from jaxalign.planner import judges, memory, weights, work
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.network import bandwidths
@@ -46,7 +46,8 @@ class TaskEstimate:
       temporary: bytes that the program adds, by kind.
       work: the work of one call.
       compute, memory, network: seconds of one call if only that resource limited it.
-      seconds: seconds of one call: the sum over its steps of the largest of these three, plus `launch`.
+      seconds: seconds of one call: the sum over its steps of the largest of these three, plus `launch`. What is sent before
+        anything is computed (`Work.early`) counts beside that.
       launch: seconds that the kernels of sampling add on a GPU, however little they compute.
     """
 
@@ -123,7 +124,7 @@ def abstract_sharding(mesh: MeshConfig) -> Sharding:
     sizes = tuple(getattr(mesh, axis) for axis in AXES)
     return Sharding(
         AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES)), mesh.zero, mesh.sequence_parallel, mesh.generation,
-        mesh.pipeline_micro_batches or mesh.pipeline, mesh.pipeline_repeats,
+        mesh.pipeline_micro_batches or mesh.pipeline, mesh.pipeline_repeats, keeps_gathered(mesh),
     )
 
 
@@ -262,7 +263,11 @@ class TaskEstimator:
         whole = sum((step * count for step, count in zip(steps, counts, strict=True)), Work())
         each = [sum(time[i] * count for time, count in zip(times, counts, strict=True)) for i in range(3)]
         launch = whole.kernels * KERNEL_SECONDS if gpu else 0.0
-        seconds = sum(max(time) * count for time, count in zip(times, counts, strict=True)) + launch
+        first = [self._sent_seconds("fsdp", step.early) for step in steps]
+        seconds = launch + sum(
+            (early + max(compute, hbm, network - early)) * count
+            for early, (compute, hbm, network), count in zip(first, times, counts, strict=True)
+        )
         return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds, launch)
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
@@ -276,9 +281,10 @@ class TaskEstimator:
             beside = 0.0  # Models with adapters share the base, its casts and its tables.
             if model.lora is None:
                 # A TPU gathers both tables, and sets both sums of gradients to zero, before the loops over micro-batches.
-                early = [other.table + other.gradients for other in others] if task.packed and not gpu else []
-                tables = [other.table for other in others] if task.micro > 1 and not early else []
-                beside = sum(other.casts for other in others) + sum(early) + sum(tables)
+                kept, early = model.sharding.keep_gathered, task.packed and not gpu
+                tables = [] if kept or not (early or task.micro > 1) else [other.table for other in others]
+                casts = [] if kept else [other.casts for other in others]
+                beside = sum(casts) + sum(tables) + (sum(other.gradients for other in others) if early else 0.0)
             lm_head = bool(task.counted) and model.head == "lm"
             candidates.append(memory.update(model, own, task.rows, task.micro, lm_head, beside, task.packed, gpu))
         return max(candidates, key=lambda parts: sum(parts.values()))
@@ -290,8 +296,8 @@ class TaskEstimator:
             sharding = self.policy.sharding
             parts = micro_batches(sharding, max(sharding.batch_size, task.rows.rows // task.micro))
             compute /= 1 - bubble(self.sizes["pipeline"], parts, sharding.pipeline_repeats)
-        network = 0.0
-        for axis, size in step.sent.items():
-            if size and axis in self.bandwidth:
-                network += size / (self.bandwidth[axis] * assume.network)
+        network = sum(self._sent_seconds(axis, size) for axis, size in step.sent.items())
         return compute, step.hbm / (chip.hbm * assume.hbm), network
+
+    def _sent_seconds(self, axis: str, size: float) -> float:
+        return size / (self.bandwidth[axis] * self.assume.network) if size and axis in self.bandwidth else 0.0

@@ -156,26 +156,27 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     layer = at  # A pipeline stage computes one micro-batch at a time, but keeps the residuals of all of them.
     if is_pipelined(model.sharding):
         layer = dataclasses.replace(at, B=at.B / micro_batches(model.sharding, part.rows))
-    if model.lora is None and not config.remat:
+    if model.lora is None and not config.remat and not model.sharding.keep_gathered:
         kept += weights.casts  # The cast weights that each layer used are also kept.
     # The head's backward pass runs first, before any gradient of this micro-batch exists. The layers follow; the embedding
     # lookup comes last.
     # Each entry of `times` is (gradients, casts and tables, everything else) at that point:
-    looped = micro > 1 or packed
+    looped, whole = micro > 1 or packed, weights.whole if model.sharding.keep_gathered else 0.0
     # With adapters and no LM head, a GPU reads embeddings from the stored table, if the table is not gathered.
     in_place = gpu and model.lora is not None and not lm_head and not _gathers(model)
     # Before a loop over micro-batches, a TPU gathers the table and the head for all of them.
     gathers = looped and not gpu and _gathers(model)
-    hoisted = weights.table if (micro > 1 or gathers) and not in_place else 0.0
-    if gathers and lm_head and not config.tie_embeddings:
+    hoisted = weights.table if (micro > 1 or gathers) and not in_place and not whole else 0.0
+    if gathers and lm_head and not config.tie_embeddings and not whole:
         hoisted += weights.head
-    casts = weights.casts + weights.copies[0] + hoisted + beside
+    casts = (whole or weights.casts + weights.copies[0] + hoisted) + beside
     turned = weights.head if gpu and lm_head and looped and config.tie_embeddings else 0.0  # Transposed before the loop.
     accumulated = weights.gradients if looped else 0.0
     layers = accumulated + weights.gradients - weights.table_gradient
     times = {
         "layers": (
-            layers, casts, turned + kept + layer_backward(layer, gpu and model.lora is not None) + 2 / 3 * weights.layer
+            layers, casts, turned + kept + layer_backward(layer, gpu and model.lora is not None)
+            + (0.0 if whole else 2 / 3 * weights.layer)
         ),
         "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
         # With zero < 3 each device updates its part of replicated parameters; the new ones are gathered next to the old.
@@ -185,7 +186,7 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
         positions, _ = chunk(model, part)
         gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before the reduce-scatter
         early = layers - accumulated if gpu or model.lora is None else 0.0
-        heads = 2 if model.lora is None and not config.tie_embeddings else 1
+        heads = (2 if model.lora is None and not config.tie_embeddings else 1) - bool(whole)
         times["head"] = (accumulated + early, casts, heads * weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
     largest = max(times.values(), key=sum)
     if gpu:

@@ -1,4 +1,5 @@
-"""Chooses the size of micro-batches for the devices that a run has: `micro_batch_tokens=auto`.
+"""Chooses the size of micro-batches (`micro_batch_tokens=auto`), and whether they share gathered weights
+(`mesh.keep_gathered=auto`), for the devices that a run has.
 
 A larger micro-batch gathers and reads the weights less often, and needs more memory. The choice is the fastest size that fits
 by the estimate; of sizes that are as fast, the smallest. It changes results only in rounding.
@@ -11,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxalign.config import Config
 from jaxalign.config.schema import field_types
 from jaxalign.config.sections.shared import AUTO
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import keeps_gathered
 from jaxalign.planner.estimate import RunEstimate, TaskEstimate
 from jaxalign.planner.work import KERNEL_SECONDS
 from jaxalign.registry.stages import stages_in_order
@@ -33,6 +36,9 @@ _FORWARD_KERNELS, _UPDATE_KERNELS = (31, 42), (105, 154)
 """GPU kernels of a layer without and with adapters: of a forward pass, and of both passes with the recomputed forward pass.
 Counted in the compiler's programs of Llama-3.1-8B on h100:1x8 and, with adapters, of Llama-3.2-1B."""
 _GB = 1e9
+
+KEPT = ("update", "checks")
+"""The phases whose programs keep weights gathered."""
 
 Estimate = Callable[[Config, str], RunEstimate]
 """Returns the estimate of one stage of a run with a config without "auto". Raises UserError if the run is not possible."""
@@ -78,6 +84,34 @@ def is_auto(config: Config, stage: str) -> bool:
     return getattr(getattr(config, section_of(stage), None), "micro_batch_tokens", None) == AUTO
 
 
+@dataclasses.dataclass(frozen=True)
+class KeptWeights:
+    """Whether updates keep their weights gathered.
+
+    Attributes:
+      keep: whether they do.
+      reason: the reason, for a printed line.
+    """
+
+    keep: bool
+    reason: str
+
+    @property
+    def value(self) -> str:
+        """The value of `mesh.keep_gathered`."""
+        return "always" if self.keep else "never"
+
+    @property
+    def sentence(self) -> str:
+        """The choice in words, for a printed line."""
+        return f"config.mesh.keep_gathered=auto: {self.value}, because {self.reason}"
+
+
+def with_kept(config: Config, value: str) -> Config:
+    """The config with a value of `mesh.keep_gathered`."""
+    return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, keep_gathered=value))
+
+
 def with_tokens(config: Config, section: str, tokens: int) -> Config:
     """The config with a size of the micro-batches."""
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), micro_batch_tokens=tokens)})
@@ -85,13 +119,62 @@ def with_tokens(config: Config, section: str, tokens: int) -> Config:
 
 def with_defaults(config: Config) -> Config:
     """The config with the default instead of each "auto"."""
+    if config.mesh.keep_gathered == AUTO:
+        config = with_kept(config, "never")
     for name in field_types(type(config)):
         if getattr(getattr(config, name), "micro_batch_tokens", None) == AUTO:
             config = with_tokens(config, name, 0)
     return config
 
 
-def resolved(config: Config, policy: Model, estimate: Estimate) -> tuple[Config, tuple[MicroBatches, ...]]:
+class AutoChoices(NamedTuple):
+    """The choices of a config: one size for each section with "auto"; kept is None without `mesh.keep_gathered` "auto"."""
+
+    sizes: tuple[MicroBatches, ...] = ()
+    kept: KeptWeights | None = None
+
+    @property
+    def sentences(self) -> list[str]:
+        """The choices in words, for printed lines."""
+        return [each.sentence for each in (*self.sizes, *([] if self.kept is None else [self.kept]))]
+
+
+def resolved(config: Config, policy: Model, estimate: Estimate) -> tuple[Config, AutoChoices]:
+    """(the config with a value instead of each "auto", the choices)."""
+    if config.mesh.keep_gathered != AUTO:
+        config, sizes = _sized(config, policy, estimate)
+        return config, AutoChoices(sizes)
+    never = _sized(with_kept(config, "never"), policy, estimate)
+    always = _sized(with_kept(config, "always"), policy, estimate) if keeps_gathered(with_kept(config, "always").mesh) else None
+    kept = KeptWeights(False, "fsdp splits no weights") if always is None else _compared(never[0], always[0], estimate)
+    config, sizes = always if kept.keep else never
+    return config, AutoChoices(sizes, kept)
+
+
+def _compared(never: Config, always: Config, estimate: Estimate) -> KeptWeights:
+    """The choice between two configs: "always" if it fits in every stage, and is faster whether or not computing hides what is
+    sent."""
+    hidden, added = [0.0, 0.0], [0.0, 0.0]
+    for record in stages_in_order(never.stages):
+        runs = [estimate(config, record.name) for config in (never, always)]
+        for at, run in enumerate(runs):
+            for each in run.tasks:
+                if each.task.phase not in KEPT or each.task.calls == 0:
+                    continue
+                usable = (1 - MARGIN) * run.cluster.usable
+                if at and each.peak > usable:
+                    return KeptWeights(False, f"{each.task.name} would need {each.peak / _GB:.3g} of {usable / _GB:.3g} GB")
+                calls = 1 if each.task.calls is None else each.task.calls
+                hidden[at] += calls * each.seconds
+                added[at] += calls * (each.compute + each.memory + each.network)
+    faster = hidden[0] > ALIKE * hidden[1] and added[0] > ALIKE * added[1]
+    if not hidden[0]:
+        return KeptWeights(False, "no stage has an update")
+    ratio = f"updates take {hidden[1] / hidden[0]:.2f} of the time by the estimate"
+    return KeptWeights(faster, ratio if faster else f"with always {ratio} if computing hides what is sent")
+
+
+def _sized(config: Config, policy: Model, estimate: Estimate) -> tuple[Config, tuple[MicroBatches, ...]]:
     """(the config with a size instead of each "auto", the choices).
 
     Of two stages with one section, the choice is that of the smaller size, which fits both.

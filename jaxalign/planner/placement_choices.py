@@ -118,6 +118,9 @@ def refusal(given: Given) -> str:
     if config.mesh.offload:
         return (f"config.mesh.offload is {config.mesh.offload}, which works with strategy flat only; leave it empty to compare "
                 "placements")
+    if config.mesh.keep_gathered != "never":
+        return (f"config.mesh.keep_gathered is {config.mesh.keep_gathered!r}, which works with strategy flat only; set it to "
+                "'never' to compare placements")
     if config.sampler != "local":
         return f"config.sampler is {config.sampler!r}, and the search models only sampling on the devices of the run"
     records = reward_records(config.reward.source)

@@ -14,7 +14,7 @@ from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.model import Model
 from jaxalign.planner.estimate import Assumptions, RunEstimate, abstract_sharding, estimate
 from jaxalign.planner.hardware import Cluster
-from jaxalign.planner.micro_batches import MARGIN, MicroBatches, resolved
+from jaxalign.planner.micro_batches import MARGIN, AutoChoices, resolved
 from jaxalign.planner.programs import Run, Task, estimated_tasks
 from jaxalign.registry.stages import stages_in_order
 
@@ -35,15 +35,17 @@ class Given:
     others: tuple[Cluster, ...] = ()
 
     def estimate(self) -> RunEstimate:
-        """The plan with all roles on config.mesh. Its config has numbers instead of `micro_batch_tokens` "auto", chosen for
-        that mesh. Raises UserError if config.mesh is not possible."""
+        """The plan with all roles on config.mesh. Its config has the choices for that mesh instead of "auto".
+
+        Raises UserError if config.mesh is not possible.
+        """
         return self.resolved()[0].estimated()
 
-    def resolved(self) -> tuple[Given, tuple[MicroBatches, ...]]:
-        """(these inputs with numbers instead of `micro_batch_tokens` "auto", the choices)."""
+    def resolved(self) -> tuple[Given, AutoChoices]:
+        """(these inputs with the choices instead of "auto", the choices)."""
         check(self.config)
-        config, sizes = resolved(self.config, self.policy, lambda changed, stage: self.estimated(changed, {stage}))
-        return (dataclasses.replace(self, config=config) if sizes else self), sizes
+        config, chosen = resolved(self.config, self.policy, lambda changed, stage: self.estimated(changed, {stage}))
+        return (dataclasses.replace(self, config=config) if chosen != AutoChoices() else self), chosen
 
     def estimated(self, config: Config | None = None, only: Collection[str] | None = None) -> RunEstimate:
         """The estimate of a config without "auto", by default its own. only: the stages; None: all."""
@@ -73,7 +75,8 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
         for generation in ("tensor", "training"):
             if generation == "training" and sizes["fsdp"] == 1:
                 continue
-            changed = dataclasses.replace(mesh, **sizes, generation=generation)
+            kept = mesh.keep_gathered if sizes["fsdp"] > 1 else "never"
+            changed = dataclasses.replace(mesh, **sizes, generation=generation, keep_gathered=kept)
             try:
                 estimates.append(_with(given, mesh=changed).estimate())
             except UserError:
@@ -264,6 +267,7 @@ def mesh_words(mesh) -> str:
     sizes = [f"{axis}={getattr(mesh, axis)}" for axis in ("pipeline", "data", "fsdp", "context", "tensor", "slices")
              if getattr(mesh, axis) > 1]
     others = [f"zero={mesh.zero}"] if mesh.zero != 3 else []
+    others += ["keep_gathered"] if mesh.keep_gathered == "always" else []
     others += ["sequence_parallel"] if mesh.sequence_parallel else []
     others += [f"generation={mesh.generation}"] if mesh.generation != "tensor" else []
     return ", ".join(sizes + others) or "one device"

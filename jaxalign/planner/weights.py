@@ -51,6 +51,8 @@ class WeightBytes:
         kernels; if kernels are cast, `casts` is taken to include the copy.
       padded: the kernels of the keys with their heads padded to 8, as a TPU stores them a second time to decode; 0 if a device
         has 8 heads or more, or if they are quantised.
+      whole: the weights that `mesh.keep_gathered` gathers: in the compute dtype, or as stored if quantised; sharded only over
+        tensor and pipeline.
       learnt: the trained parameters in the compute dtype, sharded only over tensor, as gradients are before the reduce-scatter.
     """
 
@@ -73,6 +75,7 @@ class WeightBytes:
     copies: tuple[float, float]
     transposed: float
     padded: float
+    whole: float
     learnt: float
 
 
@@ -139,6 +142,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         copies=_copies(model, base, table, compute),
         transposed=_transposed(kernels, sharding, compute) if stays and held in ("float32", "bfloat16") else 0.0,
         padded=_padded(base, sharding, compute) if held in ("float32", "bfloat16") else 0.0,
+        whole=base.only(lambda path: path[-1] != "score").bytes(sharding.gathered, sampled_size),
         learnt=own.bytes(in_use, lambda *_: compute),
     )
 

@@ -19,21 +19,24 @@ from jaxalign.rollout.layouts import slot_counts
 @dataclasses.dataclass(frozen=True)
 class Work:
     """flops: floating-point operations; hbm: bytes read or written; sent: bytes by mesh axis ("slices": between slices);
-    kernels: GPU kernels, counted only for decoding, where they are small."""
+    kernels: GPU kernels, counted only for decoding, where they are small; early: the bytes that are sent over fsdp before
+    anything is computed, which `sent` includes."""
 
     flops: float = 0.0
     hbm: float = 0.0
     sent: dict[str, float] = dataclasses.field(default_factory=dict)
     kernels: float = 0.0
+    early: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         axes = dict.fromkeys((*self.sent, *other.sent))
         sent = {axis: self.sent.get(axis, 0.0) + other.sent.get(axis, 0.0) for axis in axes}
-        return Work(self.flops + other.flops, self.hbm + other.hbm, sent, self.kernels + other.kernels)
+        kernels, early = self.kernels + other.kernels, self.early + other.early
+        return Work(self.flops + other.flops, self.hbm + other.hbm, sent, kernels, early)
 
     def __mul__(self, times: float) -> Work:
         sent = {axis: size * times for axis, size in self.sent.items()}
-        return Work(self.flops * times, self.hbm * times, sent, self.kernels * times)
+        return Work(self.flops * times, self.hbm * times, sent, self.kernels * times, self.early * times)
 
 
 KERNEL_SECONDS = 1.9e-6
@@ -78,13 +81,16 @@ def update(model: Model, weights: WeightBytes, task: Task, slices: int, optimize
     again = task.stage not in _SUPERVISED
     flops = forward_flops(model, weights, task.rows, task.counted)
     flops += backward_flops(model, weights, task.rows, task.counted, again)
-    at = memory.local(model, part)
+    at, kept = memory.local(model, part), model.sharding.keep_gathered
     passes = 3 if model.config.remat else 2
-    work = _pass(model, weights, at, passes) + _head(model, weights, part, task.counted, 3 if again else 2)
+    work = _pass(model, weights, at, passes, kept) + _head(model, weights, part, task.counted, 3 if again else 2, kept)
     work = work * task.micro + _gradients(model, weights, task.micro, slices)
+    if kept:
+        size = gathered(weights.whole, mesh.shape["fsdp"])
+        work = work + Work(0.0, 2 * weights.whole, {"fsdp": size}, early=size)
     # The step reads parameters, gradients and moments, and writes parameters and moments.
     states = 2 * weights.gradients * task.micro + 3 * weights.gradients + 2 * weights.optimizer[optimizer]
-    return Work(flops / devices, work.hbm + states, work.sent)
+    return Work(flops / devices, work.hbm + states, work.sent, early=work.early)
 
 
 def forward(model: Model, weights: WeightBytes, task: Task) -> Work:
@@ -141,13 +147,13 @@ def _activations(at: Local) -> float:
     return at.L * (12 * at.tokens * at.D * at.size + 6 * at.tokens * at.F * at.size + 2 * memory.scores(at))
 
 
-def _pass(model: Model, weights: WeightBytes, at: Local, passes: int) -> Work:
-    """Work of `passes` passes through the layers, without FLOPs: weights gathered and read, activations exchanged. A backward
-    pass counts as one."""
+def _pass(model: Model, weights: WeightBytes, at: Local, passes: int, kept: bool = False) -> Work:
+    """Work of `passes` passes through the layers, without FLOPs: weights gathered, unless they are `kept` gathered, and read,
+    activations exchanged. A backward pass counts as one."""
     mesh = model.sharding.mesh.shape
     layers = weights.layer * at.L
     sent = {}
-    if mesh["fsdp"] > 1 and model.sharding.zero == 3:
+    if mesh["fsdp"] > 1 and model.sharding.zero == 3 and not kept:
         sent["fsdp"] = passes * gathered(layers, mesh["fsdp"]) + gathered(weights.table, mesh["fsdp"])
     if mesh["tensor"] > 1:
         sent["tensor"] = passes * 2 * at.L * reduced(at.tokens * at.D * at.size, mesh["tensor"])
@@ -159,9 +165,9 @@ def _pass(model: Model, weights: WeightBytes, at: Local, passes: int) -> Work:
     return Work(0.0, passes * (layers + _activations(at)), sent)
 
 
-def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, reads: int) -> Work:
-    """Work of the LM head, without FLOPs: gathered over fsdp once, read `reads` times by each chunk. `_gradients` has its
-    gradient."""
+def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, reads: int, kept: bool = False) -> Work:
+    """Work of the LM head, without FLOPs: gathered over fsdp once, unless it is `kept` gathered, and read `reads` times by each
+    chunk. `_gradients` has its gradient."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
@@ -169,7 +175,7 @@ def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, re
     _, chunks = memory.chunk(model, BatchShape(rows.rows, counted))
     logits = at.B * counted / mesh["context"] * at.V * 4 * 2
     sent = {}
-    if mesh["fsdp"] > 1 and model.sharding.zero == 3:
+    if mesh["fsdp"] > 1 and model.sharding.zero == 3 and not kept:
         sent["fsdp"] = gathered(weights.head, mesh["fsdp"])
     return Work(0.0, reads * (chunks * weights.head + logits), sent)
 

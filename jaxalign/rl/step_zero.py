@@ -103,16 +103,20 @@ def _compare_gradients(given: StepZeroArguments, part: Experience, reference_par
 
     def loss_fn(params, part):
         return policy_loss(
-            setup, join(frozen, params), part[0], counts, given.kl_coef, reference_params=reference, rows=part[1]
+            setup, params, part[0], counts, given.kl_coef, reference_params=reference, rows=part[1]
         )
 
-    def gradients(scale, packed=None):
-        return accumulate(loss_fn, given.params, answer_parts(part, packed), setup.policy.constrain_gradients, scale)
+    def gradients(scale, packed=None, first=()):
+        def in_use(tree, part):
+            return setup.policy.in_use(tree, (first, part))
+
+        parts = answer_parts(part, packed)
+        return accumulate(loss_fn, given.params, parts, setup.policy.constrain_gradients, scale, frozen, in_use)
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)
     packed = after(sharding, given.packed, whole_gradients)
-    (parts, _), part_gradients = gradients(loss_scale, packed)
+    (parts, _), part_gradients = gradients(loss_scale, packed, whole_gradients)
     difference = _largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
     scale = jnp.maximum(_largest(whole_gradients), 1e-8)
     loss_gap = jnp.maximum(jnp.abs(whole - parts) / jnp.maximum(jnp.abs(whole), 1e-2), difference / scale)

@@ -67,14 +67,16 @@ def minibatch_update(
     learnt, aux, gradient = gradient_step(
         setup.policy, setup.policy_optimizer, policy,
         lambda params, part: loss_fn(
-            setup, join(frozen, params), part[0], whole, kl_coef, reference_params=reference_params, rows=part[1]
-        ), parts,
+            setup, params, part[0], whole, kl_coef, reference_params=reference_params, rows=part[1]
+        ), parts, frozen, first=first,
     )
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     if setup.runs_critic and not setup.shares_trunk and critic is not None:
         batch, packed = after(setup.policy.sharding, (batch, packed), (learnt.params, aux, gradient))
-        critic, sums, critic_gradient = critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
+        critic, sums, critic_gradient = critic_update(
+            setup, value_loss, critic, batch, packed, whole, frozen, (aux, gradient)
+        )
     metrics = UpdateMetrics(**aux.sums, **aux.maxima, **sums, **vars(gradient))
     return learnt, critic, metrics if critic_gradient is None else with_critic(metrics, critic_gradient)
 
@@ -92,14 +94,15 @@ def with_critic(metrics: UpdateMetrics, critic: GradientMetrics) -> UpdateMetric
 
 
 def critic_update(
-    setup: PPOSetup, loss_fn, critic: TrainState, batch: Experience, packed: PackedParts | None, whole: Totals, frozen
+    setup: PPOSetup, loss_fn, critic: TrainState, batch: Experience, packed: PackedParts | None, whole: Totals, frozen,
+    first=(),
 ) -> tuple[TrainState, dict[str, jax.Array], GradientMetrics]:
     """(critic, sums that the loss reports, gradient metrics) after one update with `loss_fn`, which is `value_loss` or
-    `first_value_loss`."""
+    `first_value_loss`. first: see `gradient_step`."""
     parts = answer_parts(batch, packed)
     critic, aux, gradient = gradient_step(
         setup.critic, setup.critic_optimizer, critic,
-        lambda params, part: loss_fn(setup, join(frozen, params), part[0], whole, rows=part[1]), parts,
+        lambda params, part: loss_fn(setup, params, part[0], whole, rows=part[1]), parts, frozen, first=first,
     )
     return critic, dict(aux.sums), gradient
 

@@ -91,14 +91,14 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
 
     def loss_fn(params, part):
         pairs, rows = part
-        inputs = _inputs(section, _answer_logprobs(model, join(frozen, params), pairs, rows), pairs)
+        inputs = _inputs(section, _answer_logprobs(model, params, pairs, rows), pairs)
         loss, reported = objective_loss(inputs, anchored)
         means = {name: masked_sum(x, pairs.weight) / total for name, x in ({"loss": loss} | reported).items()}
         return means["loss"], Aux(means)
 
     informative = learns_from_ties(section) | jnp.any((batch.weight > 0) & (batch.label != 0.5))
     state, aux, gradient = gradient_step(
-        model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed), informative
+        model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed), frozen, informative
     )
     undecided = 1 - informative.astype(jnp.float32)
     return state, DirectMetrics(**aux.sums, **vars(gradient), anchor=sum(anchored), undecided=undecided)

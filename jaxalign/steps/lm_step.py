@@ -9,7 +9,6 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import counted_first
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
@@ -51,10 +50,10 @@ def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, LmMe
     batch = dataclasses.replace(batch, tokens=after(model.sharding, batch.tokens, (total, count)))
 
     def loss_fn(params, part):
-        return lm_loss(model, join(arguments.frozen, params), part, total, arguments.balance_coef)
+        return lm_loss(model, params, part, total, arguments.balance_coef)
 
     parts = parts_of(batch, arguments.micro_batches)
-    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, parts)
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, parts, arguments.frozen)
     return state, LmMetrics(**aux.sums, **vars(gradient), tokens=count)
 
 

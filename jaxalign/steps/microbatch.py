@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxalign.models.adapters.lora import join
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.steps.loss_scale import LossScale
 
@@ -66,40 +67,46 @@ def parts_of(batch, micro_batches: int) -> Parts:
 
 
 def accumulate(
-    loss_fn: Callable, params, parts: Parts, place: Callable | None = None, loss_scale: LossScale | None = None
+    loss_fn: Callable, params, parts: Parts, place: Callable | None = None, loss_scale: LossScale | None = None, frozen=None,
+    in_use: Callable | None = None,
 ):
     """((loss, Aux), gradients), combined over the micro-batches.
 
     Args:
-      loss_fn: `loss_fn(params, part) -> (loss, Aux)`. The loss and `Aux.sums` are sums over the part, divided by totals of the
-        whole batch.
+      loss_fn: `loss_fn(joined, part) -> (loss, Aux)`, where joined is `join(frozen, params)`. The loss and `Aux.sums` are sums
+        over the part, divided by totals of the whole batch.
+      params: the trained parameters. The gradients have their dtypes.
       place: constrains the sharding of the gradients of each micro-batch (`Model.constrain_gradients`).
       loss_scale: the loss scale of the training state. It only keeps small values in the backward pass from underflowing: the
         returned loss, `Aux` and gradients do not include it.
+      frozen: the base under adapters, or None.
+      in_use: converts params and frozen for the whole loop (`Model.in_use`); its second argument are the arrays to wait for.
     """
+    used, frozen = (params, frozen) if in_use is None else (in_use(tree, parts.of(0)) for tree in (params, frozen))
 
-    def scaled_loss(params, part):
-        loss, aux = loss_fn(params, part)
+    def scaled_loss(used, part):
+        loss, aux = loss_fn(join(frozen, used), part)
         return loss if loss_scale is None else loss * loss_scale.scale, (loss, aux)
 
-    def grad_fn(params, part):
-        (_, out), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(params, part)
+    def grad_fn(part):
+        (_, out), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(used, part)
+        gradients = jax.tree.map(lambda x, own: x.astype(own.dtype), gradients, params)
         if loss_scale is not None:
             gradients = jax.tree.map(lambda x: (x / loss_scale.scale).astype(x.dtype), gradients)
         return out, gradients if place is None else place(gradients)
 
     if isinstance(parts.count, int) and parts.count == 1:
-        return grad_fn(params, parts.of(0))
+        return grad_fn(parts.of(0))
 
     def add_part(i, total):
         (loss, aux), gradients = total
-        (part_loss, part_aux), part_gradients = grad_fn(params, parts.of(i))
+        (part_loss, part_aux), part_gradients = grad_fn(parts.of(i))
         sums = jax.tree.map(jnp.add, aux.sums, part_aux.sums)
         maxima = jax.tree.map(jnp.maximum, aux.maxima, part_aux.maxima)
         return (loss + part_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, part_gradients)
 
     # Start the sum from zeros instead of the first part, so that the loss is compiled once.
-    shapes = jax.eval_shape(lambda: loss_fn(params, parts.of(0)))
+    shapes = jax.eval_shape(lambda: loss_fn(join(frozen, used), parts.of(0)))
     loss, aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
     least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)

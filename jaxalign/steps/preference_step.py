@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.preference_losses import bradley_terry
-from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
@@ -62,7 +61,7 @@ def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[
 
     def loss_fn(params, given):
         part, rows = given
-        scores = pair_scores(model, join(arguments.frozen, params), part, rows)
+        scores = pair_scores(model, params, part, rows)
         loss = bradley_terry(
             scores[:, 0], scores[:, 1], part.label, arguments.centering_coef, part.margin, mask=part.weight
         )
@@ -71,5 +70,6 @@ def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, answer_parts(batch, packed))
+    parts = answer_parts(batch, packed)
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, parts, arguments.frozen)
     return state, PreferenceMetrics(**aux.sums, **vars(gradient))

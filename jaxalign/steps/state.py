@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model
 from jaxalign.steps.loss_scale import LossScale, first_scale
 from jaxalign.steps.metrics import GradientMetrics
@@ -98,23 +99,28 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
 
 
 def gradient_step(
-    model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts, informative: jax.Array | None = None
+    model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts, frozen=None,
+    informative: jax.Array | None = None, first=(),
 ) -> tuple[TrainState, Aux, GradientMetrics]:
     """One update with the accumulated gradients of the micro-batches.
 
     Args:
-      loss_fn: `loss_fn(params, part) -> (loss, Aux)`, see `microbatch.accumulate`.
+      loss_fn, frozen: see `microbatch.accumulate`.
       parts: the micro-batches.
+      first: arrays to wait for before `sharding.keep_gathered` gathers parameters.
       informative: see `apply_gradients`.
 
     Returns:
       (the new state, the combined `Aux` of the loss, the metrics of `apply_gradients`).
     """
-    (loss, aux), gradients = accumulate(loss_fn, state.params, parts, model.constrain_gradients, state.loss_scale)
+    (loss, aux), gradients = accumulate(
+        loss_fn, state.params, parts, model.constrain_gradients, state.loss_scale, frozen,
+        lambda tree, part: model.in_use(tree, (first, part)),
+    )
 
     def objective(params) -> jax.Array:
         """The batch's loss, estimated on the first micro-batch, for an optimizer that estimates curvature."""
-        return parts.count * loss_fn(params, parts.of(0))[0]
+        return parts.count * loss_fn(join(frozen, params), parts.of(0))[0]
 
     state, metrics = apply_gradients(model, state, gradients, optimizer, loss, objective, informative)
     return state, aux, metrics

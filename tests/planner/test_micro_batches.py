@@ -10,7 +10,8 @@ import pytest
 from jaxalign import plan
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.planner.micro_batches import choices, resolved, with_defaults
+from jaxalign.planner.micro_batches import AutoChoices, choices, resolved, with_defaults, with_kept
+from jaxalign.planner.role_topologies import clusters_of, parse_topologies
 from jaxalign.steps.packed import part_rows
 from jaxalign.train import read_values
 from tests.planner.planned import config, given
@@ -68,14 +69,14 @@ def test_scoring_counts_as_often_if_the_number_of_rows_is_unknown():
 
 def test_the_estimate_has_the_numbers_and_other_sections_keep_theirs():
     made = given("v5e:4x4", *LARGE, *AUTO, prompt=512)
-    run, chosen = made.estimate(), {one.section: one for one in made.resolved()[1]}
+    run, chosen = made.estimate(), {one.section: one for one in made.resolved()[1].sizes}
     for name in ("ppo", "preference"):
         assert getattr(run.config, name).micro_batch_tokens == chosen[name].tokens
     assert run == dataclasses.replace(made, config=run.config).estimate()
     assert run.fits and run.config.ppo.micro_batch_tokens > 0
     fixed = given("v5e:4x4", AUTO[0], prompt=512)
     assert fixed.estimate().config.preference.micro_batch_tokens == 1536  # As the test's config sets it.
-    assert [one.section for one in fixed.resolved()[1]] == ["ppo"]
+    assert [one.section for one in fixed.resolved()[1].sizes] == ["ppo"]
 
 
 def test_stages_that_share_a_section_have_the_smaller_size():
@@ -85,14 +86,14 @@ def test_stages_that_share_a_section_have_the_smaller_size():
     def estimate(changed, stage):
         return made.estimated(changed, {stage})
 
-    found, (choice,) = resolved(made.config, made.policy, estimate)
+    found, ((choice,), _) = resolved(made.config, made.policy, estimate)
     each = [choices(defaults, stage, made.policy, estimate)[0].tokens for stage in ("dpo", "online_dpo")]
     assert found.dpo.micro_batch_tokens == choice.tokens == min(each)
 
 
 def test_without_auto_nothing_is_estimated():
     made = given("v5e:4x4")
-    assert resolved(made.config, made.policy, None) == (made.config, ())
+    assert resolved(made.config, made.policy, None) == (made.config, AutoChoices())
 
 
 def test_the_plan_prints_the_choices_and_its_figures_have_them(capsys):
@@ -151,3 +152,49 @@ def test_an_objective_that_sorts_the_batch_has_no_micro_batches():
 def test_the_host_refuses_auto_where_nothing_resolves_it():
     with pytest.raises(UserError, match="micro_batch_tokens is 'auto', which a run of stages or a plan replaces; give"):
         part_rows(8, 64, "auto")
+
+
+def kept(topology: str, *flags: str):
+    """The choice for a mesh of the 8B, all of whose weights are trained."""
+    all_weights = ("--config.lora.rank=0", "--config.lora.base=float32")
+    made = given("v5e:4x4", *all_weights, "--config.mesh.keep_gathered=auto", *flags, prompt=512)
+    made = dataclasses.replace(made, cluster=clusters_of(parse_topologies(topology, 1))[0])
+    return made, made.resolved()[1].kept
+
+
+def test_weights_stay_gathered_where_the_network_limits_updates():
+    made, choice = kept("h100:2x8", "--config.mesh.fsdp=16", "--config.mesh.tensor=1")
+    assert choice.keep
+    run, without = made.estimate(), dataclasses.replace(made, config=with_kept(made.config, "never")).estimate()
+    assert run.config.mesh.keep_gathered == "always" and run.fits
+    updates = [[task for task in each.tasks if task.task.phase == "update"] for each in (run, without)]
+    for one, other in zip(*updates, strict=True):
+        assert one.network < 0.6 * other.network and one.compute == other.compute
+        # By hand: the weights of the 8B in bfloat16, but for the norms, which no axis splits.
+        assert one.work.early == pytest.approx(2 * 8.03e9 * 15 / 16 * len(one.task.runs) * one.task.steps, rel=0.07)
+
+
+@pytest.mark.parametrize(("topology", "flags", "reason"), [
+    ("h100:1x8", ("--config.mesh.fsdp=8", "--config.mesh.tensor=1", "--config.ppo.micro_batch_tokens=auto",
+                  "--config.preference.micro_batch_tokens=auto"), "of the time by the estimate if computing hides"),
+    ("v5e:4x4", ("--config.mesh.fsdp=16", "--config.mesh.tensor=1"), "would need"),
+])
+def test_weights_do_not_stay_gathered_where_that_is_slower_or_does_not_fit(topology, flags, reason):
+    made, choice = kept(topology, *flags)
+    assert not choice.keep and reason in choice.reason
+    assert made.estimate().config.mesh.keep_gathered == "never"
+
+
+def test_the_plan_prints_and_writes_the_choice_for_gathered_weights(tmp_path, capsys):
+    flags = ["--config=configs/real_size.py:llama31_8b_h100x8", "--shape=Llama-3.1-8B", "--topology=h100:2x8", "--prompt=512",
+             "--config.mesh.keep_gathered=auto"]
+    path = tmp_path / "written.py"
+    assert plan.main(["plan", *flags, "--config.mesh.fsdp=16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["keep_gathered"]["keep"] is True
+    assert plan.main(["plan", *flags, "--search", f"--write-config={path}"]) == 0
+    text = capsys.readouterr().out
+    written = read_values(["plan", f"--config={path}"])[0].mesh
+    if written.fsdp > 1:
+        assert f"config.mesh.keep_gathered=auto: {written.keep_gathered}, because" in text
+    else:  # The search also tries meshes without fsdp, on which nothing is gathered.
+        assert written.keep_gathered == "never"

@@ -1,4 +1,4 @@
-"""A run that chooses the size of its micro-batches: micro_batch_tokens=auto."""
+"""A run that chooses the size of its micro-batches, and whether they share gathered weights."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_the_compiler_confirms_the_choice_and_a_resumed_run_keeps_it(folder, tmp
     chosen = with_micro_batches(context(folder, tmp_path / "ppo"), "ppo")
     tokens, said = chosen.config.ppo.micro_batch_tokens, capsys.readouterr().out
     assert f"[ppo] config.ppo.micro_batch_tokens=auto: {tokens} tokens per device" in said
-    assert f", the compiler's {peaks[tokens] / 1e9:.3g} GB\n" in said and list(peaks) == [tokens]
+    assert f"[ppo] by the compiler, the stage's programs need {peaks[tokens] / 1e9:.3g} of 1 GB\n" in said
+    assert list(peaks) == [tokens]
     assert from_config_dict(dataclasses.asdict(chosen.config)) == chosen.config
     attached(1.0)  # No size fits now.
     again = with_micro_batches(context(folder, tmp_path / "ppo"), "ppo")
@@ -107,22 +108,22 @@ def test_a_size_that_the_compiler_refuses_is_not_chosen(folder, tmp_path, attach
     """The compiler's peaks are above the estimate, which leaves out the fixed costs of tiny programs."""
     attached(1e9)
     most = with_micro_batches(context(folder, tmp_path / "most"), "ppo").config.ppo.micro_batch_tokens
-    proposed = micro_batches._proposed
+    proposed = micro_batches._variants
 
     def within(limit):
-        monkeypatch.setattr(micro_batches, "_proposed", lambda *given: [
-            {**choice, "usable": float(limit)} for choice in proposed(*given)])
+        monkeypatch.setattr(micro_batches, "_variants", lambda *given: [
+            variant._replace(usable=float(limit)) for variant in proposed(*given)])
 
     within(peaks[most] - 1)
     less = with_micro_batches(context(folder, tmp_path / "less"), "ppo").config.ppo.micro_batch_tokens
     assert less < most and peaks[less] < peaks[most]
     within(1)
     assert with_micro_batches(context(folder, tmp_path / "none"), "ppo").config.ppo.micro_batch_tokens == 0
-    assert min(peaks) == 64 and "the default size, because by the compiler none of the sizes fits" in capsys.readouterr().out
+    assert min(peaks) == 64 and "the default size, because by the compiler none of the choices fits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "error"), [
-    ("_proposed", UserError("two widths differ")), ("_compiled_peak", RuntimeError("two widths differ")),
+    ("_variants", UserError("two widths differ")), ("_compiled_peak", RuntimeError("two widths differ")),
 ])
 def test_a_run_for_which_nothing_can_be_chosen_keeps_the_default(folder, tmp_path, attached, monkeypatch, capsys, name, error):
     def fail(*_):
@@ -160,6 +161,39 @@ def test_other_sections_have_the_default(folder, tmp_path):
 def test_a_stage_with_a_number_is_left_alone(folder, tmp_path):
     given = context(folder, tmp_path / "ppo", tokens=64)
     assert with_micro_batches(given, "ppo") is given and not list((tmp_path / "ppo").iterdir())
+
+
+@pytest.fixture
+def slow_network(attached, monkeypatch):
+    """Make gathers so slow that weights stay gathered."""
+    attached(1e9)
+    cluster, _ = micro_batches._cluster(None)
+    slow = dataclasses.replace(cluster, chip=dataclasses.replace(cluster.chip, link=1.0))
+    monkeypatch.setattr(micro_batches, "_cluster", lambda config: (slow, ""))
+
+
+def test_the_compiler_confirms_that_weights_can_stay_gathered(folder, tmp_path, slow_network, peaks, capsys):
+    values = placed_config(folder, mesh={"fsdp": 2, "keep_gathered": "auto"})
+    values["ppo"] |= SMALL
+    (tmp_path / "ppo").mkdir()
+    given = StageContext(from_config_dict(values), tmp_path, tmp_path / "ppo", False)
+    chosen = with_micro_batches(given, "ppo")
+    assert chosen.config.mesh.keep_gathered == "always" and chosen.config.ppo.micro_batch_tokens == 0
+    said = capsys.readouterr().out
+    assert "[ppo] config.mesh.keep_gathered=auto: always, because updates take 0." in said
+    assert f"[ppo] by the compiler, the stage's programs need {peaks[0] / 1e9:.3g} of 1 GB\n" in said
+    assert with_micro_batches(given, "ppo").config == chosen.config
+    assert "config.mesh.keep_gathered=auto: always, as in the interrupted run" in capsys.readouterr().out
+    assert with_micro_batches(given, "evaluate").config.mesh.keep_gathered == "never"  # It has no update.
+
+
+def test_weights_that_the_compiler_refuses_to_keep_do_not_stay_gathered(folder, tmp_path, slow_network, monkeypatch, capsys):
+    values = placed_config(folder, mesh={"fsdp": 2, "keep_gathered": "auto"})
+    (tmp_path / "ppo").mkdir()
+    monkeypatch.setattr(micro_batches, "_compiled_peak", lambda config, stage: 2 * 10**9)
+    chosen = with_micro_batches(StageContext(from_config_dict(values), tmp_path, tmp_path / "ppo", False), "ppo")
+    assert chosen.config.mesh.keep_gathered == "never"
+    assert "config.mesh.keep_gathered=auto: never, because by the compiler always does not fit" in capsys.readouterr().out
 
 
 def program() -> None:

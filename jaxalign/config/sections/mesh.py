@@ -7,12 +7,13 @@ import dataclasses
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, none_or_some_of, one_of
 from jaxalign.config.division import check_divides, nearest_divisors
-from jaxalign.config.reading import unless
+from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field, require_valid
 from jaxalign.errors import UserError
 from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 
+_FSDP = unless("fsdp", 1, "above 1")
 _PIPELINE = unless("pipeline", 1, "above 1")
 
 
@@ -31,7 +32,11 @@ class Mesh(Section):
                                   _PIPELINE)
     slices: int = field(1, "Number of groups of devices connected by a slower network; data is split over them.", at_least(1))
     zero: int = field(3, "What fsdp splits in addition to the batch. 1: the optimizer state; 2: also the gradients; 3: also "
-                      "the parameters.", one_of(1, 2, 3), unless("fsdp", 1, "above 1"))
+                      "the parameters.", one_of(1, 2, 3), _FSDP)
+    keep_gathered: str = field("never", "Whether an update gathers the weights over fsdp once for all of its micro-batches "
+                               "(always) or again in each pass through the layers (never); auto: always if it fits and the "
+                               "network limits updates. See docs/memory.md.", one_of("never", "always", "auto"), _FSDP,
+                               when("zero", 3))
     sequence_parallel: bool = field(False, "Between layers, also split activations along the sequence, over the tensor axis.",
                                     None, unless("tensor", 1, "above 1"))
     generation: str = field("tensor", "Sharding of weights during sampling: gathered over all axes except tensor (tensor), as "

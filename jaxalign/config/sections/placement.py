@@ -45,6 +45,9 @@ class PlacementConfig(Section):
             if stage in config.stages and getattr(config, section).micro_batch_tokens == AUTO:
                 raise UserError(f"{where}, and config.{section}.micro_batch_tokens is 'auto', which is chosen for one mesh of "
                                 "all roles: set it to a number, or the strategy to flat")
+        if config.mesh.keep_gathered != "never":
+            raise UserError(f"{where}, but config.mesh.keep_gathered is {config.mesh.keep_gathered!r}, which works with "
+                            "strategy flat only: set it to 'never', or the strategy to flat")
         if config.mesh.offload and self.strategy != AUTO:
             raise UserError(f"{where}, but config.mesh.offload is {config.mesh.offload}; offloading works with strategy flat "
                             "only: remove one of them")

@@ -1,4 +1,5 @@
-"""Chooses the size of a stage's micro-batches for the devices of this run: `micro_batch_tokens=auto`."""
+"""Chooses the size of a stage's micro-batches, and whether they share gathered weights, for the devices of this run:
+`micro_batch_tokens=auto` and `mesh.keep_gathered=auto`."""
 
 from __future__ import annotations
 
@@ -6,52 +7,81 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxalign.config import Config, schema
+from jaxalign.config.sections.shared import AUTO
 from jaxalign.parallel import hosts
 from jaxalign.parallel.device_memory import usable_memory
 from jaxalign.planner.compiled import attached_peak
 from jaxalign.planner.hardware import Cluster, chip_of
-from jaxalign.planner.micro_batches import MicroBatches, choices, is_auto, section_of, with_defaults, with_tokens
+from jaxalign.planner.micro_batches import choices, is_auto, section_of, with_defaults, with_kept, with_tokens
 from jaxalign.planner.placement_auto import attached_cluster
 from jaxalign.planner.programs import Run, run_tasks
 from jaxalign.planner.report import GB
 from jaxalign.planner.role_models import part_of
 from jaxalign.planner.search import Given
 from jaxalign.planner.shapes import policy_model
+from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.manifest import MICRO_BATCHES
 from jaxalign.tracking.workdir import read_object
 
+_TOKENS, _KEPT = "tokens", "keep_gathered"
+
+
+class _Variant(NamedTuple):
+    """A config to try: tokens for the stage's section, or None; the value of `mesh.keep_gathered`; the printed sentences; the
+    bytes of a device that programs can use. It is of JSON values."""
+
+    tokens: int | None
+    kept: str
+    sentences: list[str]
+    usable: float
+
+    def config(self, config: Config, stage: str) -> Config:
+        """The config with these values. config: without "auto"."""
+        config = with_kept(config, self.kept)
+        return config if self.tokens is None else with_tokens(config, section_of(stage), self.tokens)
+
 
 def with_micro_batches(context: StageContext, stage: str) -> StageContext:
-    """The context with numbers instead of "auto": for the stage a chosen size, which is printed, and elsewhere the default.
+    """The context without "auto": for the stage with choices, which are printed, and elsewhere with the defaults.
 
-    The estimate proposes the sizes, and the compiler for the attached devices confirms that the stage's programs fit. A resumed
-    run keeps the size on the same devices. If a size cannot be chosen, the default is used.
+    The estimate proposes the values, and the compiler for the attached devices confirms that the stage's programs fit. A
+    resumed run keeps them on the same devices. If nothing can be chosen, the defaults are used.
     """
-    config = with_defaults(context.config)
-    if not is_auto(context.config, stage):
+    config, names = with_defaults(context.config), _fields(context.config, stage)
+    if not names:
         return context if config == context.config else dataclasses.replace(context, config=config)
-    path, where = context.directory / MICRO_BATCHES, _where(config)
-    kept = hosts.once(lambda: read_object(path))
-    if kept.get("where") == where and isinstance(kept.get("tokens"), int):
-        section, tokens = section_of(stage), kept["tokens"]
-        sentence = f"config.{section}.micro_batch_tokens=auto: {tokens} tokens per device, as in the interrupted run"
+    path, where = context.directory / MICRO_BATCHES, _where(context.config)
+    stored = hosts.once(lambda: read_object(path))
+    if stored.get("where") == where and stored.keys() >= {_TOKENS, _KEPT}:
+        variant = _Variant(stored["tokens"], stored["keep_gathered"], [], 0.0)
+        values = {_TOKENS: f"{variant.tokens} tokens per device", _KEPT: variant.kept}
+        sentences = [f"{name}=auto: {values[field]}, as in the interrupted run" for field, name in names.items()]
     else:
-        choice, sentence = _choose(config, stage)
-        if choice is None:
-            _print(context, f"config.{section_of(stage)}.micro_batch_tokens=auto: the default size, because {sentence}")
+        variant, sentences = _choose(context.config, stage)
+        if variant is None:
+            values = {_TOKENS: "the default size", _KEPT: "never"}
+            for field, name in names.items():
+                _print(context, f"{name}=auto: {values[field]}, because {sentences[0]}")
             return dataclasses.replace(context, config=config)
-        section, tokens = choice.section, choice.tokens
-        write_json(path, {"tokens": tokens, "reason": sentence, "where": where})
-    _print(context, sentence)
-    return dataclasses.replace(context, config=with_tokens(config, section, tokens))
+        write_json(path, {_TOKENS: variant.tokens, _KEPT: variant.kept, "reason": ". ".join(sentences), "where": where})
+    for sentence in sentences:
+        _print(context, sentence)
+    return dataclasses.replace(context, config=variant.config(config, stage))
+
+
+def _fields(config: Config, stage: str) -> dict[str, str]:
+    """The names of the stage's fields that are "auto", by their names in the stage's file."""
+    tokens = {_TOKENS: f"config.{section_of(stage)}.micro_batch_tokens"} if is_auto(config, stage) else {}
+    gathers = config.mesh.keep_gathered == AUTO and STAGES.get(stage).trains
+    return tokens | ({_KEPT: "config.mesh.keep_gathered"} if gathers else {})
 
 
 def _print(context: StageContext, sentence: str) -> None:
@@ -64,22 +94,43 @@ def _where(config: Config) -> dict[str, Any]:
     return {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "mesh": schema.to_plain(config.mesh)}
 
 
-def _choose(config: Config, stage: str) -> tuple[MicroBatches | None, str]:
-    """(the choice, a sentence about it) or (None, the reason why none is made). config: without "auto"."""
+def _choose(config: Config, stage: str) -> tuple[_Variant | None, list[str]]:
+    """(the choice, sentences about it) or (None, [the reason why none is made]). config: with "auto"."""
     cluster, sentence = _cluster(config)
     if cluster is None:
-        return None, sentence
-    assumed = f" ({sentence})" if sentence else ""
-    found = _agreed(lambda: _proposed(config, stage, cluster))
+        return None, [sentence]
+    assumed = [sentence] if sentence else []
+    found = _agreed(lambda: [variant._asdict() for variant in _variants(config, stage, cluster)])
     if isinstance(found, str):
-        return None, found
-    for choice in (MicroBatches(**values) for values in found):
-        peak = _agreed(functools.partial(_compiled_peak, with_tokens(config, choice.section, choice.tokens), stage))
+        return None, [found]
+    for variant in (_Variant(**values) for values in found):
+        if variant.tokens is None and variant.kept == "never":
+            return variant, variant.sentences + assumed
+        peak = _agreed(functools.partial(_compiled_peak, variant.config(with_defaults(config), stage), stage))
         if isinstance(peak, str):
-            return None, peak
-        if peak is not None and peak <= choice.usable:
-            return choice, f"{choice.sentence}, the compiler's {peak / GB:.3g} GB{assumed}"
-    return None, f"by the compiler none of the sizes fits into {cluster.usable / GB:.3g} GB{assumed}"
+            return None, [peak]
+        if peak is not None and peak <= variant.usable:
+            found = f"by the compiler, the stage's programs need {peak / GB:.3g} of {variant.usable / GB:.3g} GB"
+            return variant, [*variant.sentences, found, *assumed]
+    return None, [f"by the compiler none of the choices fits into {cluster.usable / GB:.3g} GB", *assumed]
+
+
+def _variants(config: Config, stage: str, cluster: Cluster) -> list[_Variant]:
+    """The values to try, the best first: every size with weights that stay gathered, if the plan of the whole run chooses that,
+    then every size without. config: with "auto"."""
+    given, plain = Given(config, policy_model(config, run_models.sharding(config.mesh)), cluster), with_defaults(config)
+    kept = given.resolved()[1].kept if config.mesh.keep_gathered == AUTO else None
+    values = [config.mesh.keep_gathered] if kept is None else ["always", "never"] if kept.keep else ["never"]
+    found = []
+    for value in values:
+        words = [] if kept is None else [kept.sentence if value == kept.value else
+                                         "config.mesh.keep_gathered=auto: never, because by the compiler always does not fit"]
+        if not is_auto(config, stage):
+            found.append(_Variant(None, value, words, cluster.usable))
+            continue
+        listed = choices(with_kept(plain, value), stage, given.policy, lambda changed, only: given.estimated(changed, {only}))
+        found += [_Variant(size.tokens, value, [size.sentence, *words], size.usable) for size in listed]
+    return found
 
 
 def _agreed(action: Callable[[], Any]) -> Any:
@@ -92,13 +143,6 @@ def _agreed(action: Callable[[], Any]) -> Any:
         if not hosts.is_first():
             logging.getLogger("jaxalign").warning(f"process {hosts.index()}: {result}")
     return hosts.once(lambda: result)
-
-
-def _proposed(config: Config, stage: str, cluster: Cluster) -> list[dict[str, Any]]:
-    """`choices` as JSON values."""
-    given = Given(config, policy_model(config, run_models.sharding(config.mesh)), cluster)
-    found = choices(config, stage, given.policy, lambda changed, only: given.estimated(changed, {only}))
-    return [dataclasses.asdict(choice) for choice in found]
 
 
 def _cluster(config: Config) -> tuple[Cluster | None, str]:
