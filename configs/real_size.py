@@ -49,10 +49,9 @@ checks of step 0. All programs fit in the 78.27 GB of an H100 that are available
 "seconds" is the time of the whole command at commit 78db2f15, on two cores that were shared with other work. Alone, that of
 llama31_8b_h100x8 takes 74 to 85 s, and a second plan with the kept reports 14 s.
 
-By the plan all updates on the hardware of the first table are compute-bound, except SFT of qwen3_0_6b (device memory), the
-preference model of llama31_70b_v5p128 (network, by 3%), and all updates of llama31_8b_v6e64 (network; PPO's update takes 2.2 s,
-of which computing needs 1.6): 64 chips share few rows, and --search finds no faster mesh. On several hosts of 8 GPUs the
-variants are network-bound.
+By the plan all updates on the hardware of the first table are compute-bound, except SFT of qwen3_0_6b (device memory) and all
+updates of llama31_8b_v6e64 (network; PPO's update takes 2.0 s, of which computing needs 1.6): 64 chips share few rows, and
+--search finds no faster mesh. On several hosts of 8 GPUs the variants are network-bound.
 """
 
 from jaxalign.config import default_config

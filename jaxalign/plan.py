@@ -141,22 +141,24 @@ class _Plan:
 def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
     """Prints the plan. arguments: those of the config, which `jaxalign.train` reads."""
     # Imported here so that a mistyped flag is reported without importing JAX.
+    from jaxalign.config.sections.shared import AUTO
     from jaxalign.planner import placement_choices, placement_kinds, search
-    from jaxalign.planner.micro_batches import AutoChoices, with_defaults
+    from jaxalign.planner.micro_batches import AutoChoices, with_defaults, with_kept
     from jaxalign.planner.prices import read_prices
 
     given, groups, auto = _given(config, own)
     config, cluster = given.config, given.cluster
     prices = read_prices(own["prices"]) if own["prices"] else None
     flat, chosen = config.placement.strategy == "flat", AutoChoices()
+    best, placements, kinds = search.possible(given) if flat else (), None, None
     if not own["search"]:
         given, chosen = given.resolved()
-    best, placements, kinds = search.possible(given) if flat else (), None, None
     if own["search"]:
         if not best:
             raise UserError(f"no mesh of all {cluster.devices} devices of {cluster.name} divides this model and its batches; "
                             "choose batch sizes that more meshes divide, or another topology")
-        usual = dataclasses.replace(given, config=with_defaults(config))  # A placement has a size of its own.
+        # A placement has a size of its own. It cannot keep weights gathered, which `refusal` says.
+        usual = dataclasses.replace(given, config=with_kept(with_defaults(config), config.mesh.keep_gathered))
         if given.others:
             kinds = placement_kinds.kind_choices(usual, prices)
         else:
@@ -176,7 +178,8 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
         changed = [*arguments, *(["--config.placement.strategy=flat"] if auto else [])]
         # A placement is planned with the default sizes in the other stages, and its flags have that of ppo.
         changed += [f"--config.{size.section}.micro_batch_tokens={0 if plan.choice else size.tokens}" for size in chosen.sizes]
-        changed += [] if chosen.kept is None else [f"--config.mesh.keep_gathered={chosen.kept.value}"]
+        if config.mesh.keep_gathered == AUTO:
+            changed.append(f"--config.mesh.keep_gathered={'never' if chosen.kept is None else chosen.kept.value}")
         program = None if kinds is None else kinds.fastest_program
         machine = cluster.name if program is None else program.machines[0]
         _write_config(own["write-config"], changed, config, run, plan.choice, machine)

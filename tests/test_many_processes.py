@@ -175,8 +175,8 @@ LONG = ["--config.stages=pretrain", "--config.pretrain.steps=100_000", "--config
 
 
 def trained(running, workdir: pathlib.Path) -> None:
-    """Waits until a run has recorded some steps."""
-    until = time.monotonic() + 300
+    """Waits until a run has recorded some steps. JAX waits 120 seconds for a process that does not start its devices."""
+    until = time.monotonic() + 100
     metrics = workdir / "pretrain" / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
         assert time.monotonic() < until and all(process.poll() is None for process in running)

@@ -78,7 +78,7 @@ def devices() -> list[Finding]:
                         "set JAX_PLATFORMS=cpu to use the CPU")]
     kinds = list(dict.fromkeys(device.device_kind for device in found))
     text = f"{len(found)} x {', '.join(kinds)} (platform {found[0].platform})"
-    limit = (found[0].memory_stats() or {}).get("bytes_limit")
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit:
         text += f", {limit / GIB:.1f} GiB of memory each for JAX"
     if found[0].platform == "cpu":

@@ -1,4 +1,4 @@
-"""Weights gathered over the mesh axes that split them between uses."""
+"""Gathers weights over mesh axes that split them between uses."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from jaxalign.models.checkpoints.run_folder import merged
 from jaxalign.models.configured import adapted
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import committed
-from jaxalign.parallel.sharding import make_sharding
+from jaxalign.parallel.sharding import keeps_gathered, make_sharding
 from jaxalign.records import Message, Prompt
 from jaxalign.registry.families import FAMILIES, Family, use_family
 
@@ -272,6 +272,9 @@ def load_model(
                         "(config.mesh.offload); leave it empty")
     if mesh.keep_gathered == "auto":
         raise UserError("mesh.keep_gathered is 'auto', which only a run of stages chooses; set it to 'never' or 'always'")
+    if mesh.keep_gathered == "always" and not keeps_gathered(mesh):
+        raise UserError("mesh.keep_gathered is 'always', which has no effect unless fsdp is above 1 and zero is 3; set it to "
+                        "'never'")
     instance_of(lora, Lora | None, "lora", "a jaxalign.Lora, such as Lora(rank=8), or None")
     if lora is not None:
         _check_lora(lora)

@@ -187,8 +187,8 @@ class Model:
         return generation.moves(params, self.generation_abstract(params))
 
     def in_use(self, params: Params | None, first: Any) -> Params | None:
-        """The model's own parameters, or those of its base, for the loop over an update's micro-batches: with
-        `sharding.keep_gathered` gathered once, after all arrays of `first` exist, else the same arrays."""
+        """The model's own parameters, or those of its base, as the loop over an update's micro-batches uses them: gathered once
+        if `sharding.keep_gathered`, after all arrays of `first` exist; otherwise unchanged."""
         if params is None or not self.sharding.keep_gathered or self.sharding.mesh.shape["fsdp"] == 1:
             return params
         return gathered_weights(

@@ -1,4 +1,4 @@
-"""The order of collectives when one CPU simulates several devices."""
+"""The order of operations: of collectives when one CPU simulates several devices, and of gathers that must wait."""
 
 from __future__ import annotations
 

@@ -148,8 +148,7 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
 
     use_compile_cache(config.compile_cache)
     use_matmul_precision(config.model.matmul_precision)
-    if hosts.is_first():
-        _show_devices()
+    _show_devices()
     (stage_name, number), directory = rounds.parse(name), storage.path(name)
     stage = load(stage_name)
     context = StageContext(
@@ -171,10 +170,15 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
 
 @functools.cache  # once in a process
 def _show_devices() -> None:
-    """Prints the devices that JAX uses, and warns about accelerators of the machine that it does not use."""
+    """Prints the devices that JAX uses, and warns about accelerators of the machine that it does not use.
+
+    All processes call it, since JAX starts its devices together: a process that starts them alone waits two minutes for the
+    others. The first one prints.
+    """
     from jaxalign.diagnosis.machine import devices
 
-    for finding in devices():
+    found = devices()
+    for finding in found if hosts.is_first() else ():
         print(f"{'warning' if finding.status == 'problem' else finding.topic}: {finding.text}", flush=True)
 
 

@@ -46,8 +46,9 @@ class TaskEstimate:
       temporary: bytes that the program adds, by kind.
       work: the work of one call.
       compute, memory, network: seconds of one call if only that resource limited it.
-      seconds: seconds of one call: the sum over its steps of the largest of these three, plus `launch`. What is sent before
-        anything is computed (`Work.early`) counts beside that.
+      seconds: seconds of one call: the sum over its steps of the largest of these three, where `network` is without `early`,
+        plus `early` and `launch`.
+      early: seconds of what is sent before anything is computed (`Work.early`), a part of `network`.
       launch: seconds that the kernels of sampling add on a GPU, however little they compute.
     """
 
@@ -60,6 +61,7 @@ class TaskEstimate:
     network: float
     seconds: float
     launch: float = 0.0
+    early: float = 0.0
 
     @property
     def peak(self) -> float:
@@ -263,12 +265,13 @@ class TaskEstimator:
         whole = sum((step * count for step, count in zip(steps, counts, strict=True)), Work())
         each = [sum(time[i] * count for time, count in zip(times, counts, strict=True)) for i in range(3)]
         launch = whole.kernels * KERNEL_SECONDS if gpu else 0.0
-        first = [self._sent_seconds("fsdp", step.early) for step in steps]
+        early = [self._sent_seconds("fsdp", step.early) for step in steps]
         seconds = launch + sum(
-            (early + max(compute, hbm, network - early)) * count
-            for early, (compute, hbm, network), count in zip(first, times, counts, strict=True)
+            (first + max(compute, hbm, network - first)) * count
+            for first, (compute, hbm, network), count in zip(early, times, counts, strict=True)
         )
-        return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds, launch)
+        first = sum(each * count for each, count in zip(early, counts, strict=True))
+        return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds, launch, first)
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
         """The temporaries of the checks of step 0, or the largest among the models that a program updates one after another."""

@@ -162,6 +162,8 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     # lookup comes last.
     # Each entry of `times` is (gradients, casts and tables, everything else) at that point:
     looped, whole = micro > 1 or packed, weights.whole if model.sharding.keep_gathered else 0.0
+    if is_pipelined(model.sharding):  # All layers are gathered at once, and then stored a second time, transposed.
+        whole *= 2
     # With adapters and no LM head, a GPU reads embeddings from the stored table, if the table is not gathered.
     in_place = gpu and model.lora is not None and not lm_head and not _gathers(model)
     # Before a loop over micro-batches, a TPU gathers the table and the head for all of them.

@@ -1,8 +1,9 @@
 """Chooses the size of micro-batches (`micro_batch_tokens=auto`), and whether they share gathered weights
-(`mesh.keep_gathered=auto`), for the devices that a run has.
+(`mesh.keep_gathered=auto`), for the devices that a run has. Neither changes results other than in rounding.
 
 A larger micro-batch gathers and reads the weights less often, and needs more memory. The choice is the fastest size that fits
-by the estimate; of sizes that are as fast, the smallest. It changes results only in rounding.
+by the estimate; of sizes that are as fast, the smallest. Weights stay gathered if that fits and makes the updates of the whole
+run faster.
 
 The times compare sizes; they are no forecast. They add computing, memory and network, as if none of them overlapped.
 """
@@ -19,7 +20,6 @@ from jaxalign.config.schema import field_types
 from jaxalign.config.sections.shared import AUTO
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
-from jaxalign.parallel.sharding import keeps_gathered
 from jaxalign.planner.estimate import RunEstimate, TaskEstimate
 from jaxalign.planner.work import KERNEL_SECONDS
 from jaxalign.registry.stages import stages_in_order
@@ -104,7 +104,7 @@ class KeptWeights:
     @property
     def sentence(self) -> str:
         """The choice in words, for a printed line."""
-        return f"config.mesh.keep_gathered=auto: {self.value}, because {self.reason}"
+        return f"config.mesh.keep_gathered=auto: {self.value}: {self.reason}"
 
 
 def with_kept(config: Config, value: str) -> Config:
@@ -144,34 +144,47 @@ def resolved(config: Config, policy: Model, estimate: Estimate) -> tuple[Config,
     if config.mesh.keep_gathered != AUTO:
         config, sizes = _sized(config, policy, estimate)
         return config, AutoChoices(sizes)
-    never = _sized(with_kept(config, "never"), policy, estimate)
-    always = _sized(with_kept(config, "always"), policy, estimate) if keeps_gathered(with_kept(config, "always").mesh) else None
-    kept = KeptWeights(False, "fsdp splits no weights") if always is None else _compared(never[0], always[0], estimate)
+    never, always = (_sized(with_kept(config, value), policy, estimate) for value in ("never", "always"))
+    kept = _compared(never[0], always[0], policy, estimate)
     config, sizes = always if kept.keep else never
     return config, AutoChoices(sizes, kept)
 
 
-def _compared(never: Config, always: Config, estimate: Estimate) -> KeptWeights:
-    """The choice between two configs: "always" if it fits in every stage, and is faster whether or not computing hides what is
-    sent."""
-    hidden, added = [0.0, 0.0], [0.0, 0.0]
+def _compared(never: Config, always: Config, policy: Model, estimate: Estimate) -> KeptWeights:
+    """The choice between two configs: "always" if it fits in every stage, and makes updates faster both if communication
+    overlaps with computation and if it does not. A task with an unknown number of calls counts as one call."""
+    overlapped, added = [0.0, 0.0], [0.0, 0.0]
     for record in stages_in_order(never.stages):
-        runs = [estimate(config, record.name) for config in (never, always)]
-        for at, run in enumerate(runs):
+        for at, run in enumerate(estimate(config, record.name) for config in (never, always)):
             for each in run.tasks:
                 if each.task.phase not in KEPT or each.task.calls == 0:
                     continue
                 usable = (1 - MARGIN) * run.cluster.usable
                 if at and each.peak > usable:
-                    return KeptWeights(False, f"{each.task.name} would need {each.peak / _GB:.3g} of {usable / _GB:.3g} GB")
+                    return KeptWeights(False, f"{each.task.name} would need {each.peak / _GB:.3g} GB, and "
+                                              f"{usable / _GB:.3g} GB may be used")
                 calls = 1 if each.task.calls is None else each.task.calls
-                hidden[at] += calls * each.seconds
-                added[at] += calls * (each.compute + each.memory + each.network)
-    faster = hidden[0] > ALIKE * hidden[1] and added[0] > ALIKE * added[1]
-    if not hidden[0]:
-        return KeptWeights(False, "no stage has an update")
-    ratio = f"updates take {hidden[1] / hidden[0]:.2f} of the time by the estimate"
-    return KeptWeights(faster, ratio if faster else f"with always {ratio} if computing hides what is sent")
+                kernels = _kernel_seconds(run, policy, each)
+                overlapped[at] += calls * _filled(each, each.seconds + kernels)
+                added[at] += calls * _filled(each, each.compute + each.memory + each.network + kernels)
+    if not overlapped[0]:
+        return KeptWeights(False, "the plan has no update of these stages")
+    for (one, other), words in ((overlapped, "overlaps"), (added, "does not overlap")):
+        if one < ALIKE * other:
+            return KeptWeights(False, f"by the plan of the run, updates would take {other / one:.2f} times as long with "
+                                      f"always, if communication {words} with computation")
+    return KeptWeights(True, f"by the plan of the run, updates take {overlapped[1] / overlapped[0]:.2f} times as long as with "
+                             "never")
+
+
+def _filled(each: TaskEstimate, seconds: float) -> float:
+    """The seconds of a task if some of its micro-batches have no rows. What is sent before the first is sent in any case."""
+    return each.early + (seconds - each.early) * (_share(each.task.micro) if each.task.packed else 1.0)
+
+
+def _share(parts: int) -> float:
+    """The share of packed micro-batches that have rows: on average half of the last one in use is padding."""
+    return FILLED + 1 / (2 * parts)
 
 
 def _sized(config: Config, policy: Model, estimate: Estimate) -> tuple[Config, tuple[MicroBatches, ...]]:
@@ -215,7 +228,7 @@ def choices(config: Config, stage: str, policy: Model, estimate: Estimate) -> li
         tasks = [each for each in run.tasks if each.task.phase != "generate" and each.task.calls != 0]
         update = next(each.task for each in run.tasks if each.task.packed)
         seconds = sum(_seconds(run, policy, each) * _calls_per_update(each, update) for each in tasks)
-        seconds *= FILLED + 1 / (2 * update.micro)  # On average half of the last micro-batch in use is padding.
+        seconds *= _share(update.micro)
         if not found or seconds < found[-1].seconds:
             peak = max(each.peak for each in tasks)
             found.append(MicroBatches(stage, section, tokens, update.micro, seconds, peak, run.cluster.usable))
@@ -251,10 +264,15 @@ def _calls_per_update(each: TaskEstimate, update) -> float:
 
 
 def _seconds(run: RunEstimate, policy: Model, each: TaskEstimate) -> float:
-    """Seconds of one call of a task, if nothing overlaps. On a GPU each kernel takes the time that a kernel takes at least."""
-    task, adapted, kernels = each.task, policy.lora is not None, 0
-    if run.cluster.chip.kind == "gpu":
-        update = task.phase in ("update", "checks")
-        per_layer = (_UPDATE_KERNELS if update else _FORWARD_KERNELS)[adapted]
-        kernels = per_layer * policy.config.layers * len(task.runs) * (task.micro * task.steps if update else 1)
-    return each.compute + each.memory + each.network + kernels * KERNEL_SECONDS
+    """Seconds of one call of a task, if nothing overlaps."""
+    return each.compute + each.memory + each.network + _kernel_seconds(run, policy, each)
+
+
+def _kernel_seconds(run: RunEstimate, policy: Model, each: TaskEstimate) -> float:
+    """The time that the kernels of a task take at least on a GPU; 0 on other devices."""
+    task, adapted = each.task, policy.lora is not None
+    if run.cluster.chip.kind != "gpu":
+        return 0.0
+    update = task.phase in KEPT
+    per_layer = (_UPDATE_KERNELS if update else _FORWARD_KERNELS)[adapted]
+    return KERNEL_SECONDS * per_layer * policy.config.layers * len(task.runs) * (task.micro * task.steps if update else 1)

@@ -154,6 +154,13 @@ def _other_mesh(given: Given) -> list[PlanChange]:
     ]
 
 
+def _gathered_again(given: Given) -> list[PlanChange]:
+    if given.config.mesh.keep_gathered == "never":
+        return []
+    mesh = dataclasses.replace(given.config.mesh, keep_gathered="never")
+    return [PlanChange("config.mesh.keep_gathered=never", _with(given, mesh=mesh))]
+
+
 def _remat(given: Given) -> list[PlanChange]:
     if given.policy.config.remat:
         return []
@@ -256,7 +263,7 @@ def _shorter(given: Given) -> list[PlanChange]:
 
 
 _CHANGES: tuple[Callable[[Given], list[PlanChange]], ...] = (
-    _other_mesh, _remat, _parts, _larger, functools.partial(_adapters, "bfloat16", "adapters"),
+    _gathered_again, _other_mesh, _remat, _parts, _larger, functools.partial(_adapters, "bfloat16", "adapters"),
     functools.partial(_adapters, "nf4", "adapters on a 4-bit base"), _smaller_batch, _shorter,
 )
 """The changes that `advice` tries, in order."""
@@ -267,7 +274,7 @@ def mesh_words(mesh) -> str:
     sizes = [f"{axis}={getattr(mesh, axis)}" for axis in ("pipeline", "data", "fsdp", "context", "tensor", "slices")
              if getattr(mesh, axis) > 1]
     others = [f"zero={mesh.zero}"] if mesh.zero != 3 else []
-    others += ["keep_gathered"] if mesh.keep_gathered == "always" else []
+    others += [f"keep_gathered={mesh.keep_gathered}"] if mesh.keep_gathered != "never" else []
     others += ["sequence_parallel"] if mesh.sequence_parallel else []
     others += [f"generation={mesh.generation}"] if mesh.generation != "tensor" else []
     return ", ".join(sizes + others) or "one device"

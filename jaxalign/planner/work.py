@@ -83,11 +83,13 @@ def update(model: Model, weights: WeightBytes, task: Task, slices: int, optimize
     flops += backward_flops(model, weights, task.rows, task.counted, again)
     at, kept = memory.local(model, part), model.sharding.keep_gathered
     passes = 3 if model.config.remat else 2
-    work = _pass(model, weights, at, passes, kept) + _head(model, weights, part, task.counted, 3 if again else 2, kept)
+    work = _pass(model, weights, at, passes, kept) + _head(model, weights, part, task.counted, 3 if again else 2)
     work = work * task.micro + _gradients(model, weights, task.micro, slices)
     if kept:
         size = gathered(weights.whole, mesh.shape["fsdp"])
         work = work + Work(0.0, 2 * weights.whole, {"fsdp": size}, early=size)
+    else:  # XLA gathers both tables before a loop over micro-batches.
+        work = work + _tables(model, weights, bool(task.counted))
     # The step reads parameters, gradients and moments, and writes parameters and moments.
     states = 2 * weights.gradients * task.micro + 3 * weights.gradients + 2 * weights.optimizer[optimizer]
     return Work(flops / devices, work.hbm + states, work.sent, early=work.early)
@@ -96,7 +98,7 @@ def update(model: Model, weights: WeightBytes, task: Task, slices: int, optimize
 def forward(model: Model, weights: WeightBytes, task: Task) -> Work:
     """The work of a forward pass."""
     at = memory.local(model, task.rows)
-    work = _pass(model, weights, at, 1)
+    work = _pass(model, weights, at, 1) + _tables(model, weights, bool(task.counted))
     if task.counted:
         work = work + _head(model, weights, task.rows, task.counted, 1)
     return Work(forward_flops(model, weights, task.rows, task.counted) / model.sharding.mesh.size, work.hbm, work.sent)
@@ -149,12 +151,12 @@ def _activations(at: Local) -> float:
 
 def _pass(model: Model, weights: WeightBytes, at: Local, passes: int, kept: bool = False) -> Work:
     """Work of `passes` passes through the layers, without FLOPs: weights gathered, unless they are `kept` gathered, and read,
-    activations exchanged. A backward pass counts as one."""
+    activations exchanged. A backward pass counts as one, and the recomputed forward pass shares its gathers."""
     mesh = model.sharding.mesh.shape
     layers = weights.layer * at.L
     sent = {}
     if mesh["fsdp"] > 1 and model.sharding.zero == 3 and not kept:
-        sent["fsdp"] = passes * gathered(layers, mesh["fsdp"]) + gathered(weights.table, mesh["fsdp"])
+        sent["fsdp"] = min(passes, 2) * gathered(layers, mesh["fsdp"])
     if mesh["tensor"] > 1:
         sent["tensor"] = passes * 2 * at.L * reduced(at.tokens * at.D * at.size, mesh["tensor"])
     if mesh["context"] > 1:
@@ -165,19 +167,24 @@ def _pass(model: Model, weights: WeightBytes, at: Local, passes: int, kept: bool
     return Work(0.0, passes * (layers + _activations(at)), sent)
 
 
-def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, reads: int, kept: bool = False) -> Work:
-    """Work of the LM head, without FLOPs: gathered over fsdp once, unless it is `kept` gathered, and read `reads` times by each
-    chunk. `_gradients` has its gradient."""
+def _tables(model: Model, weights: WeightBytes, lm_head: bool) -> Work:
+    """Work of gathering the embedding and, if it is used, the LM head over fsdp."""
+    ways = model.sharding.mesh.shape["fsdp"]
+    if ways == 1 or model.sharding.zero < 3:
+        return Work()
+    return Work(0.0, 0.0, {"fsdp": gathered(weights.table, ways) + (gathered(weights.head, ways) if lm_head else 0.0)})
+
+
+def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, reads: int) -> Work:
+    """Work of the LM head, without FLOPs: read `reads` times by each chunk. `_tables` gathers it, and `_gradients` has its
+    gradient."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
     at = memory.local(model, rows)
     _, chunks = memory.chunk(model, BatchShape(rows.rows, counted))
     logits = at.B * counted / mesh["context"] * at.V * 4 * 2
-    sent = {}
-    if mesh["fsdp"] > 1 and model.sharding.zero == 3 and not kept:
-        sent["fsdp"] = gathered(weights.head, mesh["fsdp"])
-    return Work(0.0, reads * (chunks * weights.head + logits), sent)
+    return Work(0.0, reads * (chunks * weights.head + logits))
 
 
 def _gradients(model: Model, weights: WeightBytes, micro: int, slices: int) -> Work:

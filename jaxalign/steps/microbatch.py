@@ -80,7 +80,8 @@ def accumulate(
       loss_scale: the loss scale of the training state. It only keeps small values in the backward pass from underflowing: the
         returned loss, `Aux` and gradients do not include it.
       frozen: the base under adapters, or None.
-      in_use: converts params and frozen for the whole loop (`Model.in_use`); its second argument are the arrays to wait for.
+      in_use: converts params and frozen for the whole loop (`Model.in_use`); its second argument is a pytree of arrays to wait
+        for.
     """
     used, frozen = (params, frozen) if in_use is None else (in_use(tree, parts.of(0)) for tree in (params, frozen))
 

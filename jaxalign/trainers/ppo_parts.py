@@ -81,6 +81,9 @@ def trainer_shardings(
                             "'policy+critic=0-3:fsdp=4' is expected")
     if strategy == FLAT:
         return None
+    if policy.sharding.keep_gathered:
+        raise UserError(f"{where} is {placement!r}, but the model was loaded with mesh.keep_gathered='always', which works "
+                        "with placement 'flat' only; load it with 'never'")
     scorer = reward.scorer.model if isinstance(reward, LearntReward) else None
     _, shardings = place_roles(ppo_run(section, policy, scorer is not None, scorer), strategy, entries)
     check_options(section, shardings)

@@ -169,14 +169,14 @@ def test_weights_stay_gathered_where_the_network_limits_updates():
     assert run.config.mesh.keep_gathered == "always" and run.fits
     updates = [[task for task in each.tasks if task.task.phase == "update"] for each in (run, without)]
     for one, other in zip(*updates, strict=True):
-        assert one.network < 0.6 * other.network and one.compute == other.compute
+        assert one.network < 0.75 * other.network and one.compute == other.compute
         # By hand: the weights of the 8B in bfloat16, but for the norms, which no axis splits.
         assert one.work.early == pytest.approx(2 * 8.03e9 * 15 / 16 * len(one.task.runs) * one.task.steps, rel=0.07)
 
 
 @pytest.mark.parametrize(("topology", "flags", "reason"), [
     ("h100:1x8", ("--config.mesh.fsdp=8", "--config.mesh.tensor=1", "--config.ppo.micro_batch_tokens=auto",
-                  "--config.preference.micro_batch_tokens=auto"), "of the time by the estimate if computing hides"),
+                  "--config.preference.micro_batch_tokens=auto"), "times as long with always, if communication overlaps with"),
     ("v5e:4x4", ("--config.mesh.fsdp=16", "--config.mesh.tensor=1"), "would need"),
 ])
 def test_weights_do_not_stay_gathered_where_that_is_slower_or_does_not_fit(topology, flags, reason):
@@ -195,6 +195,6 @@ def test_the_plan_prints_and_writes_the_choice_for_gathered_weights(tmp_path, ca
     text = capsys.readouterr().out
     written = read_values(["plan", f"--config={path}"])[0].mesh
     if written.fsdp > 1:
-        assert f"config.mesh.keep_gathered=auto: {written.keep_gathered}, because" in text
+        assert f"config.mesh.keep_gathered=auto: {written.keep_gathered}: " in text
     else:  # The search also tries meshes without fsdp, on which nothing is gathered.
         assert written.keep_gathered == "never"

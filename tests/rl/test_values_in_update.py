@@ -26,10 +26,11 @@ def setups(**changes):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "changes"),
-    [(None, {"whiten_advantages": False, "micro_batch_tokens": 16}), ((2, 2, 2), {}), ((8, 1, 1), REINFORCE)],
+    ("mesh", "changes", "keep"),
+    [(None, {"whiten_advantages": False, "micro_batch_tokens": 16}, False), ((2, 2, 2), {}, False), ((1, 4, 1), {}, True),
+     ((8, 1, 1), REINFORCE, False)],
 )
-def test_the_update_equals_one_with_values_computed_before(mesh, changes):
+def test_the_update_equals_one_with_values_computed_before(mesh, changes, keep):
     """Values are computed before on one device, and in the update on the mesh."""
     alone, before = setups(**changes)
     state = tiny.state(before)
@@ -45,6 +46,9 @@ def test_the_update_equals_one_with_values_computed_before(mesh, changes):
     expected = tiny.to_host((policy.params, critic.params, expected))
 
     alone = alone if mesh is None else setups(mesh=mesh, **changes)[0]
+    if keep:  # The policy's weights are gathered after the critic's update.
+        sharding = dataclasses.replace(alone.policy.sharding, keep_gathered=True)
+        alone = dataclasses.replace(alone, policy=alone.policy.on(sharding), critic=alone.critic.on(sharding))
     state = tiny.state(alone)
     experience, _ = tiny.experience(alone, state, tiny.roles(alone, 1), tiny.rows(alone.policy, sampled))
     assert not np.asarray(experience.values).any()

@@ -12,9 +12,11 @@ import optax
 import pytest
 
 from jaxalign.config import Mesh
+from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.architecture import Experts
+from jaxalign.models.language_model import load_model
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import AXES
 from jaxalign.parallel.sharding import make_sharding
@@ -95,3 +97,10 @@ def test_each_weight_is_gathered_once_instead_of_in_each_pass_and_micro_batch():
     assert sent("always") == 4 * sum(split)
     # The kernels forward and backward for two micro-batches. The tables are gathered once in any case.
     assert sent("never") == 4 * (4 * (sum(split) - tables) + tables)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(fsdp=2, keep_gathered="auto"), Mesh(data=2, keep_gathered="always"),
+                                  Mesh(fsdp=2, zero=2, keep_gathered="always")])
+def test_in_python_a_mesh_on_which_nothing_can_be_chosen_or_kept_is_refused(mesh, tmp_path):
+    with pytest.raises(UserError, match="mesh.keep_gathered is "):
+        load_model(tmp_path, mesh)

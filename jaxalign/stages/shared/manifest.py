@@ -27,7 +27,8 @@ FILE = "manifest.json"
 _ARRAYS = "_CHECKPOINT_METADATA"  # Orbax's file in a folder of parameters, which contains their checksums.
 _WORKDIR = "../"  # Begins the name of an output in the work directory itself.
 MICRO_BATCHES = "micro_batches.json"
-"""The file of a stage's folder with the chosen size of its micro-batches (`stages.shared.micro_batches`)."""
+"""The file of a stage's folder with the chosen size of its micro-batches and whether its weights stay gathered
+(`stages.shared.micro_batches`)."""
 _NO_OUTPUT = (FILE, "timing.jsonl", device_times.FILE, "speed.json", "trackers.json", identity.FILE, MICRO_BATCHES)
 NO_RESULT = ("preference.on_failure",)
 """Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from jaxalign.config import Config, schema
 from jaxalign.config.sections.shared import AUTO
+from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.device_memory import usable_memory
 from jaxalign.planner.compiled import attached_peak
@@ -25,7 +27,7 @@ from jaxalign.planner.report import GB
 from jaxalign.planner.role_models import part_of
 from jaxalign.planner.search import Given
 from jaxalign.planner.shapes import policy_model
-from jaxalign.registry.stages import STAGES
+from jaxalign.registry.stages import stages_in_order
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.manifest import MICRO_BATCHES
@@ -36,7 +38,7 @@ _TOKENS, _KEPT = "tokens", "keep_gathered"
 
 class _Variant(NamedTuple):
     """A config to try: tokens for the stage's section, or None; the value of `mesh.keep_gathered`; the printed sentences; the
-    bytes of a device that programs can use. It is of JSON values."""
+    bytes of a device that programs can use. All values are JSON values."""
 
     tokens: int | None
     kept: str
@@ -50,7 +52,7 @@ class _Variant(NamedTuple):
 
 
 def with_micro_batches(context: StageContext, stage: str) -> StageContext:
-    """The context without "auto": for the stage with choices, which are printed, and elsewhere with the defaults.
+    """The context with every "auto" replaced: by choices, which are printed, for this stage, and by the defaults elsewhere.
 
     The estimate proposes the values, and the compiler for the attached devices confirms that the stage's programs fit. A
     resumed run keeps them on the same devices. If nothing can be chosen, the defaults are used.
@@ -60,7 +62,8 @@ def with_micro_batches(context: StageContext, stage: str) -> StageContext:
         return context if config == context.config else dataclasses.replace(context, config=config)
     path, where = context.directory / MICRO_BATCHES, _where(context.config)
     stored = hosts.once(lambda: read_object(path))
-    if stored.get("where") == where and stored.keys() >= {_TOKENS, _KEPT}:
+    valid = isinstance(stored.get(_TOKENS), int | None) and stored.get(_KEPT) in ("never", "always")
+    if stored.get("where") == where and valid:
         variant = _Variant(stored["tokens"], stored["keep_gathered"], [], 0.0)
         values = {_TOKENS: f"{variant.tokens} tokens per device", _KEPT: variant.kept}
         sentences = [f"{name}=auto: {values[field]}, as in the interrupted run" for field, name in names.items()]
@@ -69,7 +72,7 @@ def with_micro_batches(context: StageContext, stage: str) -> StageContext:
         if variant is None:
             values = {_TOKENS: "the default size", _KEPT: "never"}
             for field, name in names.items():
-                _print(context, f"{name}=auto: {values[field]}, because {sentences[0]}")
+                _print(context, f"{name}=auto: {values[field]}, because {'; '.join(sentences)}")
             return dataclasses.replace(context, config=config)
         write_json(path, {_TOKENS: variant.tokens, _KEPT: variant.kept, "reason": ". ".join(sentences), "where": where})
     for sentence in sentences:
@@ -78,9 +81,11 @@ def with_micro_batches(context: StageContext, stage: str) -> StageContext:
 
 
 def _fields(config: Config, stage: str) -> dict[str, str]:
-    """The names of the stage's fields that are "auto", by their names in the stage's file."""
+    """The stage's fields that are "auto": the full name of each, by its key in the stage's file."""
     tokens = {_TOKENS: f"config.{section_of(stage)}.micro_batch_tokens"} if is_auto(config, stage) else {}
-    gathers = config.mesh.keep_gathered == AUTO and STAGES.get(stage).trains
+    gathers = config.mesh.keep_gathered == AUTO and any(
+        record.trains for record in stages_in_order(config.stages) if record.name == stage
+    )
     return tokens | ({_KEPT: "config.mesh.keep_gathered"} if gathers else {})
 
 
@@ -110,26 +115,29 @@ def _choose(config: Config, stage: str) -> tuple[_Variant | None, list[str]]:
         if isinstance(peak, str):
             return None, [peak]
         if peak is not None and peak <= variant.usable:
-            found = f"by the compiler, the stage's programs need {peak / GB:.3g} of {variant.usable / GB:.3g} GB"
-            return variant, [*variant.sentences, found, *assumed]
+            measured = f"compiled, the programs of this stage need {peak / GB:.3g} of {variant.usable / GB:.3g} GB"
+            return variant, [*variant.sentences, measured, *assumed]
     return None, [f"by the compiler none of the choices fits into {cluster.usable / GB:.3g} GB", *assumed]
 
 
 def _variants(config: Config, stage: str, cluster: Cluster) -> list[_Variant]:
-    """The values to try, the best first: every size with weights that stay gathered, if the plan of the whole run chooses that,
-    then every size without. config: with "auto"."""
+    """The values to try, the best first. If the plan of the whole run keeps weights gathered, the sizes with which that is
+    faster than the best size without come first. config: with "auto"."""
     given, plain = Given(config, policy_model(config, run_models.sharding(config.mesh)), cluster), with_defaults(config)
     kept = given.resolved()[1].kept if config.mesh.keep_gathered == AUTO else None
     values = [config.mesh.keep_gathered] if kept is None else ["always", "never"] if kept.keep else ["never"]
-    found = []
-    for value in values:
-        words = [] if kept is None else [kept.sentence if value == kept.value else
-                                         "config.mesh.keep_gathered=auto: never, because by the compiler always does not fit"]
+    least = math.inf
+    found = list[_Variant]()
+    for value in reversed(values):
+        refused = "config.mesh.keep_gathered=auto: never: the compiler reports that always does not fit"
+        words = [] if kept is None else [kept.sentence if value == kept.value else refused]
         if not is_auto(config, stage):
-            found.append(_Variant(None, value, words, cluster.usable))
+            found.insert(0, _Variant(None, value, words, cluster.usable))
             continue
         listed = choices(with_kept(plain, value), stage, given.policy, lambda changed, only: given.estimated(changed, {only}))
-        found += [_Variant(size.tokens, value, [size.sentence, *words], size.usable) for size in listed]
+        found = [_Variant(size.tokens, value, [size.sentence, *words], size.usable) for size in listed
+                 if size.seconds < least] + found
+        least = listed[0].seconds
     return found
 
 
@@ -149,7 +157,7 @@ def _cluster(config: Config) -> tuple[Cluster | None, str]:
     """(the attached devices, a sentence on an assumption or "") or (None, the reason why no size is chosen for them)."""
     devices, slices = jax.devices(), config.mesh.slices
     if devices[0].platform == "cpu":
-        return None, "a CPU is not faster with a larger one"
+        return None, "a CPU would not be faster with another"
     cluster, sentence = attached_cluster(devices)
     if cluster is None:
         return None, sentence
@@ -167,4 +175,6 @@ def _compiled_peak(config: Config, stage: str) -> int | None:
     run = Run(config, policy_model(config, run_models.sharding(config.mesh)))
     peaks = [attached_peak(program) for task in run_tasks(run, {stage})
              if task.phase in ("score", "checks", "update") and task.calls != 0 for program in task.programs()]
+    if not peaks:
+        raise UserError(f"the plan does not include the updates of stage {stage}")
     return None if None in peaks else max(peaks)
