@@ -16,6 +16,7 @@ def plan(*arguments: str) -> int:
     return main(["plan", *arguments])
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_exits_with_1_and_advice(capsys):
     assert plan(*RUN, "--topology=v5e:4x4") == 1
     printed = capsys.readouterr().out

@@ -131,6 +131,7 @@ def test_a_mesh_of_eight_devices_and_orbax_change_nothing(folder, tmp_path, caps
     assert [answer["response"] for answer in _answers(capsys)] == [answer["response"] for answer in alone]
 
 
+@pytest.mark.slow
 def test_a_stage_of_a_lora_run_answers_like_its_base_with_merged_adapters(workdir, capsys):
     folder, model, base, own = workdir
     tokenizer = load_tokenizer(folder / "pretrain" / "tokenizer.model")

@@ -89,6 +89,7 @@ def test_a_ppo_iteration_against_a_peer(peer, capsys):
     assert found["parameters"] == 32 * 8 + 7 * 64 + 2 * 8 + 8
 
 
+@pytest.mark.slow
 def test_phases_of_a_ppo_iteration(capsys):
     found = run("ppo_iteration", capsys, *ROLLS, "--steps", "2", "--stop", "none", "--parts")
     assert found["parts_s"].keys() == {"generate", "experience", "update", "rest"}
@@ -96,6 +97,7 @@ def test_phases_of_a_ppo_iteration(capsys):
     assert found["ours"]["new_tokens"] == [16.0, 16.0]
 
 
+@pytest.mark.slow
 def test_the_update_is_compared_with_products_of_its_shapes(capsys):
     found = run("update_rate", capsys, *ROLLS[:-2], "--steps", "1", "--pairs", "1", "--runs", "1")
     # By hand: 2 models x (4 x 8 x 8 + 3 x 8 x 8) weights and 32 tokens, an LM head of 8 x 32 at 16 tokens, with 6 operations

@@ -291,6 +291,7 @@ def test_the_module_runs_as_a_command(folder):
     assert done.stderr == "config.ppo.kl_coeff is not a field of ppo; did you mean kl_coef?\n"
 
 
+@pytest.mark.slow
 def test_an_option_that_this_machine_cannot_run_leaves_no_stage_folder(folder, capsys):
     """Fused attention needs a GPU or a TPU, which is checked only after the stage has started."""
     tiny = ["--config.model.layers=1", "--config.model.embed=32", "--config.world.tokens=20000",

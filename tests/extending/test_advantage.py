@@ -74,6 +74,7 @@ def test_a_module_that_cannot_be_imported_and_a_taken_name_are_refused(registere
         ADVANTAGES.register(AdvantageEstimator("gae", plugin.centred))
 
 
+@pytest.mark.slow
 def test_the_shape_of_an_undeclared_input_may_be_read():
     chex.assert_tree_all_finite(steps(1, advantages=f"{PLUGINS / 'advantage.py'}:SHAPES"))
 

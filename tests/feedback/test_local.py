@@ -188,6 +188,7 @@ def real(chat_tokenizers):
     return make_local_judge(model, params, tokenizer, settings, 768, 4, writing=Sampling(8, ()))
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_other_rows_of_a_call(real):
     """Long, short and impossible requests in one call, and each by itself with the same row number."""
     asked = [user("Why? " * n) for n in (1, 9, 3, 500, 7)]

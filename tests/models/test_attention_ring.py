@@ -126,6 +126,7 @@ def compiled(config, mesh: Mesh, T: int):
     return step.lower(model.abstract(), rows).compile(tiny.COMPILE_FAST)
 
 
+@pytest.mark.slow
 def test_keys_are_permuted_and_nothing_is_gathered():
     """No device ever holds complete keys, values, hidden states or logits."""
     text = compiled(GEMMA, Mesh(context=4), 32).as_text()

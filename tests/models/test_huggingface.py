@@ -423,6 +423,7 @@ def test_log_probs_of_a_real_checkpoint_equal_the_published_ones(stories):
     np.testing.assert_allclose(logprobs, golden["token_logprobs"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_output_of_a_real_checkpoint_equals_the_published_one(stories):
     (model, params, tokenizer), golden = stories
     prompt, expected = golden["prompt_ids"], golden["greedy_ids"]

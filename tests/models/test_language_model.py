@@ -114,6 +114,7 @@ def test_wrong_arguments_are_refused(folders, tmp_path):
             ja.load_model(**{"folder": folders["chat"]} | arguments)
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_the_mesh_or_the_batch(folders):
     prompts = ["the cat", "a dog ran", "the house"]
     settings = {"temperature": 1.0, "seed": 4}

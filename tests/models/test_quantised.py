@@ -78,6 +78,7 @@ def test_the_stored_bytes_are_those_of_the_format(kind, bits, scales):
     assert program.memory_analysis().argument_size_in_bytes == pytest.approx(stored_bytes(found), rel=0.02)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("kind", "distance"), [("bfloat16", 0.01), ("int8", 0.03), ("nf4", 0.4)])
 def test_logits_are_close_to_those_of_the_full_base_and_adapters_can_be_trained(kind, distance):
     """The distance is the root mean square relative to the size of the logits. Errors of a weight are about 0.1% (bfloat16),
@@ -132,6 +133,7 @@ def test_experts_are_quantised_and_the_router_is_not():
     assert np.sqrt(np.mean((found - full) ** 2) / np.mean(full**2)) < 0.1
 
 
+@pytest.mark.slow
 def test_the_backward_pass_dequantises_one_layer_at_a_time():
     """By the compiler's count, four times the layers add less memory than one layer of float32 kernels."""
     temporary = {}

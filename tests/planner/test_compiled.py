@@ -137,6 +137,7 @@ def test_the_weight_of_the_head_is_gathered_once_for_any_number_of_chunks(monkey
     assert [(one.times, one.axes, one.result) for one in gathers] == [(1, ("fsdp",), 400 * 16 * 4)]
 
 
+@pytest.mark.slow
 def test_the_checks_of_step_0_hold_no_replicated_gradient():
     """They hold two sets of gradients, an eighth of each on every device; replicated, they would exceed twice the model's
     bytes."""
@@ -169,6 +170,7 @@ def test_the_tpu_compiler_refuses_what_does_not_fit():
     assert not found.fits and "RESOURCE_EXHAUSTED" in found.refusal and "15.75G" in found.refusal
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_run_compiles_for_a_topology_of_two_slices():
     topology = parse_topology("v5e:2x2", slices=2)

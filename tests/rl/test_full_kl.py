@@ -100,6 +100,7 @@ def distance(setup, sampled, params, reference):
     return by_hand(setup, tiny.to_host(sampled), params, reference).sum()
 
 
+@pytest.mark.slow
 def test_in_the_loss_the_kl_pulls_the_policy_to_the_reference():
     setup, state, reference, sampled, experience, _ = made(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
     experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))

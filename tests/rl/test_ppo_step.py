@@ -98,6 +98,7 @@ def test_the_kl_stop_skips_the_rest_of_the_iteration(buffer):
     assert counts(state.policy) == counts(state.critic) == {ran}
 
 
+@pytest.mark.slow
 def test_the_metrics_of_a_stopped_iteration_are_means_over_its_updates(buffer):
     """approx_kl is 0 at the first update, and above the target at the second and last one."""
     setup = tiny.setup(epochs=4, minibatches=1, target_kl=1e-6)
@@ -109,6 +110,7 @@ def test_the_metrics_of_a_stopped_iteration_are_means_over_its_updates(buffer):
         assert float(getattr(metrics, name)) == pytest.approx(float(getattr(expected, name)), rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_stop_after_the_last_update_does_not_count(buffer):
     setup = tiny.setup(epochs=2, minibatches=1, target_kl=1e-6)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)

@@ -263,6 +263,7 @@ def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():
     np.testing.assert_allclose(np.asarray(experience.rewards).sum(axis=1), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_the_critic_is_updated_in_its_warm_up():
     setup = tiny.setup(critic_warmup=1)
     state, experience, _ = collected(setup)

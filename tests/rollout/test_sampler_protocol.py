@@ -60,6 +60,7 @@ def test_tokens_after_an_update_have_its_version(params):
         assert set(response.versions) == {0, 7} and list(response.versions) == sorted(response.versions)
 
 
+@pytest.mark.slow
 def test_prompts_that_are_submitted_later_join_the_batch(params):
     """Rows with other keys, temperatures, filters, lengths and stop tokens decode together, and have the tokens that they have
     in a batch of their own."""

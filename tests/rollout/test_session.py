@@ -183,6 +183,7 @@ def test_warm_up_covers_only_prompts_that_fit(params):
     assert list(_lengths(engine.start(params, [], KEY, sampling, []), 1000)) == [8, 16, 24]
 
 
+@pytest.mark.slow
 def test_another_queue_compiles_nothing(params):
     """Queues and prompts of other lengths compile nothing after `warm_up`."""
     engine, rng, sampling = Engine(tiny.model(), 2, 128, 16), np.random.default_rng(0), Sampling(60, (2,))

@@ -46,6 +46,7 @@ def prefilled(monkeypatch) -> list[int]:
     return found
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(("changes", "mesh", "batch"), [
     ({}, None, 4), ({}, None, 32), (WINDOWED, None, 8), ({}, (8, 1, 1), 64), (WINDOWED, (2, 2, 2), 32),
 ])
@@ -121,6 +122,7 @@ def test_the_forecast_is_exact_without_stop_ids(monkeypatch, mesh):
     assert called == expected
 
 
+@pytest.mark.slow
 def test_a_mesh_that_splits_the_length_prefills_each_prompt(prefilled):
     model, prompts = dataclasses.replace(tiny.model(), sharding=make_sharding(Mesh(data=4, context=2))), questions(2)
     params, used = tiny.place(model, tiny.host_params()), []

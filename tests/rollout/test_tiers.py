@@ -106,6 +106,7 @@ def test_a_prompt_too_long_for_the_short_tier(params, small):
     assert found[20].ids == alone[0].ids and small["2 tiers"] > 0 < small["1 tiers"]
 
 
+@pytest.mark.slow
 def test_another_queue_with_tiers_compiles_nothing(params, small):
     engine = Engine(tiny.model(), 8, 64, 8)
     jax.clear_caches()

@@ -152,6 +152,7 @@ def test_a_jury_is_shown_beside_its_members(root, run):
     assert "a jury of 2 models" in out and f"member 2 is {folders[1]}" in out
 
 
+@pytest.mark.slow
 def test_a_model_that_pretrain_trained_is_audited_once_its_stage_is_done(tmp_path):
     """It reasons before its verdicts, as in the run."""
     small.run(tmp_path, stages=("pretrain",))

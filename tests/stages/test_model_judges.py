@@ -187,6 +187,7 @@ def test_a_model_rates_the_responses_of_ppo_and_labels_the_pairs_of_online_dpo(r
     assert all(row["outside"] > 0 for row in rows(tmp_path / "online" / "online_dpo") if row["response_a"] != row["response_b"])
 
 
+@pytest.mark.slow
 def test_a_chat_model_judges_in_python(root):
     """`ja.Judge` reads with the chat template, without reasoning, and counts what is outside of the options."""
     judge = ja.Judge(ja.load_model(root / "judge"), ["Be brief."], max_outside_mass=1.0, undecided_margin=0.0, consistent=False,

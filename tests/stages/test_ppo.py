@@ -77,12 +77,14 @@ def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, 
     assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []
 
 
+@pytest.mark.slow
 def test_pitfall_10_the_sampler_gap_is_reported_at_every_step():
     """In other systems the first ratio differed from 1 without a warning, because sampler and trainer differ."""
     _, metrics = iterate(steps=3)
     assert all(0 < row["sampler_gap"] < 1e-4 for row in metrics)
 
 
+@pytest.mark.slow
 def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(caplog):
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         iterate(steps=3, sampler_tolerance=TINIEST)
@@ -129,6 +131,7 @@ def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_a
     assert [text for text in messages if "check 'finite gradients' is 1," in text and "iteration 1" in text]
 
 
+@pytest.mark.slow
 def test_non_finite_gradients_stop_the_run_immediately_if_configured(monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
@@ -220,6 +223,7 @@ def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(monkeyp
     chex.assert_trees_all_close(tiny.to_host(found), tiny.to_host(state), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_iteration_uses_new_sampling_keys():
     """One prompt eight times in three iterations at a rate of 0: a key used twice would repeat lengths and scores."""
     _, metrics = iterate(steps=3, first=1, prompts=[[1, 4]] * 8, learning_rate=0.0)

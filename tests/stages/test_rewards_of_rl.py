@@ -170,6 +170,7 @@ def test_arithmetic_from_random_weights_is_verified(tmp_path):
     assert [row["kept"] for row in read_metrics(tmp_path / "ppo" / "metrics.jsonl")] == [16.0, 16.0]
 
 
+@pytest.mark.slow
 def test_pretraining_can_use_worked_problems(tmp_path):
     config = ARITHMETIC | {"pretrain": {"steps": 60, "batch_rows": 8, "row_length": 64}, "stages": ("pretrain",)}
     pipeline.run(from_config_dict(config), tmp_path)

@@ -127,6 +127,7 @@ def test_micro_batches_change_nothing_but_rounding():
     chex.assert_trees_all_close(parts, whole, rtol=0, atol=8 * EPS * largest(whole))
 
 
+@pytest.mark.slow
 def test_training_on_a_mesh_equals_training_on_one_device():
     """Three steps that overflow by a wide margin, then five that do not. In between, a mesh may overflow a step earlier or
     later, because each device sums fewer rows in float16."""
@@ -180,6 +181,7 @@ def test_other_dtypes_have_no_scale_and_their_old_checkpoints_are_read(tmp_path,
     assert metrics.loss_scale is None and metrics.overflowed is None
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_as_well_as_in_float32():
     optimizer = make_optimizer(Optimizer(learning_rate=1e-2, schedule="constant"), 20)
     last = {}
@@ -192,6 +194,7 @@ def test_a_tiny_model_learns_as_well_as_in_float32():
     assert last[HALF] == pytest.approx(last["float32"], rel=0.03)
 
 
+@pytest.mark.slow
 def test_policy_and_critic_have_separate_scales():
     setup = tiny.setup(compute_dtype=HALF)
     state = tiny.state(setup)

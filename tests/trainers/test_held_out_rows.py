@@ -67,6 +67,7 @@ def test_the_loss_and_the_accuracy_of_dpo_are_those_of_its_formula():
     assert last.metrics["held_out_accuracy"] == np.mean(np.asarray(margins) > 0)
 
 
+@pytest.mark.slow
 def test_a_reward_model_without_early_stopping_is_measured_too():
     reward = RewardModel(language_model(), members=1, epochs=2, batch=3, normalise=False)
     *_, last = reward.fit(PAIRS[:4], PAIRS[4:])

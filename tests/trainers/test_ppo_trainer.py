@@ -47,6 +47,7 @@ def test_a_python_function_is_the_reward_and_the_given_model_is_unchanged(whole)
     assert all(jax.tree.leaves(changed))
 
 
+@pytest.mark.slow
 def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     trainer, steps = whole
     run(steps=3, directory=tmp_path)
@@ -91,6 +92,7 @@ class PerToken:
         return np.ones(batch.rollout.logprobs.shape, np.float32)
 
 
+@pytest.mark.slow
 def test_scores_per_token_are_summed():
     _, (step,) = run(steps=1, reward=PerToken())
     assert step.metrics["score"] == pytest.approx(step.metrics["response_length"])

@@ -45,6 +45,7 @@ def test_chosen_answers_score_higher(whole):
     np.testing.assert_allclose([both.mean(), both.std()], [0, 1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     trainer, steps = whole
     run(steps=5, directory=tmp_path)
