@@ -116,6 +116,7 @@ def test_greedy_answers_equal_those_of_transformers(folder, capsys, style):
     assert capsys.readouterr().out == found["response"] + "\n"
 
 
+@pytest.mark.slow
 def test_a_mesh_of_eight_devices_and_orbax_change_nothing(folder, tmp_path, capsys):
     given = [f"--prompt={_PROMPT}", "--n=3", "--max_new_tokens=12", "--seed=5", "--json"]
     assert _run(f"--model={folder}", *given) == 0

@@ -20,6 +20,7 @@ def judge(name="Brevity", **fields):
     return ja.Judge(f"{PLUGIN}:{name}", RULES, **{"reasoning": False} | fields)
 
 
+@pytest.mark.slow
 def test_the_stage_asks_it_in_both_orders_and_averages(done, tmp_path):
     shutil.copytree(done / "pretrain", tmp_path / "pretrain")
     stages = ("pretrain", "revise", "sft", "compare")

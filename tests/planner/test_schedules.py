@@ -96,6 +96,7 @@ def test_one_step_ahead_is_never_slower_than_synchronous(times, updates, scoring
     assert one_step_ahead(times, updates, scoring).seconds <= separate(times, updates, scoring).seconds
 
 
+@pytest.mark.slow
 @given(ITERATIONS, st.integers(1, 5), st.floats(0, 1), st.floats(0, 1), st.floats(0.05, 1))
 def test_scoring_in_the_tail_is_never_slower_than_after_it(times, updates, part, unfinished, freed):
     tail = GenerationTail(part * times.generate, unfinished, freed)

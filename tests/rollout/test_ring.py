@@ -87,6 +87,7 @@ def test_two_tiers_are_merged_and_split_again(slot):
                 np.testing.assert_array_equal(token(apart[tier], new, (6, 12)[tier] - age), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the compiler in libtpu")
 def test_widening_on_a_tpu_copies_no_ring():
     """All layers at once would need copies of the ring, which can take half of a device's memory."""

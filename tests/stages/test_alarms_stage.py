@@ -18,6 +18,8 @@ from jaxalign.tracking.metrics import read_metrics
 from tests import tiny
 from tests.small_run import CONFIG, read
 
+pytestmark = pytest.mark.slow
+
 PPO = {"iterations": 6, "kl_coef": 0.0, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 16, "max_new_tokens": 16,
        "checkpoint_every": 2, "advantages": "rloo", "group_size": 2, "missing_eos": "none", "temperature": 1.0,
        "optimizer": {"learning_rate": 1e-2, "schedule": "constant"}}

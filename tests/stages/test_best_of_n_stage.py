@@ -21,6 +21,8 @@ from tests.feedback.fakes import WordTokenizer
 from tests.small_run import read, rows, run
 from tests.tracking.pages import check_links
 
+pytestmark = pytest.mark.slow
+
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "evaluate", "report")
 SECTION = {"prompts": 12, "n": 4, "batch": 16, "max_new_tokens": 24, "batch_rows": 4, "row_length": 64, "checkpoint_every": 2}
 

@@ -13,6 +13,8 @@ from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages.shared.breakdown import Contest, breakdown, grouping_columns
 from tests.folders import write_model
 
+pytestmark = pytest.mark.slow
+
 JUDGE = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "judge.py"
 LABELS = ("safe", "safe", "unsafe")
 

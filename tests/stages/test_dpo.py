@@ -25,6 +25,8 @@ from jaxalign.trainers.sft import SFT
 from tests.small_run import CONFIG, phases_with_operations, read, rows, run
 from tests.tracking.pages import check_links
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in enumerate(("How do I use it?", "And sage?"))]
 STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
 CHANGES = {

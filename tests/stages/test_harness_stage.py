@@ -22,6 +22,8 @@ from tests.folders import write_model
 from tests.harness_tasks import NAMES, write_tasks
 from tests.small_run import read
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("lm_eval")
 
 PROMPTS = "".join(json.dumps({"prompt": f"What is {number}?"}) + "\n" for number in range(40))

@@ -72,6 +72,7 @@ def peaks(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_on_a_cpu_the_run_is_that_with_the_default(folder, tmp_path, capsys):
     for name, tokens in (("auto", "auto"), ("usual", 0)):
         pipeline.run(config(folder, tokens), tmp_path / name)
@@ -172,6 +173,7 @@ def slow_network(attached, monkeypatch):
     monkeypatch.setattr(micro_batches, "_cluster", lambda config: (slow, ""))
 
 
+@pytest.mark.slow
 def test_the_compiler_confirms_that_weights_can_stay_gathered(folder, tmp_path, slow_network, peaks, capsys):
     values = placed_config(folder, mesh={"fsdp": 2, "keep_gathered": "auto"})
     values["ppo"] |= SMALL

@@ -15,6 +15,8 @@ from jaxalign.errors import UserError
 from tests import processes, table_files
 from tests.folders import write_model
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pyarrow")
 
 STAGES = ("preference", "dpo")

@@ -29,6 +29,7 @@ from tests.ppo_iterations import iterate, sampled_by
 TINIEST = 1e-12  # smaller than any rounding error
 
 
+@pytest.mark.slow
 def test_a_step_reports_every_metric_of_the_data_formats_page():
     checks = []
     state, metrics = iterate(on_checks=checks.extend)

@@ -35,6 +35,7 @@ def ensemble(done, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_members_are_trained_separately(ensemble):
     folder = ensemble / "preference"
     summary = read(folder / "summary.json")

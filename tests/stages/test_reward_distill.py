@@ -21,6 +21,8 @@ from tests import tiny
 from tests.small_run import phases_with_operations, read, rows, run
 from tests.tracking.pages import check_links
 
+pytestmark = pytest.mark.slow
+
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "ppo", "report")
 SECTION = {"layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 24, "prompts": 128, "samples": 4,
            "batch": 64, "max_new_tokens": 24, "held_out_share": 0.2, "epochs": 6, "batch_pairs": 8, "checkpoint_every": 50,

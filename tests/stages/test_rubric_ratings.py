@@ -15,6 +15,8 @@ from jaxalign.feedback.rubrics import Rubric
 from jaxalign.stages.shared.rubrics import summarise_ratings
 from tests.folders import write_model
 
+pytestmark = pytest.mark.slow
+
 JUDGE = '''
 from jaxalign.feedback.judge import Rating
 

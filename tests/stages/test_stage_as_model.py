@@ -160,6 +160,7 @@ def test_a_run_on_a_stage_of_a_chat_model_is_a_chat_run(chat):
     assert pipeline.find_changes(second, root / "second") == {}
 
 
+@pytest.mark.slow
 def test_a_third_run_starts_from_the_second(chat, tmp_path):
     """Stages of runs on stages are read to any depth: the second run trained all weights of the first one's merged model."""
     root = chat[0]

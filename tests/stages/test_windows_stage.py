@@ -20,6 +20,8 @@ from jaxalign.tracking.metrics import read_metrics
 from tests import processes, table_files, tiny
 from tests.folders import write_model
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pyarrow")
 
 ROWS = [{"prompt": f"the cat {i % 23} sat", "chosen": f"yes {i} it did", "rejected": "no"} for i in range(90)]

@@ -46,7 +46,7 @@ def on(mesh: Mesh, keep: str, **changes) -> Model:
     return Model(dataclasses.replace(DECODER, **changes), sharding=make_sharding(dataclasses.replace(mesh, keep_gathered=keep)))
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     ("mesh", "changes"),
     [(Mesh(fsdp=4), {}), (Mesh(data=2, fsdp=2, tensor=2), {"tie_embeddings": True}), (Mesh(fsdp=2, pipeline=2), {}),

@@ -118,6 +118,7 @@ def test_the_loss_falls(packed):
     assert losses[-1] < 0.5 * losses[0] and int(state.step) == 40
 
 
+@pytest.mark.slow
 def test_the_balance_coefficient_evens_out_the_load_of_experts():
     """With the coefficient the load-balancing loss falls to its minimum, the number of experts per token; without it, it does
     not."""

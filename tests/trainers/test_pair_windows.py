@@ -18,6 +18,8 @@ from jaxalign.trainers.scoring import EncodedPair, PairBuilder
 from tests import tiny
 from tests.trainers.small import JUDGED, PAIRS, language_model, tokenizer
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {
     "batch": 2, "max_length": 48, "checkpoint_every": 2,
     "optimizer": {"learning_rate": 1e-2, "schedule": "constant", "warmup_steps": 0},

@@ -40,6 +40,7 @@ def _stops(rows):
     return [text[2]]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("while_sampling", (False, True))
 def test_rewards_read_the_text_before_the_stop_text_and_the_tokens_that_complete_it(while_sampling):
     whole, _ = sampled(while_sampling=while_sampling)
@@ -60,6 +61,7 @@ def test_rewards_read_the_text_before_the_stop_text_and_the_tokens_that_complete
     assert metrics["score"] == pytest.approx(metrics["response_length"])
 
 
+@pytest.mark.slow
 def test_a_response_that_a_stop_text_ends_counts_as_ended():
     """Every response of a model with random weights has a vowel."""
     _, metrics = sampled(list("aeiou "), missing_eos="replace", missing_eos_value=-7.0)
@@ -77,6 +79,7 @@ def test_other_values_are_refused(stop, message):
         PPO(language_model(), reward=len, stop=stop, **FIELDS)
 
 
+@pytest.mark.slow
 def test_a_directory_of_a_run_with_other_stop_texts_is_refused(tmp_path):
     def brief(prompts, responses, **columns):
         return [0.0] * len(responses)
