@@ -157,7 +157,7 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
         if not best:
             raise UserError(f"no mesh of all {cluster.devices} devices of {cluster.name} divides this model and its batches; "
                             "choose batch sizes that more meshes divide, or another topology")
-        # A placement has a size of its own. It cannot keep weights gathered, which `refusal` says.
+        # A placement has a size of its own. It cannot keep weights gathered; `refusal` reports that.
         usual = dataclasses.replace(given, config=with_kept(with_defaults(config), config.mesh.keep_gathered))
         if given.others:
             kinds = placement_kinds.kind_choices(usual, prices)

@@ -171,6 +171,14 @@ def test_all_processes_report_an_error_of_the_first(made, runs):
         assert "has stages that were run with a different config" in one.err and f"process {number}" in one.err
 
 
+def test_a_placement_is_refused_before_the_devices_are_started(made):
+    """Only the first process checks it. If it started the devices for that, it would wait 120 seconds for the other."""
+    flags = [f"--workdir={made / 'placed'}", *MESH, "--config.placement.strategy=interleave"]
+    for one in processes.run(2, command(made, *flags)):
+        assert one.code == 2 and one.seconds < 100
+        assert "placement interleave needs one process, but this run has 2" in one.err
+
+
 LONG = ["--config.stages=pretrain", "--config.pretrain.steps=100_000", "--config.pretrain.checkpoint_every=100_000"]
 
 

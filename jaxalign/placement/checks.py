@@ -172,12 +172,12 @@ def limits_of(limits: Mapping[str, Limits], role: str) -> Limits:
     return limits.get(role) or limits.get(role_of(role).name) or limits.get(role_of(role).shadows) or Limits()
 
 
-def check_world(strategy: str, machine: Machine) -> None:
+def check_world(strategy: str, processes: int) -> None:
     """Raises UserError if a strategy is impossible in a JAX world of several processes.
 
     Every process runs every program. JAX refuses to send arrays to a mesh of other hosts, and programs on a part of the hosts
     may wait for the other hosts forever.
     """
-    if strategy != "flat" and machine.processes > 1:
-        raise UserError(f"placement {strategy} needs one process, but this run has {machine.processes}, in which every role "
+    if strategy != "flat" and processes > 1:
+        raise UserError(f"placement {strategy} needs one process, but this run has {processes}, in which every role "
                         "must span all hosts; use flat")

@@ -75,7 +75,7 @@ def resolve(
     if bool(custom) != (strategy == "custom"):
         raise UserError("placement custom has no entries; add some, such as policy+critic=0-3:fsdp=4" if not custom else
                         f"placement {strategy} cannot have entries; leave them out, or use custom")
-    check_world(strategy, machine)
+    check_world(strategy, machine.processes)
     placed: dict[str, RolePlacement]
     if strategy == "custom":
         placed = place(custom, roles, machine, limits)

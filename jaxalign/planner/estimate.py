@@ -270,8 +270,8 @@ class TaskEstimator:
             (first + max(compute, hbm, network - first)) * count
             for first, (compute, hbm, network), count in zip(early, times, counts, strict=True)
         )
-        first = sum(each * count for each, count in zip(early, counts, strict=True))
-        return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds, launch, first)
+        early_seconds = sum(first * count for first, count in zip(early, counts, strict=True))
+        return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds, launch, early_seconds)
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
         """The temporaries of the checks of step 0, or the largest among the models that a program updates one after another."""

@@ -104,7 +104,7 @@ class KeptWeights:
     @property
     def sentence(self) -> str:
         """The choice in words, for a printed line."""
-        return f"config.mesh.keep_gathered=auto: {self.value}: {self.reason}"
+        return f"config.mesh.keep_gathered=auto: {self.value}. {self.reason}"
 
 
 def with_kept(config: Config, value: str) -> Config:
@@ -165,26 +165,24 @@ def _compared(never: Config, always: Config, policy: Model, estimate: Estimate) 
                                               f"{usable / _GB:.3g} GB may be used")
                 calls = 1 if each.task.calls is None else each.task.calls
                 kernels = _kernel_seconds(run, policy, each)
-                overlapped[at] += calls * _filled(each, each.seconds + kernels)
-                added[at] += calls * _filled(each, each.compute + each.memory + each.network + kernels)
+                parts = each.task.micro if each.task.packed else 1
+                overlapped[at] += calls * _filled(each, each.seconds + kernels, parts)
+                added[at] += calls * _filled(each, _seconds(run, policy, each), parts)
     if not overlapped[0]:
-        return KeptWeights(False, "the plan has no update of these stages")
+        return KeptWeights(False, "The plan contains no updates of these stages")
     for (one, other), words in ((overlapped, "overlaps"), (added, "does not overlap")):
         if one < ALIKE * other:
-            return KeptWeights(False, f"by the plan of the run, updates would take {other / one:.2f} times as long with "
-                                      f"always, if communication {words} with computation")
-    return KeptWeights(True, f"by the plan of the run, updates take {overlapped[1] / overlapped[0]:.2f} times as long as with "
+            slower = "be less than 1% faster" if other < one else f"take {other / one:.2f} times as long"
+            return KeptWeights(False, f"By the plan of the run, updates would {slower} with always, if communication {words} "
+                                      "with computation")
+    return KeptWeights(True, f"By the plan of the run, updates take {overlapped[1] / overlapped[0]:.2f} times as long as with "
                              "never")
 
 
-def _filled(each: TaskEstimate, seconds: float) -> float:
-    """The seconds of a task if some of its micro-batches have no rows. What is sent before the first is sent in any case."""
-    return each.early + (seconds - each.early) * (_share(each.task.micro) if each.task.packed else 1.0)
-
-
-def _share(parts: int) -> float:
-    """The share of packed micro-batches that have rows: on average half of the last one in use is padding."""
-    return FILLED + 1 / (2 * parts)
+def _filled(each: TaskEstimate, seconds: float, parts: int) -> float:
+    """The seconds of a task of which some micro-batches have no rows: on average half of the last one in use is padding. Data
+    sent before the first micro-batch is always sent. parts: the number of micro-batches."""
+    return each.early + (seconds - each.early) * (FILLED + 1 / (2 * parts))
 
 
 def _sized(config: Config, policy: Model, estimate: Estimate) -> tuple[Config, tuple[MicroBatches, ...]]:
@@ -227,8 +225,9 @@ def choices(config: Config, stage: str, policy: Model, estimate: Estimate) -> li
             continue
         tasks = [each for each in run.tasks if each.task.phase != "generate" and each.task.calls != 0]
         update = next(each.task for each in run.tasks if each.task.packed)
-        seconds = sum(_seconds(run, policy, each) * _calls_per_update(each, update) for each in tasks)
-        seconds *= _share(update.micro)
+        seconds = sum(
+            _filled(each, _seconds(run, policy, each), update.micro) * _calls_per_update(each, update) for each in tasks
+        )
         if not found or seconds < found[-1].seconds:
             peak = max(each.peak for each in tasks)
             found.append(MicroBatches(stage, section, tokens, update.micro, seconds, peak, run.cluster.usable))

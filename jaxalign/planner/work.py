@@ -84,12 +84,12 @@ def update(model: Model, weights: WeightBytes, task: Task, slices: int, optimize
     at, kept = memory.local(model, part), model.sharding.keep_gathered
     passes = 3 if model.config.remat else 2
     work = _pass(model, weights, at, passes, kept) + _head(model, weights, part, task.counted, 3 if again else 2)
+    if not kept:  # A TPU gathers the tables once for all micro-batches, a GPU in each.
+        work = work + _tables(model, weights, bool(task.counted))
     work = work * task.micro + _gradients(model, weights, task.micro, slices)
     if kept:
         size = gathered(weights.whole, mesh.shape["fsdp"])
         work = work + Work(0.0, 2 * weights.whole, {"fsdp": size}, early=size)
-    else:  # XLA gathers both tables before a loop over micro-batches.
-        work = work + _tables(model, weights, bool(task.counted))
     # The step reads parameters, gradients and moments, and writes parameters and moments.
     states = 2 * weights.gradients * task.micro + 3 * weights.gradients + 2 * weights.optimizer[optimizer]
     return Work(flops / devices, work.hbm + states, work.sent, early=work.early)

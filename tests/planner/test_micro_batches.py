@@ -195,6 +195,6 @@ def test_the_plan_prints_and_writes_the_choice_for_gathered_weights(tmp_path, ca
     text = capsys.readouterr().out
     written = read_values(["plan", f"--config={path}"])[0].mesh
     if written.fsdp > 1:
-        assert f"config.mesh.keep_gathered=auto: {written.keep_gathered}: " in text
+        assert f"config.mesh.keep_gathered=auto: {written.keep_gathered}. " in text
     else:  # The search also tries meshes without fsdp, on which nothing is gathered.
         assert written.keep_gathered == "never"

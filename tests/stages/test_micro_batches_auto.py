@@ -76,7 +76,7 @@ def peaks(monkeypatch):
 def test_on_a_cpu_the_run_is_that_with_the_default(folder, tmp_path, capsys):
     for name, tokens in (("auto", "auto"), ("usual", 0)):
         pipeline.run(config(folder, tokens), tmp_path / name)
-    assert ("[ppo] config.ppo.micro_batch_tokens=auto: the default size, because a CPU would not be faster with another\n"
+    assert ("[ppo] config.ppo.micro_batch_tokens=auto: the default size, because it makes no difference to the speed of a CPU\n"
             in capsys.readouterr().out)
     metrics = [(tmp_path / name / "ppo" / "metrics.jsonl").read_text() for name in ("auto", "usual")]
     assert metrics[0] == metrics[1] and not (tmp_path / "auto" / "ppo" / MICRO_BATCHES).exists()
@@ -120,7 +120,8 @@ def test_a_size_that_the_compiler_refuses_is_not_chosen(folder, tmp_path, attach
     assert less < most and peaks[less] < peaks[most]
     within(1)
     assert with_micro_batches(context(folder, tmp_path / "none"), "ppo").config.ppo.micro_batch_tokens == 0
-    assert min(peaks) == 64 and "the default size, because by the compiler none of the choices fits" in capsys.readouterr().out
+    said = "the default size, because according to the compiler, none of the choices fits"
+    assert min(peaks) == 64 and said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "error"), [
@@ -182,7 +183,7 @@ def test_the_compiler_confirms_that_weights_can_stay_gathered(folder, tmp_path, 
     chosen = with_micro_batches(given, "ppo")
     assert chosen.config.mesh.keep_gathered == "always" and chosen.config.ppo.micro_batch_tokens == 0
     said = capsys.readouterr().out
-    assert "[ppo] config.mesh.keep_gathered=auto: always: by the plan of the run, updates take 0." in said
+    assert "[ppo] config.mesh.keep_gathered=auto: always. By the plan of the run, updates take 0." in said
     assert f"[ppo] compiled, the programs of this stage need {peaks[0] / 1e9:.3g} of 1 GB\n" in said
     assert with_micro_batches(given, "ppo").config == chosen.config
     assert "config.mesh.keep_gathered=auto: always, as in the interrupted run" in capsys.readouterr().out
@@ -195,7 +196,7 @@ def test_weights_that_the_compiler_refuses_to_keep_do_not_stay_gathered(folder, 
     monkeypatch.setattr(micro_batches, "_compiled_peak", lambda config, stage: 2 * 10**9)
     chosen = with_micro_batches(StageContext(from_config_dict(values), tmp_path, tmp_path / "ppo", False), "ppo")
     assert chosen.config.mesh.keep_gathered == "never"
-    assert "config.mesh.keep_gathered=auto: never: the compiler reports that always does not fit" in capsys.readouterr().out
+    assert "config.mesh.keep_gathered=auto: never. Compiled, no faster choice with always fits" in capsys.readouterr().out
 
 
 OWN = """
@@ -210,7 +211,7 @@ def test_a_stage_of_ones_own_can_be_named_by_its_file(folder, tmp_path, slow_net
     values = placed_config(folder, mesh={"fsdp": 2, "keep_gathered": "auto"}, stages=(f"{tmp_path / 'mine.py'}:RECORD",))
     chosen = with_micro_batches(StageContext(from_config_dict(values), tmp_path, tmp_path, False), "mine")
     assert chosen.config.mesh.keep_gathered == "always"
-    assert "config.mesh.keep_gathered=auto: always: " in capsys.readouterr().out
+    assert "config.mesh.keep_gathered=auto: always. " in capsys.readouterr().out
 
 
 def program() -> None:

@@ -34,8 +34,8 @@ class Mesh(Section):
     zero: int = field(3, "What fsdp splits in addition to the batch. 1: the optimizer state; 2: also the gradients; 3: also "
                       "the parameters.", one_of(1, 2, 3), _FSDP)
     keep_gathered: str = field("never", "Whether an update gathers the weights over fsdp once for all of its micro-batches "
-                               "(always) or again in each pass through the layers (never); auto: always if it fits and the "
-                               "network limits updates. See docs/memory.md.", one_of("never", "always", "auto"), _FSDP,
+                               "(always) or in the forward and backward pass of each (never); auto: always if it fits and is "
+                               "faster by the plan. See docs/memory.md.", one_of("never", "always", "auto"), _FSDP,
                                when("zero", 3))
     sequence_parallel: bool = field(False, "Between layers, also split activations along the sequence, over the tensor axis.",
                                     None, unless("tensor", 1, "above 1"))

@@ -20,7 +20,7 @@ from jaxalign.parallel import hosts
 from jaxalign.parallel.device_memory import usable_memory
 from jaxalign.planner.compiled import attached_peak
 from jaxalign.planner.hardware import Cluster, chip_of
-from jaxalign.planner.micro_batches import choices, is_auto, section_of, with_defaults, with_kept, with_tokens
+from jaxalign.planner.micro_batches import KeptWeights, choices, is_auto, section_of, with_defaults, with_kept, with_tokens
 from jaxalign.planner.placement_auto import attached_cluster
 from jaxalign.planner.programs import Run, run_tasks
 from jaxalign.planner.report import GB
@@ -62,9 +62,10 @@ def with_micro_batches(context: StageContext, stage: str) -> StageContext:
         return context if config == context.config else dataclasses.replace(context, config=config)
     path, where = context.directory / MICRO_BATCHES, _where(context.config)
     stored = hosts.once(lambda: read_object(path))
-    valid = isinstance(stored.get(_TOKENS), int | None) and stored.get(_KEPT) in ("never", "always")
+    tokens, kept = stored.get(_TOKENS), stored.get(_KEPT)
+    valid = (type(tokens) is int if _TOKENS in names else tokens is None) and kept in ("never", "always")
     if stored.get("where") == where and valid:
-        variant = _Variant(stored["tokens"], stored["keep_gathered"], [], 0.0)
+        variant = _Variant(tokens, kept, [], 0.0)
         values = {_TOKENS: f"{variant.tokens} tokens per device", _KEPT: variant.kept}
         sentences = [f"{name}=auto: {values[field]}, as in the interrupted run" for field, name in names.items()]
     else:
@@ -117,28 +118,38 @@ def _choose(config: Config, stage: str) -> tuple[_Variant | None, list[str]]:
         if peak is not None and peak <= variant.usable:
             measured = f"compiled, the programs of this stage need {peak / GB:.3g} of {variant.usable / GB:.3g} GB"
             return variant, [*variant.sentences, measured, *assumed]
-    return None, [f"by the compiler none of the choices fits into {cluster.usable / GB:.3g} GB", *assumed]
+    return None, [f"according to the compiler, none of the choices fits in {cluster.usable / GB:.3g} GB", *assumed]
 
 
 def _variants(config: Config, stage: str, cluster: Cluster) -> list[_Variant]:
-    """The values to try, the best first. If the plan of the whole run keeps weights gathered, the sizes with which that is
-    faster than the best size without come first. config: with "auto"."""
+    """The values to try, the best first. If the plan of the whole run keeps weights gathered, sizes that are then faster than
+    the best size with weights that are gathered again come first. config: with "auto"."""
     given, plain = Given(config, policy_model(config, run_models.sharding(config.mesh)), cluster), with_defaults(config)
     kept = given.resolved()[1].kept if config.mesh.keep_gathered == AUTO else None
     values = [config.mesh.keep_gathered] if kept is None else ["always", "never"] if kept.keep else ["never"]
-    least = math.inf
-    found = list[_Variant]()
-    for value in reversed(values):
-        refused = "config.mesh.keep_gathered=auto: never: the compiler reports that always does not fit"
-        words = [] if kept is None else [kept.sentence if value == kept.value else refused]
-        if not is_auto(config, stage):
-            found.insert(0, _Variant(None, value, words, cluster.usable))
-            continue
-        listed = choices(with_kept(plain, value), stage, given.policy, lambda changed, only: given.estimated(changed, {only}))
-        found = [_Variant(size.tokens, value, [size.sentence, *words], size.usable) for size in listed
-                 if size.seconds < least] + found
-        least = listed[0].seconds
-    return found
+    if not is_auto(config, stage):
+        return [_Variant(None, value, _words(kept, value, True), cluster.usable) for value in values]
+
+    def estimate(changed: Config, only: str):
+        return given.estimated(changed, {only})
+
+    listed = {value: choices(with_kept(plain, value), stage, given.policy, estimate) for value in values}
+    again = listed["never"][0].seconds if len(values) > 1 else math.inf
+    faster = {value: [size for size in sizes if value == "never" or size.seconds < again] for value, sizes in listed.items()}
+    return [
+        _Variant(size.tokens, value, [size.sentence, *_words(kept, value, bool(faster.get("always")))], size.usable)
+        for value, sizes in faster.items() for size in sizes
+    ]
+
+
+def _words(kept: KeptWeights | None, value: str, tried: bool) -> list[str]:
+    """The sentence on a value of `mesh.keep_gathered`, if it was chosen. tried: whether "always" was tried before "never"."""
+    if kept is None:
+        return []
+    if value == kept.value:
+        return [kept.sentence]
+    reason = "Compiled, no faster choice with always fits" if tried else "In this stage, no choice is faster with always"
+    return [f"config.mesh.keep_gathered=auto: never. {reason}"]
 
 
 def _agreed(action: Callable[[], Any]) -> Any:
@@ -157,7 +168,7 @@ def _cluster(config: Config) -> tuple[Cluster | None, str]:
     """(the attached devices, a sentence on an assumption or "") or (None, the reason why no size is chosen for them)."""
     devices, slices = jax.devices(), config.mesh.slices
     if devices[0].platform == "cpu":
-        return None, "a CPU would not be faster with another"
+        return None, "it makes no difference to the speed of a CPU"
     cluster, sentence = attached_cluster(devices)
     if cluster is None:
         return None, sentence
@@ -176,5 +187,5 @@ def _compiled_peak(config: Config, stage: str) -> int | None:
     peaks = [attached_peak(program) for task in run_tasks(run, {stage})
              if task.phase in ("score", "checks", "update") and task.calls != 0 for program in task.programs()]
     if not peaks:
-        raise UserError(f"the plan does not include the updates of stage {stage}")
+        raise UserError(f"the plan contains no programs of stage {stage} that read micro-batches")
     return None if None in peaks else max(peaks)

@@ -12,6 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.placement.checks import check_world
 from jaxalign.placement.resolve import AUTO
 from jaxalign.planner.placed_runs import PLACED_STAGES, placed_online_dpo, placed_ppo
 from jaxalign.planner.placement_auto import AutoPlacement, choose_attached
@@ -79,6 +80,8 @@ def check_placements(config: Config, stages: Collection[str]) -> None:
     settings = config.placement
     if settings.strategy in (FLAT, AUTO):
         return
+    # Before JAX starts the devices, which all processes do together: only the first one calls this.
+    check_world(settings.strategy, hosts.count())
     policy = policy_model(config, run_models.sharding(config.mesh))
     for stage, made in PLACED_STAGES.items():
         if stage in stages:
