@@ -274,7 +274,8 @@ def _generate_with_tail(times: TaskTimes, tail: GenerationTail, n: int) -> list[
         early = min((1 - tail.unfinished) * seconds / tail.freed, left)
         left -= early
         early_tasks.append(SimulatedTask(f"{name} early {n}", (FREED,), early, (f"generate {n}",)))
-        late_tasks.append(SimulatedTask(f"{name} {n}", both, seconds - early * tail.freed, (f"tail {n}", f"{name} early {n}")))
+        late = max(0.0, seconds - early * tail.freed)  # Rounding can make the difference negative.
+        late_tasks.append(SimulatedTask(f"{name} {n}", both, late, (f"tail {n}", f"{name} early {n}")))
     return early_tasks + late_tasks
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxalign.errors import UserError
@@ -98,6 +98,7 @@ def test_one_step_ahead_is_never_slower_than_synchronous(times, updates, scoring
 
 @pytest.mark.slow
 @given(ITERATIONS, st.integers(1, 5), st.floats(0, 1), st.floats(0, 1), st.floats(0.05, 1))
+@example(TaskTimes(5, value=3), 1, 1.0, 0.0, 0.6989570600428717)  # 3 / 0.69... * 0.69... is above 3.
 def test_scoring_in_the_tail_is_never_slower_than_after_it(times, updates, part, unfinished, freed):
     tail = GenerationTail(part * times.generate, unfinished, freed)
     assert separate(times, updates, tail=tail).seconds <= separate(times, updates).seconds + 1e-6
