@@ -267,14 +267,7 @@ def load_model(
     """
     folder, mesh = as_path(folder, "folder"), Mesh() if mesh is None else mesh
     instance_of(mesh, Mesh, "mesh", "a jaxalign.Mesh, such as Mesh(data=2), or None")
-    if mesh.offload:
-        raise UserError(f"mesh.offload is {mesh.offload}, which only the stages ppo and online_dpo of a run apply "
-                        "(config.mesh.offload); leave it empty")
-    if mesh.keep_gathered == "auto":
-        raise UserError("mesh.keep_gathered is 'auto', which only a run of stages chooses; set it to 'never' or 'always'")
-    if mesh.keep_gathered == "always" and not keeps_gathered(mesh):
-        raise UserError("mesh.keep_gathered is 'always', which has no effect unless fsdp is above 1 and zero is 3; set it to "
-                        "'never'")
+    _check_mesh(mesh)
     instance_of(lora, Lora | None, "lora", "a jaxalign.Lora, such as Lora(rank=8), or None")
     if lora is not None:
         _check_lora(lora)
@@ -313,6 +306,18 @@ def _load_stage(
     length = supported_length(folder, max_length, base.fields.get("max_position_embeddings"))
     style = choose_style(base.tokenizer, style, model_style(stage.config))
     return LanguageModel(model, params, base.tokenizer, style, length, frozen, Origin(base.fields, base.folder, base.files))
+
+
+def _check_mesh(mesh: Mesh) -> None:
+    """Raises UserError if the mesh has an option that only a run applies, or that has no effect."""
+    if mesh.offload:
+        raise UserError(f"mesh.offload is {mesh.offload}, which only the stages ppo and online_dpo of a run apply "
+                        "(config.mesh.offload); leave it empty")
+    if mesh.keep_gathered == "auto":
+        raise UserError("mesh.keep_gathered is 'auto', which only a run of stages chooses; set it to 'never' or 'always'")
+    if mesh.keep_gathered == "always" and not keeps_gathered(mesh):
+        raise UserError("mesh.keep_gathered is 'always', which has no effect unless fsdp is above 1 and zero is 3; set it to "
+                        "'never'")
 
 
 def _check_lora(lora: Lora) -> None:
