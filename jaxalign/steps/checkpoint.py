@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
@@ -32,6 +31,9 @@ class Checkpointer:
     """
 
     def __init__(self, directory: Path, run: str = ""):
+        import orbax.checkpoint as ocp  # It takes 40 MB, so it is imported only where it is used.
+
+        self._ocp = ocp
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, cleanup_tmp_directories=True)
         report_disk_errors_once()
         self._directory, self._run = Path(directory).absolute(), run
@@ -58,7 +60,7 @@ class Checkpointer:
         self._require_in_place()
         record = {"step": step, "run": self._run, "checksums": checksums(state)}
         with self._explained():
-            self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=record)
+            self._manager.save(step, args=self._ocp.args.StandardSave(state), custom_metadata=record)
 
     def _require_in_place(self) -> None:
         """Raises UserError if the folder was moved or deleted, also if Orbax has then created it again."""
@@ -110,7 +112,7 @@ class Checkpointer:
     def _set_aside_unreadable(self) -> dict[str, str]:
         """Sets the checkpoints aside whose metadata cannot be read, and returns the problem of each by its number."""
         problems = {}
-        with ocp.StandardCheckpointer() as checkpointer:
+        with self._ocp.StandardCheckpointer() as checkpointer:
             for folder in self._directory.glob("[0-9]*"):
                 if not folder.name.isdigit():  # Orbax removes unfinished checkpoints.
                     continue
@@ -132,7 +134,7 @@ class Checkpointer:
         """(state, ""), or (None, the problem) for a damaged checkpoint."""
         try:
             record = self._manager.metadata(step).custom_metadata or {}
-            state = self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+            state = self._manager.restore(step, args=self._ocp.args.StandardRestore(abstract))
         except Exception as error:
             if hosts.count() > 1 or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise  # The other processes may have read it.

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.parallel.manual import on_each_device
@@ -62,6 +61,8 @@ def splash_attention(
 
 def _splash(window: int | None, scale: float, cap: float | None, interpret: bool, q, k, v, segment_ids) -> jax.Array:
     """Attention for one device's rows and heads. The kernel takes one row, [H, T, h], and queries that are already scaled."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # It takes memory, and only TPUs need it.
+
     T, H = q.shape[1], q.shape[2]
     padded = -(-T // LANES) * LANES
     size = next(size for size in range(LARGEST_BLOCK, 0, -LANES) if padded % size == 0)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.checksums import checksums, damaged_arrays
@@ -78,6 +77,8 @@ def save_params(directory: str | Path, params: Params) -> None:
     Raises:
       OSError: the disk is full.
     """
+    import orbax.checkpoint as ocp  # It takes 40 MB, so it is imported only where it is used.
+
     directory = Path(directory).absolute()
     if hosts.once(directory.exists):
         return
@@ -95,6 +96,8 @@ def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> 
     Raises:
       UserError: the parameters are missing or damaged, or do not fit the model.
     """
+    import orbax.checkpoint as ocp
+
     directory = Path(directory).absolute()
     if not os.path.exists(directory):  # Unlike Path.exists, False also for a name that is too long.
         raise UserError(f"there are no parameters at {directory}; the stage that writes them has not finished")
