@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jaxalign.config import Mesh
 from jaxalign.diagnosis import selftest
 from jaxalign.rl.checks import check_of
 
 
+@pytest.mark.slow
 def test_the_self_test_runs_the_five_checks_of_step_zero():
     found = list(selftest.findings_of("one device", selftest.run_ppo(Mesh())))
     assert [finding.status for finding in found] == ["ok"] * 6

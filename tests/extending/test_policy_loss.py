@@ -21,6 +21,7 @@ def registered():
     POLICY_LOSSES.unregister("offset")
 
 
+@pytest.mark.slow
 def test_a_policy_loss_trains_with_its_own_clip(registered):
     plain, own = steps(1), steps(1, policy_loss="offset")
     assert own[0]["policy_loss"] == pytest.approx(plain[0]["policy_loss"] + 0.1, abs=1e-5)

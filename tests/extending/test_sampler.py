@@ -45,6 +45,7 @@ def test_a_registered_sampler_is_found_by_name():
         SAMPLERS.unregister("remembering")
 
 
+@pytest.mark.slow
 def test_stages_sample_with_it(done, tmp_path):
     """It returns the local sampler's responses, so the stages write the same files."""
     stages = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate")

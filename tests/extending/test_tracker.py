@@ -25,6 +25,7 @@ CONFIG = {
 }
 
 
+@pytest.mark.slow
 def test_it_receives_every_step_once_despite_an_interruption(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKED", str(tmp_path / "tracked.txt"))
     config, calls = from_config_dict(CONFIG), []

@@ -93,6 +93,7 @@ def test_plain_attention_also_works_for_rows_split_over_context():
     np.testing.assert_allclose(found, jax.jit(tiny.model().hidden)(tiny.host_params(), tokens), atol=1e-5)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(("local", "documents"), [(None, 1), (None, 4), (False, 3), (True, 9)])
 def test_attention_in_blocks_of_queries_equals_the_formula(local, documents):
     """Rows of several blocks with documents of any length, against float64 numpy for one query at a time; the gradient against
@@ -161,6 +162,7 @@ def values_and_gradients(make, cap: float | None):
     return found
 
 
+@pytest.mark.variants(6)
 @pytest.mark.parametrize(("lengths", "way"), [
     ([60] * 13, 0), ([64, 128, 128], 0), ([30, 128, 128], 1), ([40, 193, 60], 2), ([128, 128, 60, 60, 200], 2), ([700, 100], 3),
     ([40, 0, 400], 3), ([0, 0, 0, 0], 0),

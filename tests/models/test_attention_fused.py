@@ -60,6 +60,7 @@ def compare(config, attend, segments, locals, atol: float, dtype="float32") -> N
             np.testing.assert_allclose(have.astype(np.float32), want, atol=atol * np.abs(want).max())
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(("changes", "locals", "packed"), CASES.values(), ids=CASES)
 def test_splash_attention_equals_the_formula(changes, locals, packed):
     config, segments = dataclasses.replace(tiny.DECODER, **changes), jnp.asarray(SEGMENTS) if packed else None
@@ -95,7 +96,7 @@ def tpu():
     return topology_devices(parse_topology("v5e:2x2"))
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "length", "changes"), [
     (128, 1024, {}),
     (64, 1000, {"window": 100}),

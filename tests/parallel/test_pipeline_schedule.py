@@ -90,7 +90,7 @@ def test_impossible_schedules_are_refused():
         pipeline.run_stages(made(4, 2, 4), stage, LAYERS, X[:2], ROW[:2])
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -35,6 +35,7 @@ def given(stages, *entries: str) -> tuple[Given, list]:
     return Given(config, policy, first, others=tuple(others)), [topology for _, topology in groups]
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_roles_on_two_kinds_of_tpu():
     own, topologies = given(("ppo",), "policy+critic=0-3:fsdp=4", "reference=4-5", "generator=6-7:data=2")

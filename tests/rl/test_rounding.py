@@ -36,6 +36,7 @@ def loss_of(params, setup, experience):
     return policy_loss(setup, params, experience, totals(setup, experience), 0.1)[0]
 
 
+@pytest.mark.slow
 def test_limited_log_ratios_keep_loss_and_gradient_finite():
     for limit, finite in ((None, False), (10.0, True)):
         setup = tiny.setup(

@@ -46,7 +46,7 @@ def prefilled(monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("changes", "mesh", "batch"), [
     ({}, None, 4), ({}, None, 32), (WINDOWED, None, 8), ({}, (8, 1, 1), 64), (WINDOWED, (2, 2, 2), 32),
 ])

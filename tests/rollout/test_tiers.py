@@ -60,7 +60,7 @@ def test_the_expected_responses_need_both_tiers(expected):
     assert sum(length > 22 for length in lengths) > 8 and sum(length < 20 for length in lengths) > 20
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("mesh", "batch"), [(None, 4), (None, 8), (None, 12), ((2, 1, 1), 8), ((1, 2, 2), 12)])
 def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh, batch):
     """Rows that outgrow the short tier continue in the long one; the last prompts share one tier of fewer rows."""
@@ -72,7 +72,7 @@ def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh
     assert small["2 tiers"] > 2 and small["1 tiers"] > 0 and small["rows"] > 1
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("changes", [
     {"window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, {"cache_dtype": "int8"},
 ], ids=str)

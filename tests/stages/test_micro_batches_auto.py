@@ -86,6 +86,7 @@ def test_on_a_cpu_the_run_is_that_with_the_default(folder, tmp_path, capsys):
     assert "[ppo] done, nothing to compute" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_compiler_confirms_the_choice_and_a_resumed_run_keeps_it(folder, tmp_path, attached, peaks, capsys):
     attached(1e9)
     chosen = with_micro_batches(context(folder, tmp_path / "ppo"), "ppo")

@@ -94,7 +94,7 @@ def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(caplog
     assert [step for step in (0, 1, 2) if any(f"at iteration {step}" in text for text in messages)] == [0, 1, 2]
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
 def test_pitfall_10_old_log_probs_are_recomputed_if_configured(check):
     """The ratio before the first update is 1 up to the rounding of two programs on the same weights: their float32 log-probs,

@@ -49,6 +49,7 @@ def test_members_are_trained_separately(ensemble):
     assert "Disagreement of the members" in (ensemble / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_reward_of_rl_combines_all_members(ensemble):
     """The combined score is scaled as the summary says, so it is of order 1."""
     row = read_metrics(ensemble / "ppo" / "metrics.jsonl")[0]
@@ -125,6 +126,7 @@ def test_a_margin_weight_without_margins_is_refused():
         from_config_dict({"preference": {"margin_weight": 1.0}})
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_beat_its_baselines_stops_the_run_until_the_option_changes(done, tmp_path):
     """With early stopping and human pairs. The second run trains nothing: its metrics are those of the first."""
     workdir, path = tmp_path / "run", tmp_path / "human.jsonl"

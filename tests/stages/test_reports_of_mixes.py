@@ -22,6 +22,7 @@ def files(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "links"), [
     (("sft",), {"losses", "time", "config"}),
     (("preference",), {"preference", "time", "config"}),

@@ -76,6 +76,7 @@ def test_a_callable_reward_works_with_a_critic(done, tmp_path):
     assert all(np.isfinite(row["value_loss"]) for row in metrics)
 
 
+@pytest.mark.slow
 def test_a_callable_that_fails_stops_the_run_with_a_sentence(done, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    raise RuntimeError('no such model')\n")

@@ -67,6 +67,7 @@ def result(mesh, keep=False):
     return jax.tree.map(np.subtract, starts, tiny.to_host(params)), tiny.to_host(metrics)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(("mesh", "keep"), [*((mesh, False) for mesh in tiny.MESHES), ((1, 4, 2), True)])
 def test_pitfall_21_losses_and_gradients_equal_those_on_one_device(mesh, keep):
     """Another system silently did not synchronise gradients on one mesh shape."""

@@ -40,7 +40,7 @@ def _stops(rows):
     return [text[2]]
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("while_sampling", (False, True))
 def test_rewards_read_the_text_before_the_stop_text_and_the_tokens_that_complete_it(while_sampling):
     whole, _ = sampled(while_sampling=while_sampling)
