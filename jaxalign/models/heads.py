@@ -18,7 +18,7 @@ from jaxalign.parallel.zigzag import context_size
 
 CHUNK_FLOATS = 1 << 22  # The maximum number of logits on a device (16 MB in float32); a chunk has at least one position.
 USED_CHUNKS = 8  # The minimum number of chunks if the number of used positions is known only at run time.
-_APART = ("batch", "length", None, "vocab")  # Logical axes of the partial sums of `_no_sum`.
+_APART = "batch", "length"  # Logical axes of the partial sums of `_no_sum`, before those of the weight.
 
 
 class TokenStats(NamedTuple):
@@ -81,11 +81,12 @@ class _Way(NamedTuple):
     temperature: float
     cap: float | None
     split: PositionChunks
+    transposed: bool
 
 
 def token_stats(
     hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
-    *, sharding: Sharding, used=None,
+    *, sharding: Sharding, used=None, transposed: bool = False,
 ) -> TokenStats:
     """Statistics of softmax(logits / temperature) at `targets`, where the logits are `lm_logits` with `cap`.
 
@@ -93,17 +94,19 @@ def token_stats(
     of T; if `sharding` splits rows, each chunk takes a slice of every device's part, so no data moves. The backward pass
     recomputes each chunk's logits and rounds their gradient to the dtype of hidden before the matrix products. used int32 []:
     results at positions >= used are undefined, and chunks of such positions are skipped unless the mesh splits rows.
+    transposed: sum the gradient of the unembedding as [V, D].
     """
     chex.assert_shape(hidden, (*targets.shape, unembedding.shape[0]))
     chex.assert_type(targets, int)
     B, T = targets.shape
     split, count = split_positions(T, chunk_floats // max(1, B * unembedding.shape[1]), sharding, used)
-    return TokenStats(*_stats(_Way(temperature, cap, split), hidden, unembedding.astype(hidden.dtype), targets, count))
+    way, weight = _Way(temperature, cap, split, transposed), unembedding.astype(hidden.dtype)
+    return TokenStats(*_stats(way, hidden, weight, targets, count))
 
 
 def weighted_nll(
     hidden, unembedding, targets, weights, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
-    *, sharding: Sharding, used=None,
+    *, sharding: Sharding, used=None, transposed: bool = False,
 ) -> jax.Array:
     """float32 []: the weighted sum of the targets' negative log-likelihoods, in nats; other arguments as in `token_stats`.
     weights float32 [B, T] are constants; a target of weight 0 may be any number.
@@ -114,12 +117,13 @@ def weighted_nll(
     chex.assert_shape(hidden, (*targets.shape, unembedding.shape[0]))
     targets = jnp.where(weights == 0, 0, targets)
     if hidden.dtype == jnp.float16:  # Its gradients must be computed after loss scaling, or they underflow.
-        stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, sharding=sharding, used=used)
+        options = {"sharding": sharding, "used": used, "transposed": transposed}
+        stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, **options)
         return -jnp.sum(stats.logprobs * weights)
     B, T = targets.shape
     split, count = split_positions(T, chunk_floats // max(1, B * unembedding.shape[1]), sharding, used)
     weight, weights = unembedding.astype(hidden.dtype), jax.lax.stop_gradient(weights)
-    return _nll(_Way(1.0, cap, split), hidden, weight, targets, weights, count)
+    return _nll(_Way(1.0, cap, split, transposed), hidden, weight, targets, weights, count)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -223,25 +227,37 @@ _nll.defvjp(_nll_forward, _nll_backward, symbolic_zeros=True)
 
 
 def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
-    """Zeros for the gradient sum of a weight of this shape [D, V], float32; `_add` adds to them. On a mesh [P, parts, D, V]:
-    one partial sum for each split of the rows and of their length, so nothing is communicated until `_sum` adds them up."""
-    sharding = way.split.sharding
+    """Zeros for the gradient sum of a weight of this shape [D, V], float32; `_add` adds to them. It is [V, D] if `transposed`.
+    On a mesh [P, parts, D, V]: one partial sum for each split of the rows and of their length, so nothing is communicated
+    until `_sum` adds them up."""
+    sharding, shape = way.split.sharding, shape[::-1] if way.transposed else shape
     if sharding.mesh.size == 1:
         return jnp.zeros(shape)
     ways = sharding.batch_size if B % sharding.batch_size == 0 else 1
-    return way.split.sharding.constrain(jnp.zeros((ways, way.split.parts, *shape)), _APART)
+    return _constrain(way, jnp.zeros((ways, way.split.parts, *shape)), *_APART, None)
 
 
 def _add(way: _Way, total: jax.Array, hidden_BxCxD, gradient_BxCxV) -> jax.Array:
+    split, result = way.split, "vd" if way.transposed else "dv"
     if total.ndim == 2:
-        return total + jnp.einsum("bcd,bcv->dv", hidden_BxCxD, gradient_BxCxV, preferred_element_type=jnp.float32)
-    split = way.split
+        return total + jnp.einsum(f"bcd,bcv->{result}", hidden_BxCxD, gradient_BxCxV, preferred_element_type=jnp.float32)
     apart = [x.reshape(len(total), -1, split.parts, split.size, x.shape[-1]) for x in (hidden_BxCxD, gradient_BxCxV)]
-    return split.sharding.constrain(total + jnp.einsum("pbqcd,pbqcv->pqdv", *apart, preferred_element_type=jnp.float32), _APART)
+    added = jnp.einsum(f"pbqcd,pbqcv->pq{result}", *apart, preferred_element_type=jnp.float32)
+    return _constrain(way, total + added, *_APART, None)
 
 
 def _sum(way: _Way, total: jax.Array) -> jax.Array:
-    return total if total.ndim == 2 else way.split.sharding.constrain(jnp.sum(total, axis=(0, 1)), ("embed", "vocab"))
+    """The gradient [D, V]."""
+    whole = total if total.ndim == 2 else _constrain(way, jnp.sum(total, axis=(0, 1)), "embed")
+    return whole.T if way.transposed else whole
+
+
+def _constrain(way: _Way, x: jax.Array, *axes: str | None) -> jax.Array:
+    """Places an array with these logical axes, the last of which is that of D, and one of V after it, or before it if
+    `transposed`."""
+    *others, hidden = axes
+    weight = ("vocab", hidden) if way.transposed else (hidden, "vocab")
+    return way.split.sharding.constrain(x, (*others, *weight))
 
 
 def token_kl(

@@ -377,12 +377,22 @@ class Model:
         """Log-probabilities of targets int32 [B, T] and entropies, float32 [B, T], of the LM head on hidden [B, T, D]. used:
         see `heads.token_stats`."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
-        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, sharding=self.sharding, used=used)
+        of_head = {"sharding": self.sharding, "used": used, "transposed": self._transposed_head_gradient}
+        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, **of_head)
 
     def weighted_nll(self, params: Params, hidden: jax.Array, targets: jax.Array, weights: jax.Array, used=None) -> jax.Array:
         """float32 []: `heads.weighted_nll` of the LM head for targets int32 [B, T] with weights float32 [B, T]."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
-        return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, sharding=self.sharding, used=used)
+        of_head = {"sharding": self.sharding, "used": used, "transposed": self._transposed_head_gradient}
+        return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, **of_head)
+
+    @property
+    def _transposed_head_gradient(self) -> bool:
+        """Whether the head's gradient is summed in the layout of the embedding table, if this is its weight.
+
+        The TPU compiler transposes a sum [D, V] by a copy. The GPU compiler does not, but then scatters a sum [V, D] by a copy.
+        """
+        return self.config.tie_embeddings and self.sharding.platform == "tpu"
 
     def head_chunks(self, rows: int, length: int) -> int:
         """The maximum number of chunks in which `weighted_nll` computes [rows, length] positions if `used` is given."""

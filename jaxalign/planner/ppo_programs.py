@@ -36,7 +36,7 @@ def ppo(run: Run) -> list[Task]:
     scored = ("reference", *(("policy",) if recomputes else ()), *(() if values_in_update(section) else critic))
     built = functools.cache(lambda: _programs(run))
 
-    rewarded = Task("ppo", programs=lambda: built().reward)
+    rewarded, fused = Task("ppo", programs=lambda: built().reward), False
     if reward:
         fused = fused_source(run.config.reward, run.config.mesh.offload) is not None
         # A program of its own packs with the default size (`rewards.scorer.raw_rollout_scores`).
@@ -45,7 +45,8 @@ def ppo(run: Run) -> list[Task]:
     tasks = [
         sampling_task(run, "ppo", section, section.batch, queues, stays[1:], lambda: built().models),
         rewarded,
-        Task("ppo", "score", scored, part, section.iterations * parts, stays, new, programs=lambda: built().score),
+        Task("ppo", "score", scored, part, section.iterations * parts, stays, new, programs=lambda: built().score,
+             fused=reward if fused and not estimator.needs_greedy else ()),
         Task("ppo", "checks", ("policy",), BatchShape(checked, length), 1, stays, new, micro=apart,
              programs=lambda: built().checks),
         update_task("ppo", ("policy", *critic), packed, section.iterations, lambda: built().update, stays, counted=new,

@@ -83,6 +83,7 @@ class Task:
         then sums gradients even if there is only one.
       steps: optimizer steps in one call.
       unit: the number of rows that must stay in one micro-batch: 2 for pairs.
+      fused: the roles whose models also run in the task's program, but whose work another task counts.
       programs: a function that returns the task's programs.
     """
 
@@ -98,6 +99,7 @@ class Task:
     packed: bool = False
     steps: int = 1
     unit: int = 1
+    fused: tuple[str, ...] = ()
     programs: Callable[[], Sequence[PlannedProgram]] = dataclasses.field(default=tuple, compare=False)
 
     @property

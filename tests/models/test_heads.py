@@ -57,8 +57,9 @@ def test_chunks_of_any_size_equal_the_whole(inputs, size):
     chex.assert_trees_all_close(tuple(found), plain(hidden, weight, targets, 0.7), rtol=1e-7, atol=1e-5)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 7])
-def test_gradients_of_chunks_equal_those_of_the_whole(inputs, size):
+def test_gradients_of_chunks_equal_those_of_the_whole(inputs, size, transposed):
     """Both outputs, unevenly weighted, with respect to the hidden states and the head. 7 is not a multiple of 3."""
     hidden, weight, targets = inputs
     w = np.random.default_rng(1).normal(size=(2, B, T)).astype(np.float32)
@@ -70,7 +71,7 @@ def test_gradients_of_chunks_equal_those_of_the_whole(inputs, size):
 
         return jax.grad(loss, argnums=(0, 1))(hidden, weight)
 
-    found = total(lambda h, u: token_stats(h, u, targets, 0.7, chunk(size)))
+    found = total(lambda h, u: token_stats(h, u, targets, 0.7, chunk(size), transposed=transposed))
     chex.assert_trees_all_close(found, total(lambda h, u: plain(h, u, targets, 0.7)), rtol=1e-7, atol=2e-5)
 
 
@@ -213,7 +214,8 @@ def test_gathering_clips_positions_to_the_row():
 
 @pytest.mark.parametrize(("size", "cap"), [(1, None), (3, None), (100, None), (3, 2.0)])
 @pytest.mark.parametrize("used", [None, 4])
-def test_a_chunked_weighted_loss_and_its_gradients_equal_the_plain_ones(inputs, size, cap, used):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_chunked_weighted_loss_and_its_gradients_equal_the_plain_ones(inputs, size, cap, used, transposed):
     """The loss is scaled by 3, as by a loss scale. Positions from `used` on have no weight."""
     hidden, weight, targets = inputs
     weights = np.random.default_rng(2).normal(size=(B, T)).astype(np.float32)
@@ -226,7 +228,8 @@ def test_a_chunked_weighted_loss_and_its_gradients_equal_the_plain_ones(inputs, 
         return -3 * jnp.sum(weights * logprobs)
 
     def chunked(hidden, weight):
-        return 3 * weighted_nll(hidden, weight, targets, weights, chunk(size), cap, used=used and jnp.int32(used))
+        options = {"used": used and jnp.int32(used), "transposed": transposed}
+        return 3 * weighted_nll(hidden, weight, targets, weights, chunk(size), cap, **options)
 
     np.testing.assert_allclose(chunked(hidden, weight), whole(hidden, weight), rtol=1e-5)
     gradients = (jax.grad(fn, (0, 1))(hidden, weight) for fn in (chunked, whole))

@@ -45,14 +45,16 @@ def whole(temperature: float, cap: float | None, weights, hidden, head):
     }
 
 
-def in_chunks(sharding: Sharding, size: int, temperature: float, cap: float | None, used, weights, hidden, head):
+def in_chunks(
+    sharding: Sharding, size: int, temperature: float, cap: float | None, used, transposed: bool, weights, hidden, head
+):
     floats, given = size * B * V, {"cap": cap, "sharding": sharding, "used": used}
-    stats = token_stats(hidden, head, TARGETS, temperature, floats, **given)
+    stats = token_stats(hidden, head, TARGETS, temperature, floats, transposed=transposed, **given)
     kl = token_kl(hidden, head, OTHER_HIDDEN, OTHER_HEAD, temperature, 2 * floats, **given)
     return {
         "stats": jnp.sum(weights[0] * stats.logprobs + weights[1] * stats.entropy),
         "kl": jnp.sum(weights[2] * kl),
-        "nll": weighted_nll(hidden, head, TARGETS, weights[3], floats, **given),
+        "nll": weighted_nll(hidden, head, TARGETS, weights[3], floats, transposed=transposed, **given),
     }
 
 
@@ -75,17 +77,17 @@ def expected(temperature: float, cap: float | None, used: int):
 
 @pytest.mark.variants(6)
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize(("chunks", "temperature", "cap", "used"), [
-    (1, 0.7, None, None), (3, 1.3, 2.5, None), (5, 0.7, None, None), (5, 1.3, 2.5, 4),
+@pytest.mark.parametrize(("chunks", "temperature", "cap", "used", "transposed"), [
+    (1, 0.7, None, None, False), (3, 1.3, 2.5, None, True), (5, 0.7, None, None, True), (5, 1.3, 2.5, 4, False),
 ])
-def test_chunks_on_any_mesh_equal_all_logits_together(mesh, chunks, temperature, cap, used):
+def test_chunks_on_any_mesh_equal_all_logits_together(mesh, chunks, temperature, cap, used, transposed):
     """used: the number of positions that count; the others are ignored."""
     sharding = make_sharding(mesh)
     hidden, head = jax.device_put((HIDDEN, HEAD), (sharding.batch, sharding.named(("embed", "vocab"))))
     own = -(-T // mesh.context)  # Positions of a row on one device.
     size, weights = -(-own // chunks) * mesh.context, WEIGHTS * (np.arange(T) < (T if used is None else used))
     count = None if used is None else jnp.int32(used)
-    fn = functools.partial(in_chunks, sharding, size, temperature, cap, count, weights)
+    fn = functools.partial(in_chunks, sharding, size, temperature, cap, count, transposed, weights)
     found, whole_found = values_and_gradients(fn, hidden, head), expected(temperature, cap, T if used is None else used)
     for name in whole_found:
         for have, want in zip(jax.tree.leaves(found[name]), jax.tree.leaves(whole_found[name]), strict=True):

@@ -67,3 +67,15 @@ def test_the_page_has_the_figures_of_the_plan(name):
     run = estimated(name, "full")
     assert row["devices"] == topologies["full"] and float(row["peak, GB"]) == pytest.approx(run.peak / 1e9, abs=0.051)
     assert float(row["all, hours"]) == pytest.approx(run.seconds / 3600, abs=0.0051)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_plan_of_scoring_is_close_to_the_compilers_figure(name):
+    """The page has it. The program also runs the preference model, whose table is gathered with the others."""
+    shape, _ = RECIPES[name]
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "cai_recipes.md").read_text(encoding="utf-8")
+    title = f"{TITLES.get(shape, shape)}, GB"
+    row = next(row for table in tables(page) for row in table if row.get(title) == "ppo: scoring")
+    planned, compiled = map(float, row["full"].split(" / "))
+    peak = next(task.peak for task in estimated(name, "full").tasks if task.task.name == "ppo score") / 1e9
+    assert peak == pytest.approx(planned, abs=0.051) and peak == pytest.approx(compiled, rel=0.1)
