@@ -65,7 +65,7 @@ def test_no_dynamic_import_reaches_the_gold_judge():
 
 
 LARGE = {"orbax.checkpoint", "jax.experimental.pallas"}
-"""Modules that take 29 MB together, and which only checkpoints and TPUs need: they are imported where they are used."""
+"""Modules that take 29 MB together. Only checkpoints and fused attention on TPUs need them."""
 
 
 def run_python(code: str, *arguments: str) -> str:

@@ -227,9 +227,9 @@ _nll.defvjp(_nll_forward, _nll_backward, symbolic_zeros=True)
 
 
 def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
-    """Zeros for the gradient sum of a weight of this shape [D, V], float32; `_add` adds to them. It is [V, D] if `transposed`.
-    On a mesh [P, parts, D, V]: one partial sum for each split of the rows and of their length, so nothing is communicated
-    until `_sum` adds them up."""
+    """Zeros to which `_add` adds the gradient of a weight of this shape [D, V]: float32 [D, V], or [V, D] if `transposed`. On a
+    mesh the first axes are [P, parts]: one partial sum for each split of the rows and of their length, so nothing is
+    communicated until `_sum` adds them up."""
     sharding, shape = way.split.sharding, shape[::-1] if way.transposed else shape
     if sharding.mesh.size == 1:
         return jnp.zeros(shape)
@@ -253,8 +253,8 @@ def _sum(way: _Way, total: jax.Array) -> jax.Array:
 
 
 def _constrain(way: _Way, x: jax.Array, *axes: str | None) -> jax.Array:
-    """Places an array with these logical axes, the last of which is that of D, and one of V after it, or before it if
-    `transposed`."""
+    """Constrains the sharding of an array [..., D, V], or [..., V, D] if `transposed`. axes: the logical axes of all dimensions
+    but V, that of D last."""
     *others, hidden = axes
     weight = ("vocab", hidden) if way.transposed else (hidden, "vocab")
     return way.split.sharding.constrain(x, (*others, *weight))

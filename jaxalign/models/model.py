@@ -388,9 +388,9 @@ class Model:
 
     @property
     def _transposed_head_gradient(self) -> bool:
-        """Whether the head's gradient is summed in the layout of the embedding table, if this is its weight.
+        """Whether the gradient of the head is summed as [V, D], the layout of the embedding table that is a tied head's weight.
 
-        The TPU compiler transposes a sum [D, V] by a copy. The GPU compiler does not, but then scatters a sum [V, D] by a copy.
+        The TPU compiler copies a sum [D, V] to transpose it. The GPU compiler needs less memory for a sum [D, V].
         """
         return self.config.tie_embeddings and self.sharding.platform == "tpu"
 

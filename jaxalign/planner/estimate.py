@@ -259,7 +259,7 @@ class TaskEstimator:
             parts = memory.generation(model, own, task.rows, usable) | ({"weights to sample": own.moved} if own.moved else {})
             steps, counts = list(work.generate(model, own, task)), [1, 1, task.rows.new - 1]
         else:
-            # Before the loop over rows, a TPU gathers the tables of all models of the program.
+            # Before the loop over rows, a TPU casts the kernels and gathers the tables of all models of the program.
             together = models if gpu else [*models, *map(self.weights, task.fused)]
             parts, counts = memory.scoring(together, task.rows, task.counted, gpu), [1]
             steps = [sum((work.forward(*m, task) for m in models), Work())]

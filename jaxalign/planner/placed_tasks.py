@@ -27,7 +27,7 @@ def placed_tasks(estimator: Callable[[str], TaskEstimator], placement: Placement
     def tasks_on(role: str) -> dict[str, Task]:
         """By phase, the tasks as if all roles had the mesh of one. Those of judges are left out."""
         on = estimator(role)
-        every = [dataclasses.replace(task, stays=())
+        every = [dataclasses.replace(task, stays=(), fused=())
                  for task in estimated_tasks(Run(on.config, on.policy, prompt, examples), (stage,))]
         return {task.phase: task for task in every if not task.runs[0].startswith(("judge", "labeller"))}
 

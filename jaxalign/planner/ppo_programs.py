@@ -36,17 +36,17 @@ def ppo(run: Run) -> list[Task]:
     scored = ("reference", *(("policy",) if recomputes else ()), *(() if values_in_update(section) else critic))
     built = functools.cache(lambda: _programs(run))
 
-    rewarded, fused = Task("ppo", programs=lambda: built().reward), False
+    rewarded, fused = Task("ppo", programs=lambda: built().reward), None
     if reward:
-        fused = fused_source(run.config.reward, run.config.mesh.offload) is not None
+        fused = fused_source(run.config.reward, run.config.mesh.offload)
         # A program of its own packs with the default size (`rewards.scorer.raw_rollout_scores`).
-        rows, calls = (part, parts) if fused else run.part(section.batch, length)
+        rows, calls = run.part(section.batch, length) if fused is None else (part, parts)
         rewarded = dataclasses.replace(rewarded, phase="reward", runs=reward, rows=rows, calls=queues * calls, stays=stays)
     tasks = [
         sampling_task(run, "ppo", section, section.batch, queues, stays[1:], lambda: built().models),
         rewarded,
         Task("ppo", "score", scored, part, section.iterations * parts, stays, new, programs=lambda: built().score,
-             fused=reward if fused and not estimator.needs_greedy else ()),
+             fused=reward * run.config.preference.members if fused == "preference" else ()),
         Task("ppo", "checks", ("policy",), BatchShape(checked, length), 1, stays, new, micro=apart,
              programs=lambda: built().checks),
         update_task("ppo", ("policy", *critic), packed, section.iterations, lambda: built().update, stays, counted=new,

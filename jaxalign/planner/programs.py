@@ -83,7 +83,7 @@ class Task:
         then sums gradients even if there is only one.
       steps: optimizer steps in one call.
       unit: the number of rows that must stay in one micro-batch: 2 for pairs.
-      fused: the roles whose models also run in the task's program, but whose work another task counts.
+      fused: the role of each model that also runs in the task's program, and whose work another task counts.
       programs: a function that returns the task's programs.
     """
 

@@ -31,7 +31,7 @@ class Checkpointer:
     """
 
     def __init__(self, directory: Path, run: str = ""):
-        import orbax.checkpoint as ocp  # It takes 40 MB, so it is imported only where it is used.
+        import orbax.checkpoint as ocp  # Large, so it is imported only where it is used.
 
         self._ocp = ocp
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, cleanup_tmp_directories=True)

@@ -263,6 +263,19 @@ def test_no_gradient_of_a_frozen_head_is_computed(inputs):
     assert f"f32[{B},2,{V}]" in text and f"f32[{D},{V}] = dot_general" not in text
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_gradient_of_the_head_is_summed_in_the_wanted_layout(inputs, transposed):
+    hidden, weight, targets = inputs
+
+    def loss(weight):
+        stats = token_stats(hidden, weight, targets, 1.0, chunk(2), transposed=transposed)
+        return weighted_nll(hidden, weight, targets, jnp.ones((B, T)), chunk(2), transposed=transposed) + stats.logprobs.sum()
+
+    text = str(jax.make_jaxpr(jax.grad(loss))(weight))
+    products = {shape: text.count(f"f32[{shape}] = dot_general") for shape in (f"{D},{V}", f"{V},{D}")}
+    assert products == ({f"{D},{V}": 0, f"{V},{D}": 2} if transposed else {f"{D},{V}": 2, f"{V},{D}": 0})
+
+
 def test_counted_positions_come_first_and_gradients_return_to_their_positions():
     counted = np.asarray([[0, 1.0, 0, -2.0], [0, 0, 0, 0], [1, 1, 1, 0]], np.float32)
     x = np.random.default_rng(3).normal(size=(3, 4, 2)).astype(np.float32)

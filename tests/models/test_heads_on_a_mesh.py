@@ -78,7 +78,7 @@ def expected(temperature: float, cap: float | None, used: int):
 @pytest.mark.variants(6)
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(("chunks", "temperature", "cap", "used", "transposed"), [
-    (1, 0.7, None, None, False), (3, 1.3, 2.5, None, True), (5, 0.7, None, None, True), (5, 1.3, 2.5, 4, False),
+    (3, 1.3, 2.5, None, True), (1, 0.7, None, None, False), (5, 0.7, None, None, True), (5, 1.3, 2.5, 4, False),
 ])
 def test_chunks_on_any_mesh_equal_all_logits_together(mesh, chunks, temperature, cap, used, transposed):
     """used: the number of positions that count; the others are ignored."""

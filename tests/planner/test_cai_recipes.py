@@ -71,7 +71,7 @@ def test_the_page_has_the_figures_of_the_plan(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_plan_of_scoring_is_close_to_the_compilers_figure(name):
-    """The page has it. The program also runs the preference model, whose table is gathered with the others."""
+    """The compiler's figure is on the page. The program also casts and gathers the weights of the preference model."""
     shape, _ = RECIPES[name]
     page = (pathlib.Path(__file__).parents[2] / "docs" / "cai_recipes.md").read_text(encoding="utf-8")
     title = f"{TITLES.get(shape, shape)}, GB"

@@ -10,7 +10,8 @@ from planner.planned import given
 
 from jaxalign.errors import UserError
 from jaxalign.planner import search
-from jaxalign.planner.estimate import Assumptions
+from jaxalign.planner.estimate import Assumptions, TaskEstimator
+from jaxalign.planner.hardware import gpu_cluster
 from jaxalign.planner.prices import read_prices
 from jaxalign.planner.report import money, to_json, verdict
 
@@ -48,6 +49,20 @@ def test_each_way_to_save_memory_saves_memory():
     assert of("--config.ppo.micro_batch_tokens=768") < base < of(f"--config.ppo.micro_batch_tokens={1 << 16}")
     assert of("--config.model.remat=False") > base
     assert of("--config.lora.rank=0", "--config.lora.base=float32") > base > of("--config.lora.base=nf4")
+
+
+def test_a_tpu_casts_and_gathers_a_reward_model_of_the_scoring_program_before_its_loop():
+    flags = ("--config.lora.rank=0", "--config.lora.base=float32", "--config.mesh.data=1", "--config.mesh.fsdp=8",
+             "--config.mesh.tensor=1", "--config.ppo.micro_batch_tokens=768")
+    plan = given("v5e:2x4", *flags, shape="Llama-3.2-1B")
+    task = next(each.task for each in plan.estimate().tasks if each.task.name == "ppo score")
+    for cluster, added in ((plan.cluster, True), (gpu_cluster("H100x8"), False)):
+        estimator = TaskEstimator(plan.config, plan.policy, cluster, Assumptions())
+        together, alone = (estimator.of(each, ()).temporary["casts"] for each in (task, dataclasses.replace(task, fused=())))
+        # In bfloat16: the table on each device, and an eighth of the other weights. The model has 1,235,814,400 parameters.
+        table = 128_256 * 2_048
+        expected = 2 * table + 2 * (1_235_814_400 - table) / 8 if added else 0
+        assert together - alone == pytest.approx(expected, rel=0.001)
 
 
 def test_time_is_the_largest_of_three_parts_and_falls_with_higher_utilisation():

@@ -43,6 +43,14 @@ def tasks(stage) -> dict:
     return {(role, each.task.phase): each for role, _, each in stage.tasks}
 
 
+def test_a_placed_reward_model_is_no_part_of_the_other_scoring_programs():
+    """It runs in a program of its own."""
+    placed = ("--config.mesh.fsdp=4", "--config.placement.strategy=separate", "--config.stages=preference,ppo")
+    stage = estimate_stage(given(*LLAMA[:3], *placed, topologies=("v5p:2x2x1", "v5p:2x2x1")), "ppo")
+    scored = [each.task for _, _, each in stage.tasks if each.task.phase == "score"]
+    assert scored and all(task.fused == () for task in scored)
+
+
 def test_memory_of_each_group_by_hand():
     stage = estimate_stage(given(*LLAMA, "--config.mesh.fsdp=4", "--config.placement.strategy=separate"), "ppo")
     training, inference = stage.groups

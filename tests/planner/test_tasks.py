@@ -62,6 +62,18 @@ def test_all_steps_of_the_quickstart_but_sft_are_counted():
     assert names[:3] == ["pretrain update", "revise generate", "sft update"] and names.count("compare generate") == 2
 
 
+@pytest.mark.parametrize(("flags", "fused"), [
+    ((), ("preference model",)),
+    (("--config.preference.members=3",), ("preference model",) * 3),
+    (("--config.ppo.advantages=remax", "--config.ppo.critic_optimizer.learning_rate=0.0005"), ("preference model",)),
+    (("--config.mesh.offload=frozen", "--config.lora.rank=0", "--config.lora.base=float32"), ()),
+    (("--config.reward.source=callable", "--config.reward.callable=own.py:score"), ()),
+    (("--config.reward.source=preference+callable", "--config.reward.callable=own.py:score"), ()),
+])
+def test_the_models_that_run_in_the_scoring_program_beside_its_own(flags, fused):
+    assert found(*flags)["ppo score"].fused == fused
+
+
 @pytest.mark.parametrize(("source", "rewarded"), [("callable", False), ("preference+callable", True)])
 def test_a_preference_model_is_resident_if_it_is_part_of_the_reward(source, rewarded):
     made = found(f"--config.reward.source={source}", "--config.reward.callable=own.py:score")

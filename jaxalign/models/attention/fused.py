@@ -61,7 +61,7 @@ def splash_attention(
 
 def _splash(window: int | None, scale: float, cap: float | None, interpret: bool, q, k, v, segment_ids) -> jax.Array:
     """Attention for one device's rows and heads. The kernel takes one row, [H, T, h], and queries that are already scaled."""
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # It takes memory, and only TPUs need it.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # Large, so it is imported here.
 
     T, H = q.shape[1], q.shape[2]
     padded = -(-T // LANES) * LANES

@@ -77,7 +77,7 @@ def save_params(directory: str | Path, params: Params) -> None:
     Raises:
       OSError: the disk is full.
     """
-    import orbax.checkpoint as ocp  # It takes 40 MB, so it is imported only where it is used.
+    import orbax.checkpoint as ocp  # Large, so it is imported only where it is used.
 
     directory = Path(directory).absolute()
     if hosts.once(directory.exists):
