@@ -58,6 +58,7 @@ def double(path):
     path.write_text(path.read_text() * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTS)
 def test_a_changed_output_is_reported_with_its_stage_and_file(copy, name):
     stage, text, act = ACTS[name]
@@ -71,6 +72,7 @@ def test_a_changed_output_is_reported_with_its_stage_and_file(copy, name):
         run(config, copy)
 
 
+@pytest.mark.slow
 def test_a_changed_byte_in_any_output_is_found(copy):
     rng, config = random.Random(0), from_config_dict(CONFIG)
     files = [path for stage in ("revise", "compare", "sft", "ppo", "preference") for path in sorted((copy / stage).iterdir())
@@ -86,6 +88,7 @@ def test_a_changed_byte_in_any_output_is_found(copy):
     assert find_changes(config, copy) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("null"), cut, double])
 @pytest.mark.parametrize("name", ["summary.json", "report.html"])
 def test_a_file_of_the_work_directory_itself_is_written_again(copy, name, damage, capsys):
@@ -98,6 +101,7 @@ def test_a_file_of_the_work_directory_itself_is_written_again(copy, name, damage
         assert result.report == copy / "report.html" and result.evaluation == json.loads((copy / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_times_and_checkpoints_of_a_finished_stage_may_change(copy):
     (copy / "sft" / "timing.jsonl").write_text("")
     shutil.rmtree(copy / "ppo" / "checkpoints")

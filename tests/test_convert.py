@@ -97,6 +97,7 @@ def test_exporting_a_reward_model_of_a_run_prints_how_its_raw_score_was_used(wor
     np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_a_member_of_an_ensemble_is_exported_separately(workdir, tmp_path, capsys):
     folder, models = workdir
     stage = tmp_path / "tiny" / "preference"

@@ -49,11 +49,13 @@ def test_the_prompts_are_those_of_the_world_without_evaluation_in_training(folde
     assert all(len(texts) == 40 for texts in asked.values())
 
 
+@pytest.mark.slow
 def test_the_constitutions_are_read_as_files_of_a_user(folder):
     assert load_constitution(folder / "constitution.json") == load_constitution("default")
     assert load_constitution(folder / "constitution_courtesy.json") == load_constitution("courtesy")
 
 
+@pytest.mark.slow
 def test_the_prompts_for_evaluation_and_no_others_have_their_kinds(folder):
     """By the gold judge of a world with the same seed."""
     kinds = {"harmful": "harmful", "harmful_disguised": "harmful", "benign": "benign", "benign_scary": "borderline"}
@@ -67,6 +69,7 @@ def test_the_prompts_for_evaluation_and_no_others_have_their_kinds(folder):
             assert all(set(row) == {"prompt"} for row in rows)
 
 
+@pytest.mark.slow
 def test_the_rubrics_ask_what_the_model_has_learned_to_rate(folder):
     rubrics = load_rubrics(str(folder / "rubrics.json"))
     assert [rubric.name for rubric in rubrics] == ["harmful", "helpful", "evasive"]
@@ -75,17 +78,20 @@ def test_the_rubrics_ask_what_the_model_has_learned_to_rate(folder):
     assert {kind for rubric in rubrics for kind in rubric.kinds} == {"harmful", "benign", "borderline"}
 
 
+@pytest.mark.slow
 def test_the_text_sample_has_facts_without_dialogues(folder):
     rows = [json.loads(line) for line in (folder / "text.jsonl").read_text().splitlines()]
     assert rows and all(set(row) == {"text"} and "so it does" in row["text"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_model_loads_as_a_chat_model_that_stops_at_the_end_of_a_turn(folder):
     policy = load_model(folder / "model")
     assert policy.style == "chat" and policy.max_length == 512
     assert [policy.tokenizer.piece(i) for i in policy.stop_ids] == ["<|im_end|>"]
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_transformers_reads_the_same_ids_and_logits(folder):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -102,6 +108,7 @@ def test_transformers_reads_the_same_ids_and_logits(folder):
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_the_config_of_the_folder_is_valid_and_names_a_missing_file(folder, tmp_path):
     config = from_config_dict(own_model().get_config(str(folder)))
     assert config.data.eval == str(folder / "prompts/eval.jsonl")
@@ -134,6 +141,7 @@ def test_mistakes_on_the_command_line(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_with_files_is_kept(folder, capsys):
     before = sorted(folder.rglob("*"))
     assert main(["world", f"--export={folder}"]) == 2

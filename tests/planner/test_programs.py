@@ -49,7 +49,7 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
         assert "module @jit" in program.step.lower(*program.arguments).as_text()[:200], program.name
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "wanted"), [
     ({"lora": {"rank": 2, "base": "nf4"}}, "ppo update (policy, critic)"),
     ({"lora": {"rank": 2, "base": "int8"}, "preference": {"members": 2}},

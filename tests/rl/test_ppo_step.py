@@ -67,7 +67,7 @@ def test_later_updates_have_other_ratios_and_are_clipped(buffer):
     assert float(metrics.ratio_max) > 1.2 and float(metrics.clip_fraction) > 0
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("whiten", [True, False])
 def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
     """Responses have unequal lengths: means of the means of parts would differ, and so would statistics of the parts."""

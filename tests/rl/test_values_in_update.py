@@ -25,7 +25,7 @@ def setups(**changes):
     return [dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD) for setup in made]
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "changes", "keep"),
     [(None, {"whiten_advantages": False, "micro_batch_tokens": 16}, False), ((2, 2, 2), {}, False), ((1, 4, 1), {}, True),

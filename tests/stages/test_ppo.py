@@ -42,7 +42,7 @@ def test_a_step_reports_every_metric_of_the_data_formats_page():
     assert [check.passed for check in checks] == [True] * 5
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
     """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state

@@ -56,6 +56,7 @@ def test_the_reward_of_rl_combines_all_members(ensemble):
     assert np.isfinite(row["score"]) and abs(row["score"]) < 5 and np.isfinite(row["value_loss"])
 
 
+@pytest.mark.slow
 def test_the_first_member_equals_a_single_preference_model(ensemble, done):
     found, alone = (read_metrics(run / "preference" / "metrics.jsonl") for run in (ensemble, done))
     assert found == alone

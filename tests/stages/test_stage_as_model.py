@@ -169,6 +169,7 @@ def test_a_third_run_starts_from_the_second(chat, tmp_path):
     assert first.model.lora is not None and second.model.lora is None
 
 
+@pytest.mark.slow
 def test_the_stage_of_a_run_on_a_stage_is_exported(chat, tmp_path):
     root = chat[0]
     assert convert.main(["convert", f"--source={root / 'second' / 'sft'}", f"--target={tmp_path / 'hf'}"]) == 0

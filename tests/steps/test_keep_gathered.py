@@ -66,7 +66,7 @@ def test_gradients_of_bfloat16_weights_are_float32_and_equal_up_to_their_roundin
         np.testing.assert_allclose(one, other, atol=2**-6 * np.abs(other).max())
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "nf4"])
 def test_adapters_on_a_gathered_base_have_the_same_gradients(kind):
     lora, results = LoraAdapters(rank=2, alpha=3.0, targets=("*",)), []

@@ -35,6 +35,7 @@ def whole():
     return run()
 
 
+@pytest.mark.slow
 def test_chosen_answers_score_higher(whole):
     trainer, steps = whole
     assert steps[-1].metrics["accuracy"] == 1
@@ -103,6 +104,7 @@ def test_early_stopping_keeps_the_weights_with_the_lowest_held_out_loss():
     assert np.mean(np.log1p(np.exp(-gap))) == pytest.approx(losses[best], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_early_stopping_trains_to_the_end_while_the_loss_falls():
     trainer, steps = stopped_run(held_out=PAIRS, epochs=2)
     plain, all_steps = run(members=1, epochs=2)
@@ -110,7 +112,7 @@ def test_early_stopping_trains_to_the_end_while_the_loss_falls():
     np.testing.assert_array_equal(trainer.score(PROMPTS, PROMPTS), plain.score(PROMPTS, PROMPTS))
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", (1, 4, 5, None))
 def test_an_interruption_of_early_stopping_changes_nothing(steps, tmp_path):
     """None: the run is complete, and its last step was decided by the patience."""
