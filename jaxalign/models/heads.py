@@ -234,7 +234,7 @@ def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
     if sharding.mesh.size == 1:
         return jnp.zeros(shape)
     ways = sharding.batch_size if B % sharding.batch_size == 0 else 1
-    return _constrain(way, jnp.zeros((ways, way.split.parts, *shape)), *_APART, None)
+    return _constrain(way, jnp.zeros((ways, way.split.parts, *shape)))
 
 
 def _add(way: _Way, total: jax.Array, hidden_BxCxD, gradient_BxCxV) -> jax.Array:
@@ -243,7 +243,7 @@ def _add(way: _Way, total: jax.Array, hidden_BxCxD, gradient_BxCxV) -> jax.Array
         return total + jnp.einsum(f"bcd,bcv->{result}", hidden_BxCxD, gradient_BxCxV, preferred_element_type=jnp.float32)
     apart = [x.reshape(len(total), -1, split.parts, split.size, x.shape[-1]) for x in (hidden_BxCxD, gradient_BxCxV)]
     added = jnp.einsum(f"pbqcd,pbqcv->pq{result}", *apart, preferred_element_type=jnp.float32)
-    return _constrain(way, total + added, *_APART, None)
+    return _constrain(way, total + added)
 
 
 def _sum(way: _Way, total: jax.Array) -> jax.Array:
@@ -252,12 +252,10 @@ def _sum(way: _Way, total: jax.Array) -> jax.Array:
     return whole.T if way.transposed else whole
 
 
-def _constrain(way: _Way, x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains the sharding of an array [..., D, V], or [..., V, D] if `transposed`. axes: the logical axes of all dimensions
-    but V, that of D last."""
-    *others, hidden = axes
+def _constrain(way: _Way, total: jax.Array, hidden: str | None = None) -> jax.Array:
+    """Constrains the sharding of a gradient or of its partial sums. hidden: the logical axis of D."""
     weight = ("vocab", hidden) if way.transposed else (hidden, "vocab")
-    return way.split.sharding.constrain(x, (*others, *weight))
+    return way.split.sharding.constrain(total, (*_APART[: total.ndim - 2], *weight))
 
 
 def token_kl(

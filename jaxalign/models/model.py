@@ -376,23 +376,24 @@ class Model:
     ) -> TokenStats:
         """Log-probabilities of targets int32 [B, T] and entropies, float32 [B, T], of the LM head on hidden [B, T, D]. used:
         see `heads.token_stats`."""
-        weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
-        of_head = {"sharding": self.sharding, "used": used, "transposed": self._transposed_head_gradient}
-        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, **of_head)
+        weight = self.head_weight(params, hidden.dtype)
+        return token_stats(hidden, weight, targets, temperature, used=used, **self._head_options)
 
     def weighted_nll(self, params: Params, hidden: jax.Array, targets: jax.Array, weights: jax.Array, used=None) -> jax.Array:
         """float32 []: `heads.weighted_nll` of the LM head for targets int32 [B, T] with weights float32 [B, T]."""
-        weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
-        of_head = {"sharding": self.sharding, "used": used, "transposed": self._transposed_head_gradient}
-        return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, **of_head)
+        weight = self.head_weight(params, hidden.dtype)
+        return weighted_nll(hidden, weight, targets, weights, used=used, **self._head_options)
 
     @property
-    def _transposed_head_gradient(self) -> bool:
-        """Whether the gradient of the head is summed as [V, D], the layout of the embedding table that is a tied head's weight.
+    def _head_options(self) -> dict[str, Any]:
+        """Arguments of `heads.token_stats` and `heads.weighted_nll`.
 
-        The TPU compiler copies a sum [D, V] to transpose it. The GPU compiler needs less memory for a sum [D, V].
+        The gradient of a tied head is summed in the layout of its table, [V, D], if the compiler would otherwise copy the sum
+        to transpose it. The TPU compiler does; the GPU compiler needs less memory for a sum [D, V].
         """
-        return self.config.tie_embeddings and self.sharding.platform == "tpu"
+        transposed = self.config.tie_embeddings and self.sharding.platform == "tpu"
+        return {"chunk_floats": self.chunk_floats, "cap": self.config.final_softcap, "sharding": self.sharding,
+                "transposed": transposed}
 
     def head_chunks(self, rows: int, length: int) -> int:
         """The maximum number of chunks in which `weighted_nll` computes [rows, length] positions if `used` is given."""
