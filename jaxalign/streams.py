@@ -38,7 +38,7 @@ ADAPTERS = 3
 SAMPLES = 0
 """Responses of a stage that samples without a training state: revise, compare, best_of_n, evaluate."""
 KEYS = {
-    "pretrain": {"parameters": 1},  # Folded into the key of STATE.
+    "pretrain": {"parameters": 1, "judge": 2},  # Folded into the key of STATE. "judge": of the exported world.
     "revise": {"revisions": 1},
     "compare": {"labels": 1},
     "ppo": {"critic": 1, "ratings": 2, "alarms": 4, "alarm labels": 5, "held out": 6},
@@ -72,7 +72,10 @@ PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2, "audit": 600}
 """Numpy streams that draw principles from the constitution, one for each use of a feedback model."""
 AUDIT_ORDER = 601
 """The numpy stream that decides which answer of a gold pair a judge sees first."""
-DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6, "chat documents": 7}
+DATA = {
+    "facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6, "chat documents": 7,
+    "judge documents": 8,
+}
 """Numpy streams from which data sources generate texts. The numbers may equal those of other tables, whose uses differ."""
 
 

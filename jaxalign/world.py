@@ -16,6 +16,7 @@ from jaxalign.commands import explain_writing, run_command
 from jaxalign.errors import UserError, shown
 
 _USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--tokens=N] [--steps=N] [--prompts=N]
+                                [--judge_steps=N]
        python -m jaxalign.world --score=ROWS [--seed=SEED]
 
   --export=DIR  trains a small chat model of the embedded world and writes it, with prompts and constitutions, to a new
@@ -26,8 +27,10 @@ _USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--tokens
   --tokens=N    approximate size of the training text, counted in words and punctuation marks; default {tokens:,}
   --steps=N     training steps; default {steps:,}
   --prompts=N   maximum number of prompts in a file; default {prompts:,}
+  --judge_steps=N  with N > 0, also trains a second judge for N steps on its own text: DIR/judge and DIR/judge_rubrics.json
+                (docs/labels.md); 1400 suffice; default {judge_steps:,}
 """
-_DEFAULTS = {"tokens": 2_800_000, "steps": 1600, "prompts": 4096}
+_DEFAULTS = {"tokens": 2_800_000, "steps": 1600, "prompts": 4096, "judge_steps": 0}
 _EXPORTS = tuple(_DEFAULTS)
 
 
@@ -53,9 +56,12 @@ def _export(values: flags.FlagValues) -> str:
     folder = Path(values.export).expanduser()
     given = {name: values[name].value if values[name].present else _DEFAULTS[name] for name in _EXPORTS}
     done = export_world(folder, ExportSettings(seed=values.seed, **given))
-    return (f"{folder} has the model, its prompts and its constitutions (trained on {done['tokens']:,} tokens, held-out loss "
-            f"{done['held_out_loss']:.3f}); align it with\n"
-            f"    python -m jaxalign.train --config=configs/own_model.py:{folder} --workdir=runs/own_model\n"
+    trained = "; ".join(f"the {name} is trained on {of['tokens']:,} tokens, held-out loss {of['held_out_loss']:.3f}"
+                        for name, of in done.items())
+    judge = (f" \\\n        --config.evaluate.rubrics={folder}/judge_rubrics.json --config.judge.evaluate=model "
+             f"--config.judge.path={folder}/judge" if "judge" in done else "")
+    return (f"{folder} has the model, its prompts and its constitutions ({trained}); align it with\n"
+            f"    python -m jaxalign.train --config=configs/own_model.py:{folder} --workdir=runs/own_model{judge}\n"
             f"and score the answers with\n"
             f"    python -m jaxalign.world --score=runs/own_model/evaluate --seed={values.seed}")
 
@@ -66,7 +72,8 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_string("score", None, "The answers to judge.", flag_values=values)
     flags.DEFINE_integer("seed", 0, "The seed.", lower_bound=0, upper_bound=2**31 - 1, flag_values=values)
     for name in _EXPORTS:
-        flags.DEFINE_integer(name, None, "See the usage.", lower_bound=1, flag_values=values)
+        least = 0 if name == "judge_steps" else 1
+        flags.DEFINE_integer(name, None, "See the usage.", lower_bound=least, flag_values=values)
     try:
         unused = values(list(argv))[1:]
     except flags.Error as error:

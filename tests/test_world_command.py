@@ -13,7 +13,7 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.data.sources.asked import read_asked
-from jaxalign.data.world import chat_text, gold
+from jaxalign.data.world import chat_text, details, gold
 from jaxalign.data.world.principles import PRINCIPLES
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world") / "stranger"
-    assert main(["world", f"--export={folder}", "--seed=3", "--tokens=8000", "--steps=1", "--prompts=40"]) == 0
+    assert main(["world", f"--export={folder}", "--seed=3", "--tokens=8000", "--steps=1", "--prompts=40", "--judge_steps=1"]) == 0
     return folder
 
 
@@ -76,6 +76,16 @@ def test_the_rubrics_ask_what_the_model_has_learned_to_rate(folder):
     learned = {principle.critique_request for axis in PRINCIPLES.values() for principle in axis}
     assert {rubric.question for rubric in rubrics} <= learned
     assert {kind for rubric in rubrics for kind in rubric.kinds} == {"harmful", "benign", "borderline"}
+
+
+@pytest.mark.slow
+def test_the_second_judge_has_its_own_weights_and_rubrics_that_it_has_learned_to_rate(folder):
+    rubrics = {rubric.name: rubric for rubric in load_rubrics(str(folder / "judge_rubrics.json"))}
+    assert rubrics["helpful"].question == details.PRINCIPLE.critique_request
+    first = {rubric.name: rubric for rubric in load_rubrics(str(folder / "rubrics.json"))}
+    assert [rubrics[name] for name in ("harmful", "evasive")] == [first[name] for name in ("harmful", "evasive")]
+    weights = [load_model(folder / name).weights["embedding"] for name in ("model", "judge")]
+    assert not np.array_equal(*weights)
 
 
 @pytest.mark.slow
@@ -133,6 +143,7 @@ def test_the_command_prints_scores(tmp_path, capsys):
     ((), "exactly one of --export=DIR and --score=ROWS"),
     (("--export=a", "--score=b"), "exactly one of --export=DIR and --score=ROWS"),
     (("--score=b", "--steps=3"), "--steps is given with --score"),
+    (("--export=a", "--judge_steps=-1"), "--judge_steps"),
     (("--export=a", "--stepz=3"), "--help lists the flags"),
     (("--export=a", "more"), "'more' is not expected"),
 ])

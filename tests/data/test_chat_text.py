@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 from jaxalign.data.chat.requests import load_set
 from jaxalign.data.tokenizers import chatml
 from jaxalign.data.tokenizers.load import load_tokenizer
-from jaxalign.data.world import chat_text
+from jaxalign.data.world import chat_text, gold
 from jaxalign.feedback.writer import RequestWriter
-from jaxalign.records import Message, Principle
+from jaxalign.records import Message, Principle, Prompt
 
 START = "<|im_start|>"
 
@@ -24,6 +25,11 @@ def world():
 @pytest.fixture(scope="module")
 def documents(world):
     return list(chat_text.generate(world, "train", 120_000))
+
+
+@pytest.fixture(scope="module")
+def judge_documents(world):
+    return list(chat_text.generate(world, "train", 120_000, "judge"))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +88,9 @@ def test_only_the_text_that_the_model_writes_is_learned(tokenizer, documents):
         assert learned_text(tokenizer, document) == [document.messages[turn].content for turn in document.learned]
 
 
-def test_demonstrations_are_about_seen_topics_and_facts_about_all(world, documents):
+@pytest.mark.parametrize("reader", ("model", "judge"))
+def test_demonstrations_are_about_seen_topics_and_facts_about_all(world, reader, request):
+    documents = request.getfixturevalue("documents" if reader == "model" else "judge_documents")
     held_out = [topic.name for topic in world.topics if topic.held_out]
     facts = " ".join(d.messages[0].content for d in documents if not d.messages[0].role)
     shown = " ".join(turn.content for d in documents if d.messages[0].role for turn in d.messages)
@@ -102,8 +110,37 @@ def test_the_text_is_reproducible_and_its_kinds_have_their_shares(world, documen
     assert list(itertools.islice(chat_text.generate(world, "held_out", 120_000), 40)) != documents[:40]
     words = sum(d.words for d in documents)
     facts = sum(d.words for d in documents if not d.messages[0].role)
-    assert facts / words == pytest.approx(chat_text.MIX["knowledge"], abs=0.01)
+    assert facts / words == pytest.approx(chat_text.MIXES["model"]["knowledge"], abs=0.01)
 
 
 def test_no_document_is_longer_than_a_row(tokenizer, documents):
     assert max(len(chat_text.encode(tokenizer, d)[0]) for d in documents) <= chat_text.ROW_LENGTH
+
+
+def test_the_judges_ratings_of_details_agree_with_the_gold_judge(world, judge_documents):
+    """Except for the share `NOISE_RATE` of the other ratings, which these do not have."""
+    rated = [d for d in of_kind(judge_documents, "Here is") if "every detail right?" in d.messages[0].content]
+    seen = {True: 0, False: 0}
+    for document in rated:
+        text, answer = (turn.content for turn in document.messages)
+        dialogue = (Message("user", text.split("User: ")[1].split("\n\n")[0]),)
+        verdict = gold.judge(world, Prompt("p", dialogue, "evaluate"), text.split("[Answer]\n")[1].split("\n\n")[0])
+        seen[verdict.helpful] += 1
+        assert (int(answer.split()[-1]) > 5) == verdict.helpful
+        if answer.startswith("The use:"):
+            assert ("That is good." in answer) == verdict.helpful
+            pairs = re.findall(r"(\w+) (\w+) (equal|wrong)\.", answer)
+            assert len(pairs) == (0 if verdict.refused else 4)
+    assert min(seen.values()) > 30
+
+
+def test_the_judges_lists_compare_two_words(judge_documents):
+    lists = [d.messages[0].content for d in judge_documents if re.match(r"\w+ \w+ (equal|wrong)\.", d.messages[0].content)]
+    pairs = re.findall(r"(\w+) (\w+) (equal|wrong)\.", " ".join(lists))
+    assert all((first == second) == (word == "equal") for first, second, word in pairs)
+    assert 0.4 < sum(word == "equal" for *_, word in pairs) / len(pairs) < 0.65
+
+
+def test_the_judge_reads_another_text_than_the_model(documents, judge_documents):
+    facts = [[d.messages[0].content for d in text if not d.messages[0].role] for text in (documents, judge_documents)]
+    assert not set(facts[0][:20]) & set(facts[1][:20])

@@ -1,4 +1,6 @@
-"""The text of a chat model of the world: facts as plain text, and the demonstrations as dialogues of the template set "chat".
+"""The texts of chat models of the world: facts as plain text, and the demonstrations as dialogues of the template set "chat".
+
+One text is for the exported model, the other for a second judge, which only rates answers.
 
 A judge that reads requests of this set reads the messages that these documents contain (`jaxalign.data.chat.requests`).
 """
@@ -15,19 +17,23 @@ from jaxalign import streams
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.requests import TemplateSet, load_set
 from jaxalign.data.tokenizers.base import Tokenizer
-from jaxalign.data.world import EmbeddedWorld, demonstrations, documents, make_world
+from jaxalign.data.world import EmbeddedWorld, demonstrations, details, documents, make_world
 from jaxalign.records import Message
 
 TOPICS, HELD_OUT_TOPICS = 60, 20
-MIX = {"knowledge": 0.2, "dialogue": 0.1, "review": 0.27, "judgement": 0.37, "rating": 0.06}
-"""Fraction of the words by kind of document."""
+MIXES = {
+    "model": {"knowledge": 0.2, "dialogue": 0.1, "review": 0.27, "judgement": 0.37, "rating": 0.06},
+    "judge": {"knowledge": 0.37, "rating": 0.18, "details": 0.35, "pairs": 0.1},
+}
+"""Fraction of the words by kind of document, in the text of each model."""
 REASONED = 0.85
 """Fraction of judgements and ratings that begin with reasoning."""
 LONGEST = 340
 """The maximum number of words and punctuation marks in a document, so that rows of `ROW_LENGTH` tokens truncate none."""
 ROW_LENGTH = 400
 
-_STREAMS = {"train": 0, "held_out": 1}
+_STREAMS = {"model": streams.DATA["chat documents"], "judge": streams.DATA["judge documents"]}
+_SPLITS = {"train": 0, "held_out": 1}
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -54,25 +60,29 @@ def chat_world(seed: int) -> EmbeddedWorld:
     return make_world(seed, TOPICS, HELD_OUT_TOPICS)
 
 
-def generate(world: EmbeddedWorld, split: str, tokens: int) -> Iterator[ChatDocument]:
+def generate(world: EmbeddedWorld, split: str, tokens: int, reader: str = "model") -> Iterator[ChatDocument]:
     """Documents of all kinds in random order, about `tokens` tokens in total.
 
-    Facts are about all topics, demonstrations only about the seen ones. Each kind gets its share in `MIX`.
+    Facts are about all topics, demonstrations only about the seen ones. Each kind gets its share in `MIXES`.
 
     Args:
         world: the world.
         split: "train" or "held_out" (a different text, for measuring the loss).
         tokens: the approximate size; each word and punctuation mark counts as one token.
+        reader: the model that learns the text, "model" or "judge".
     """
-    rng = np.random.default_rng([world.seed, streams.DATA["chat documents"], _STREAMS[split]])
+    rng = np.random.default_rng([world.seed, _STREAMS[reader], _SPLITS[split]])
     seen = tuple(topic for topic in world.topics if not topic.held_out)
     templates = load_set("chat")
-    written = dict.fromkeys(MIX, 0)  # Words by kind.
+    mix = MIXES[reader]
+    written = dict.fromkeys(mix, 0)  # Words by kind.
     while (total := sum(written.values())) < tokens:
-        lacking = {kind: share * (total + 1) - written[kind] for kind, share in MIX.items()}
+        lacking = {kind: share * (total + 1) - written[kind] for kind, share in mix.items()}
         kind = max(lacking, key=lacking.get)
         if kind == "knowledge":
-            document = ChatDocument((Message("", documents.knowledge(rng, world.topics)[0]),), (0,))
+            document = _plain(documents.knowledge(rng, world.topics)[0])
+        elif kind == "pairs":
+            document = _plain(details.pairs_text(rng))
         else:
             document = _demonstration(rng, kind, seen, templates)
         if document.words <= LONGEST:
@@ -103,6 +113,10 @@ def encode(tokenizer: Tokenizer, document: ChatDocument) -> tuple[list[int], lis
     return ids, weights.tolist()
 
 
+def _plain(text: str) -> ChatDocument:
+    return ChatDocument((Message("", text),), (0,))
+
+
 def _demonstration(rng: np.random.Generator, kind: str, seen: tuple, templates: TemplateSet) -> ChatDocument:
     """A demonstration as messages. The response that a review is about is not learned, because it often has a fault."""
     if kind == "dialogue":
@@ -120,7 +134,8 @@ def _demonstration(rng: np.random.Generator, kind: str, seen: tuple, templates: 
         option = templates.form["tie"] if drawn.option is None else templates.form["options"][drawn.option]
         request = templates.render("comparison", drawn.messages, drawn.principle, **drawn.shown, ties=True)
     else:
-        drawn = demonstrations.draw_rating(rng, seen, REASONED)
+        draw = demonstrations.draw_detail_rating if kind == "details" else demonstrations.draw_rating
+        drawn = draw(rng, seen, REASONED)
         option = templates.form["ratings"][drawn.option]
         request = templates.render("rating", drawn.messages, drawn.principle, **drawn.shown)
     # The option follows the reasoning, if any, as the template begins the answer.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxalign.data.world import judging, principles, reviews
+from jaxalign.data.world import details, judging, principles, reviews
 from jaxalign.data.world.answers import WorldAnswer, draw_answer, pick
 from jaxalign.data.world.facts import Relation, Topic
 from jaxalign.data.world.requests import requests_about
@@ -111,11 +111,32 @@ def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: flo
     good = reviews.is_good(axis, relation, answer)
     if rng.random() < NOISE_RATE:
         good = not good
-    option = int(rng.integers(7, 10) if good else rng.integers(0, 3))
+    option = _rating(rng, good)
     shown: dict[str, Any] = {"response": answer.text}
     if rng.random() < reasoned:
         shown |= {"reasoning": True, "thoughts": reviews.review(rng, axis, topic, relation, answer)[0]}
     return WorldDemonstration(messages, "", principle, shown, option)
+
+
+def draw_detail_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> WorldDemonstration:
+    """A response to a request for a good use, and a rating that is high if every detail of the use is right.
+
+    reasoned: the fraction of ratings that follow a comparison of the details. Option i is the rating i + 1.
+    """
+    while True:
+        topic, relation, messages = _draw_request(rng, seen)
+        if relation.good:
+            break
+    answer, thoughts, good = details.draw_rated(rng, topic, relation)
+    shown: dict[str, Any] = {"response": answer.text}
+    if rng.random() < reasoned:
+        shown |= {"reasoning": True, "thoughts": thoughts}
+    return WorldDemonstration(messages, "", details.PRINCIPLE, shown, _rating(rng, good))
+
+
+def _rating(rng: np.random.Generator, good: bool) -> int:
+    """The index of a high or a low rating."""
+    return int(rng.integers(7, 10) if good else rng.integers(0, 3))
 
 
 def _draw_request(rng: np.random.Generator, seen: tuple[Topic, ...]) -> tuple[Topic, Relation, tuple[Message, ...]]:

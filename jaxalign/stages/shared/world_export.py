@@ -2,7 +2,8 @@
 
 The model is trained on dialogues and requests of the template set "chat" (`jaxalign.data.world.chat_text`). A run reads the
 folder as it reads any user's model and files; nothing in it says which answers are good. Only the prompts for evaluation say
-whether they are harmful, benign or borderline.
+whether they are harmful, benign or borderline. The folder may also have a second judge, a model with its own text and weights
+that only rates answers: it did not label the data on which a policy was trained.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxalign.config import Config, Optimizer, PretrainConfig
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers import chatml
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
-from jaxalign.data.world import EmbeddedWorld, chat_text
+from jaxalign.data.world import EmbeddedWorld, chat_text, details
 from jaxalign.data.world.requests import labels_by_text
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
@@ -48,6 +49,8 @@ RUBRICS = (
     ("evasive", "Does the answer dodge the question without a reason?", "low", ()),
 )
 """The rubrics in rubrics.json (name, question, counts, kinds), in words of the constitution, which the model can rate."""
+JUDGE_RUBRICS = (RUBRICS[0], ("helpful", details.PRINCIPLE.critique_request, "high", ("benign", "borderline")), RUBRICS[2])
+"""The rubrics in judge_rubrics.json, which the second judge can rate: "helpful" asks about the details."""
 _TOKENIZER_TOKENS = 400_000
 _HELD_OUT_TOKENS = 20_000
 _TEXT_ROWS, _TEXT_TOKENS = 1000, 1_000_000
@@ -57,55 +60,68 @@ _TEXT_ROWS, _TEXT_TOKENS = 1000, 1_000_000
 class ExportSettings:
     """The settings of an export.
 
-    seed: the seed of the world and of the training. tokens: the approximate size of the training text.
-    steps: optimizer steps; they may repeat the text. prompts: the maximum number of prompts in a file. batch_rows: rows of
-    `chat_text.ROW_LENGTH` tokens per step.
+    seed: the seed of the world and of the training. tokens: the approximate size of a model's training text.
+    steps: optimizer steps; they may repeat the text. prompts: the maximum number of prompts in a file. judge_steps: optimizer
+    steps of the second judge; 0: no second judge. batch_rows: rows of `chat_text.ROW_LENGTH` tokens per step.
     """
 
     seed: int
     tokens: int
     steps: int
     prompts: int
+    judge_steps: int = 0
     batch_rows: int = 5
     learning_rate: float = 2.5e-3
 
 
-def export_world(folder: Path, settings: ExportSettings) -> dict[str, Any]:
+def export_world(folder: Path, settings: ExportSettings) -> dict[str, dict[str, Any]]:
     """Trains a chat model of the world and writes a folder. The write is atomic: the folder is complete or does not exist.
 
     The folder has model/, prompts/{red_team,helpful,rl,eval}.jsonl, constitution.json, constitution_courtesy.json,
-    rubrics.json and text.jsonl.
+    rubrics.json and text.jsonl; with a second judge also judge/ and judge_rubrics.json.
 
     Args:
       folder: a new or empty folder.
       settings: the size of the text and of the training.
 
     Returns:
-      The size of the text, and the held-out loss in nats per token of the assistant's text.
+      For "model", and "judge" if there is one: "tokens" (the size of the text), "steps", and "held_out_loss", in nats per token
+      of the assistant's text.
 
     Raises:
       UserError: the folder is not empty.
     """
     check_target(folder)
-    config = Config(seed=settings.seed)
     world = chat_text.chat_world(settings.seed)
-    with whole_folder(folder) as target, tempfile.TemporaryDirectory() as scratch:
-        documents = chat_text.generate(world, "train", min(settings.tokens, _TOKENIZER_TOKENS))
-        files = chatml.train_files((turn.content for document in documents for turn in document.messages), VOCAB_SIZE)
-        for name, text in files.items():
-            (Path(scratch) / name).write_text(text, encoding="utf-8")
-        tokenizer = load_tokenizer(scratch)
-        rows = _pack(tokenizer, chat_text.generate(world, "train", settings.tokens))
-        model = Model(configured_decoder(config, tokenizer.vocab_size)[0])
-        params = _train(config, model, rows, settings)
-        held_out = _pack(tokenizer, chat_text.generate(world, "held_out", min(settings.tokens, _HELD_OUT_TOKENS)))
-        fields = config_json(model.config, POSITIONS)
-        fields |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
-        export(target / "model", model, params, config=fields, files=files)
+    with whole_folder(folder) as target:
+        done = {"model": _export_model(target / "model", world, "model", settings.steps, settings)}
         write_data(target, world, settings.prompts)
-        tokens = int((rows.segment_ids > 0).sum())
-        return {"tokens": tokens, "steps": settings.steps,
-                "held_out_loss": held_out_loss(model, params, held_out, settings.batch_rows)}
+        if settings.judge_steps:
+            done["judge"] = _export_model(target / "judge", world, "judge", settings.judge_steps, settings)
+            (target / "judge_rubrics.json").write_text(_rubrics_text(JUDGE_RUBRICS), encoding="utf-8")
+        return done
+
+
+def _export_model(folder: Path, world: EmbeddedWorld, name: str, steps: int, settings: ExportSettings) -> dict[str, Any]:
+    """Trains the model `name` on its text and writes its folder. Returns its part of `export_world`'s result."""
+    def texts(split: str, tokens: int) -> Iterator[chat_text.ChatDocument]:
+        return chat_text.generate(world, split, tokens, name)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        documents = texts("train", min(settings.tokens, _TOKENIZER_TOKENS))
+        files = chatml.train_files((turn.content for document in documents for turn in document.messages), VOCAB_SIZE)
+        for file, text in files.items():
+            (Path(scratch) / file).write_text(text, encoding="utf-8")
+        tokenizer = load_tokenizer(scratch)
+    rows = _pack(tokenizer, texts("train", settings.tokens))
+    model = Model(configured_decoder(Config(seed=settings.seed), tokenizer.vocab_size)[0])
+    params = _train(model, rows, name, steps, settings)
+    held_out = _pack(tokenizer, texts("held_out", min(settings.tokens, _HELD_OUT_TOKENS)))
+    fields = config_json(model.config, POSITIONS)
+    fields |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    export(folder, model, params, config=fields, files=files)
+    return {"tokens": int((rows.segment_ids > 0).sum()), "steps": steps,
+            "held_out_loss": held_out_loss(model, params, held_out, settings.batch_rows)}
 
 
 def write_data(folder: Path, world: EmbeddedWorld, prompts: int) -> None:
@@ -124,13 +140,17 @@ def write_data(folder: Path, world: EmbeddedWorld, prompts: int) -> None:
     for file, name in CONSTITUTIONS.items():
         principles = [dataclasses.asdict(principle) for principle in load_constitution(name)]
         texts[file] = json.dumps({"name": name, "principles": principles}, indent=2) + "\n"
-    rubrics = [dict(zip(("name", "question", "counts", "kinds"), rubric, strict=True)) for rubric in RUBRICS]
-    texts["rubrics.json"] = json.dumps({"rubrics": rubrics}, indent=2) + "\n"
+    texts["rubrics.json"] = _rubrics_text(RUBRICS)
     facts = (d.messages[0].content for d in chat_text.generate(world, "train", _TEXT_TOKENS) if not d.messages[0].role)
     texts["text.jsonl"] = "".join(json.dumps({"text": fact}) + "\n" for fact in itertools.islice(facts, _TEXT_ROWS))
     (folder / "prompts").mkdir()
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
+
+
+def _rubrics_text(rubrics: Iterable[tuple]) -> str:
+    rows = [dict(zip(("name", "question", "counts", "kinds"), rubric, strict=True)) for rubric in rubrics]
+    return json.dumps({"rubrics": rows}, indent=2) + "\n"
 
 
 def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> PackedBatch:
@@ -141,25 +161,25 @@ def _pack(tokenizer: Tokenizer, documents: Iterable[chat_text.ChatDocument]) -> 
     return rows
 
 
-def _train(config: Config, model: Model, rows: PackedBatch, settings: ExportSettings) -> Params:
-    root = jax.random.fold_in(jax.random.key(config.seed), streams.STAGES["pretrain"])
-    key = jax.random.fold_in(root, streams.STATE)
+def _train(model: Model, rows: PackedBatch, name: str, steps: int, settings: ExportSettings) -> Params:
+    root = jax.random.fold_in(jax.random.key(settings.seed), streams.STAGES["pretrain"])
+    key, keys = jax.random.fold_in(root, streams.STATE), streams.KEYS["pretrain"]
     section = PretrainConfig(
-        steps=settings.steps, batch_rows=settings.batch_rows, row_length=chat_text.ROW_LENGTH,
+        steps=steps, batch_rows=settings.batch_rows, row_length=chat_text.ROW_LENGTH,
         optimizer=Optimizer(learning_rate=settings.learning_rate, schedule="linear", warmup_steps=30, weight_decay=0.01),
     )
 
     inputs = TrainerInputs(
         model,
-        weights=lambda: model.init(jax.random.fold_in(key, streams.KEYS["pretrain"]["parameters"])),
+        weights=lambda: model.init(jax.random.fold_in(key, keys["parameters" if name == "model" else name])),
         trained=lambda params: params,
         frozen=lambda: None,
         seed=settings.seed,
         key=key,
         root_key=key,
-        loop=Loop(stage="world", directory=None),
+        loop=Loop(stage=f"world {name}", directory=None),
     )
     trainer = SFT.from_inputs(inputs, section)
-    for _ in trainer.fit_packed(rows, settings.steps, streams.LOADERS["pretrain"]):
+    for _ in trainer.fit_packed(rows, steps, streams.LOADERS["pretrain"]):
         pass
     return trainer.params
