@@ -28,7 +28,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world") / "stranger"
-    assert main(["world", f"--export={folder}", "--seed=3", "--tokens=8000", "--steps=1", "--prompts=40", "--judge_steps=1"]) == 0
+    sizes = ("--tokens=8000", "--steps=1", "--prompts=40", "--judge_steps=1")
+    assert main(["world", f"--export={folder}", "--seed=3", *sizes]) == 0
     return folder
 
 
