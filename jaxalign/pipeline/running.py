@@ -27,7 +27,7 @@ from jaxalign.tracking import device_times
 from jaxalign.tracking.sinks import identity
 from jaxalign.tracking.sinks.replay import send_finished
 from jaxalign.tracking.timing import rest_of
-from jaxalign.tracking.workdir import LEFT_OUT
+from jaxalign.tracking.workdir import LEFT_OUT, MICRO_BATCHES
 
 TIMING = "timing.jsonl"
 _VISIBLE_SECONDS = 30.0  # A shared file system may show stale contents of a folder for this long.
@@ -224,6 +224,6 @@ def _forget(stage: Stage, folder: str, storage: Storage) -> None:
 
     The user can then correct the config and repeat the command without --overwrite.
     """
-    setup = {manifests.FILE, manifests.MICRO_BATCHES, TIMING, device_times.FILE, identity.FILE, *stage.setup_files}
+    setup = {manifests.FILE, MICRO_BATCHES, TIMING, device_times.FILE, identity.FILE, *stage.setup_files}
     if not any(storage.size(f"{folder}/{file}") for file in storage.list(folder) if file not in setup):
         storage.remove(folder)

@@ -23,8 +23,8 @@ from jaxalign.tracking.timing import PhaseTotal, read_timing
 class StageFiles:
     """The files of one stage; missing files are empty. `status` is "done", "running", or None without a manifest. `inputs` has
     the stages that it read, by its manifest; None without a record of them. `config` has the config fields that it depends on,
-    by dotted name, `left_out` the rows that did not fit (`LEFT_OUT`), and `device_times` those of a stage whose roles have
-    devices of their own."""
+    by dotted name, `left_out` the rows that did not fit (`LEFT_OUT`), `device_times` those of a stage whose roles have
+    devices of their own, and `choice` the sentences on what it chose for its devices (`MICRO_BATCHES`)."""
 
     name: str
     status: str | None = None
@@ -35,6 +35,7 @@ class StageFiles:
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     device_times: Sequence[IterationTimes] = ()
+    choice: str = ""
 
     @property
     def started(self) -> bool:
@@ -176,6 +177,8 @@ MANIFEST = "manifest.json"
 _STAGE_FILES = (MANIFEST, "metrics.jsonl", "timing.jsonl", "summary.json")
 LEFT_OUT = "left_out.json"
 """A stage's file with the rows that did not fit: {rows: {"total", "dropped", "cut"}}; only written if there are any."""
+MICRO_BATCHES = "micro_batches.json"
+"""A stage's file with the values of `micro_batch_tokens=auto` and `keep_gathered=auto`, and sentences on them ("reason")."""
 
 
 def used_stages(workdir: Path, planned: Iterable[str]) -> frozenset[str] | None:
@@ -225,7 +228,7 @@ def _read_stage(path: Path) -> StageFiles:
     inputs = recorded.get("inputs")
     return StageFiles(path.name, recorded.get("status"), read_object(summary), read_metrics(metrics), read_timing(timing),
                       None if inputs is None else tuple(inputs), recorded.get("config") or {}, read_object(path / LEFT_OUT),
-                      read_device_times(path / device_times.FILE))
+                      read_device_times(path / device_times.FILE), str(read_object(path / MICRO_BATCHES).get("reason") or ""))
 
 
 def read_config(workdir: Path) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from jaxalign.planner.hardware import chips
 from jaxalign.planner.role_models import part_of
 from jaxalign.stages.shared import micro_batches
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.manifest import MICRO_BATCHES
 from jaxalign.stages.shared.micro_batches import with_micro_batches
+from jaxalign.tracking.workdir import MICRO_BATCHES, read_run
 from tests import processes
 from tests.stages.ppo_of_prompts import config as placed_config
 from tests.stages.ppo_of_prompts import write_inputs
@@ -95,6 +95,8 @@ def test_the_compiler_confirms_the_choice_and_a_resumed_run_keeps_it(folder, tmp
     assert f"[ppo] compiled, the programs of this stage need {peaks[tokens] / 1e9:.3g} of 1 GB\n" in said
     assert list(peaks) == [tokens]
     assert from_config_dict(dataclasses.asdict(chosen.config)) == chosen.config
+    (tmp_path / "ppo" / "metrics.jsonl").write_text('{"step": 0}\n')
+    assert f"{tokens} tokens per device" in read_run(tmp_path).stage("ppo").choice
     attached(1.0)  # No size fits now.
     again = with_micro_batches(context(folder, tmp_path / "ppo"), "ppo")
     assert again.config == chosen.config and ", as in the interrupted run" in capsys.readouterr().out

@@ -137,6 +137,8 @@ def _preference(path: Path, draw: random.Random) -> None:
 
 
 def _ppo(path: Path, draw: random.Random) -> None:
+    write_json(path / "micro_batches.json", {"tokens": 768, "keep_gathered": "never", "where": {},
+                                             "reason": "config.ppo.micro_batch_tokens=auto: 768 tokens per device"})
     scores = [1.4 * (1 - math.exp(-step / 20)) + draw.gauss(0, 0.05) for step in range(60)]
     write_rows(path / "metrics.jsonl", [
         {"step": step, "score": score, "reward": score - 0.002 * step, "kl_k1": 0.05 * step, "kl_k3": 0.048 * step,

@@ -21,14 +21,12 @@ from jaxalign.stages.shared.base import Stage
 from jaxalign.storage import LocalStorage, Storage, read_json, write_json
 from jaxalign.tracking import device_times
 from jaxalign.tracking.sinks import identity
+from jaxalign.tracking.workdir import MICRO_BATCHES
 
 RUNNING, DONE = "running", "done"
 FILE = "manifest.json"
 _ARRAYS = "_CHECKPOINT_METADATA"  # Orbax's file in a folder of parameters, which contains their checksums.
 _WORKDIR = "../"  # Begins the name of an output in the work directory itself.
-MICRO_BATCHES = "micro_batches.json"
-"""The file of a stage's folder with the chosen size of its micro-batches and whether its weights stay gathered
-(`stages.shared.micro_batches`)."""
 _NO_OUTPUT = (FILE, "timing.jsonl", device_times.FILE, "speed.json", "trackers.json", identity.FILE, MICRO_BATCHES)
 NO_RESULT = ("preference.on_failure",)
 """Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""

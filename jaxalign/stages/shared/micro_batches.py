@@ -30,8 +30,7 @@ from jaxalign.planner.shapes import policy_model
 from jaxalign.registry.stages import stages_in_order
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
-from jaxalign.stages.shared.manifest import MICRO_BATCHES
-from jaxalign.tracking.workdir import read_object
+from jaxalign.tracking.workdir import MICRO_BATCHES, read_object
 
 _TOKENS, _KEPT = "tokens", "keep_gathered"
 

@@ -14,7 +14,8 @@ from jaxalign.tracking.workdir import RunFiles
 def costs(run: RunFiles) -> ReportSection:
     """Time and tokens by stage and phase."""
     title = "Time and tokens"
-    timed = {name: stage.timing for name, stage in {**run.stages, **run.runs}.items() if stage.timing}
+    stages = {**run.stages, **run.runs}
+    timed = {name: stage.timing for name, stage in stages.items() if stage.timing}
     if not timed:
         return ReportSection("time", title, missing=("No stage has recorded its time yet.",), nav="Time", order=LAST)
     totals = {name: sum(phase["seconds"] for phase in timing.values()) for name, timing in timed.items()}
@@ -38,4 +39,5 @@ def costs(run: RunFiles) -> ReportSection:
     first = [[name, seconds(timing["first step"]["since"])] for name, timing in timed.items()
              if timing.get("first step", {}).get("since")]
     waited = (Table("Time from the last start to the end of the first step", ["Stage", "Time"], first),) if first else ()
-    return ReportSection("time", title, figures=(figure,), tables=(table, *waited), nav="Time", order=LAST)
+    chosen = [f"Stage {name}: {stage.choice.rstrip('.')}." for name, stage in stages.items() if stage.choice]
+    return ReportSection("time", title, " ".join(chosen), figures=(figure,), tables=(table, *waited), nav="Time", order=LAST)
