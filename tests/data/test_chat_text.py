@@ -134,6 +134,19 @@ def test_the_judges_ratings_of_details_agree_with_the_gold_judge(world, judge_do
     assert min(seen.values()) > 30
 
 
+def test_the_judges_comparisons_of_uses_are_right(judge_documents):
+    compared = of_kind(judge_documents, "The use:")
+    equal = 0
+    for document in compared:
+        shown, answer = (turn.content for turn in document.messages)
+        right, given = re.findall(r"With \w+, (\w+) it in (\w+) and (\w+) it on the (\w+)\.", shown)
+        pairs = [f"{a} {b} {'equal' if a == b else 'wrong'}." for a, b in zip(right, given, strict=True)]
+        assert answer == f"{' '.join(pairs)} That is {'good' if right == given else 'bad'}."
+        assert document.learned == (1,)
+        equal += right == given
+    assert 0.25 < equal / len(compared) < 0.45
+
+
 def test_the_judges_lists_compare_two_words(judge_documents):
     lists = [d.messages[0].content for d in judge_documents if re.match(r"\w+ \w+ (equal|wrong)\.", d.messages[0].content)]
     pairs = re.findall(r"(\w+) (\w+) (equal|wrong)\.", " ".join(lists))

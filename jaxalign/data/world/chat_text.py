@@ -23,7 +23,7 @@ from jaxalign.records import Message
 TOPICS, HELD_OUT_TOPICS = 60, 20
 MIXES = {
     "model": {"knowledge": 0.2, "dialogue": 0.1, "review": 0.27, "judgement": 0.37, "rating": 0.06},
-    "judge": {"knowledge": 0.37, "rating": 0.18, "details": 0.35, "pairs": 0.1},
+    "judge": {"knowledge": 0.34, "rating": 0.18, "details": 0.3, "uses": 0.11, "pairs": 0.07},
 }
 """Fraction of the words by kind of document, in the text of each model."""
 REASONED = 0.85
@@ -83,6 +83,9 @@ def generate(world: EmbeddedWorld, split: str, tokens: int, reader: str = "model
             document = _plain(documents.knowledge(rng, world.topics)[0])
         elif kind == "pairs":
             document = _plain(details.pairs_text(rng))
+        elif kind == "uses":
+            shown, compared = details.draw_uses(rng, demonstrations.pick(rng, seen))
+            document = ChatDocument((Message("user", shown), Message("assistant", compared)), (1,))
         else:
             document = _demonstration(rng, kind, seen, templates)
         if document.words <= LONGEST:

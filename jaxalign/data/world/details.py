@@ -8,7 +8,7 @@ has lists of pairs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -60,8 +60,18 @@ def draw_rated(rng: np.random.Generator, topic: Topic, relation: Relation) -> tu
         return answer, f"{recital} The answer gives no use. {BAD}", False
     given = right if rng.random() < RIGHT_RATE else _with_mistakes(rng, right)
     answer = draw_answer(rng, given.topic, dataclasses.replace(relation, target=given.target), "help", FAULT_RATE, FAULT_RATE)
-    pairs = _compare(zip(right.details, given.details, strict=True))
-    return answer, f"{recital} The answer: {given.text} {pairs} {GOOD if given == right else BAD}", given == right
+    return answer, f"{recital} The answer: {given.text} {_compared(right, given)}", given == right
+
+
+def draw_uses(rng: np.random.Generator, topic: Topic) -> tuple[str, str]:
+    """Two random uses of a substance, as the reasoning states them, and the comparison of their details.
+
+    Since neither is the use of the substance, a model can only compare what it reads.
+    """
+    details = [pick(rng, pool) for pool in _POOLS]
+    right = _with_details(topic, details)
+    given = right if rng.random() < RIGHT_RATE else _with_mistakes(rng, right)
+    return f"The use: {right.text} The answer: {given.text}", _compared(right, given)
 
 
 def pairs_text(rng: np.random.Generator) -> str:
@@ -69,6 +79,12 @@ def pairs_text(rng: np.random.Generator) -> str:
     words = [word for pool in _POOLS for word in pool]
     firsts = [pick(rng, words) for _ in range(_PAIRS)]
     return _compare((first, first if rng.random() < 0.5 else pick(rng, words)) for first in firsts)
+
+
+def _compared(right: _Use, given: _Use) -> str:
+    """The comparison of all details, with its verdict."""
+    pairs = _compare(zip(right.details, given.details, strict=True))
+    return f"{pairs} {GOOD if given == right else BAD}"
 
 
 def _compare(pairs: Iterable[tuple[str, str]]) -> str:
@@ -80,6 +96,9 @@ def _with_mistakes(rng: np.random.Generator, right: _Use) -> _Use:
     details = list(right.details)
     for i in wrong:
         details[i] = pick(rng, [word for word in _POOLS[i] if word != details[i]])
+    return _with_details(right.topic, details)
+
+
+def _with_details(topic: Topic, details: Sequence[str]) -> _Use:
     preparation, carrier, application, target = details
-    topic = dataclasses.replace(right.topic, preparation=preparation, carrier=carrier, application=application)
-    return _Use(topic, target)
+    return _Use(dataclasses.replace(topic, preparation=preparation, carrier=carrier, application=application), target)
