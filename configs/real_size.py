@@ -56,22 +56,22 @@ updates of llama31_8b_v6e64 (network; PPO's update takes 2.0 s, of which computi
 
 from jaxalign.config import default_config
 
-# (data, fsdp, tensor), rows of a PPO batch, rows of a micro-batch per device, whether all weights are trained.
+# (data, fsdp, tensor), rows of a PPO batch, rows of a micro-batch per device, whether all weights are trained, remat_saves.
 VARIANTS = {
-    "qwen3_0_6b": ((1, 1, 1), 32, 2, False),
-    "llama32_1b": ((1, 1, 1), 32, 2, False),
-    "gemma2_9b": ((1, 2, 4), 64, 8, False),
-    "llama31_8b_h100x8": ((1, 8, 1), 64, 8, True),
-    "llama31_8b_v5e16": ((1, 4, 4), 64, 8, False),
-    "llama31_8b_v6e64": ((1, 16, 4), 256, 8, True),
-    "llama31_70b_v5p128": ((1, 8, 8), 128, 8, False),
+    "qwen3_0_6b": ((1, 1, 1), 32, 2, False, "nothing"),
+    "llama32_1b": ((1, 1, 1), 32, 2, False, "nothing"),
+    "gemma2_9b": ((1, 2, 4), 64, 8, False, "nothing"),
+    "llama31_8b_h100x8": ((1, 8, 1), 64, 8, True, "products"),
+    "llama31_8b_v5e16": ((1, 4, 4), 64, 8, False, "nothing"),
+    "llama31_8b_v6e64": ((1, 16, 4), 256, 8, True, "nothing"),
+    "llama31_70b_v5p128": ((1, 8, 8), 128, 8, False, "nothing"),
 }
 
 
 def get_config(variant="qwen3_0_6b"):
     if variant not in VARIANTS:
         raise ValueError(f"{variant!r} is not a variant; choose one of {', '.join(VARIANTS)}")
-    mesh, rows, at_once, whole = VARIANTS[variant]
+    mesh, rows, at_once, whole, saves = VARIANTS[variant]
     config = default_config()
     config.stages = ("sft", "preference", "ppo", "evaluate", "report")
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = mesh
@@ -80,7 +80,7 @@ def get_config(variant="qwen3_0_6b"):
     config.model.path = ""
     config.model.max_length = 768
     config.model.compute_dtype = "bfloat16"
-    config.model.remat = True
+    config.model.remat, config.model.remat_saves = True, saves
     if not whole:
         config.lora.rank = 16
         config.lora.base = "bfloat16"

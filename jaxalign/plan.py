@@ -122,6 +122,13 @@ class _Plan:
         return [] if self.run.fits or self.run.placed else search.advice(self.given)
 
     @functools.cached_property
+    def less_recomputation(self) -> tuple[str, RunEstimate] | None:
+        """A change with which a run without a placement recomputes less, and its plan; None if none is worth it."""
+        from jaxalign.planner import search
+
+        return None if self.run.placed else search.less_recomputation(self.given, self.run)
+
+    @functools.cached_property
     def weights(self) -> dict[str, WeightBytes]:
         """Those of each role on config.mesh."""
         from jaxalign.planner.estimate import abstract_sharding, role_weights
@@ -191,9 +198,11 @@ def _json(plan: _Plan) -> dict[str, Any]:
     from jaxalign.planner import compiled_report, placement_kinds_report, placement_report, report, search
     from jaxalign.planner.requests import planned_requests
 
-    given = plan.given
+    given, less = plan.given, plan.less_recomputation
     return report.to_json(plan.run, plan.weights, given.assumptions, plan.prices) | {
         "advice": [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in plan.advice],
+        "less_recomputation": None if less is None else {"change": less[0], "peak_bytes": less[1].peak,
+                                                         "seconds": less[1].seconds},
         "faster_mesh": None if plan.faster is None else search.mesh_words(plan.faster.config.mesh),
         "micro_batches": [dataclasses.asdict(size) for size in plan.chosen.sizes],
         "keep_gathered": None if plan.chosen.kept is None else dataclasses.asdict(plan.chosen.kept),
@@ -214,6 +223,10 @@ def _text(plan: _Plan, name: str) -> str:
     if faster is not None:
         lines.append(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, "
                      f"peak {faster.peak / report.GB:.1f} GB); --search plans it.")
+    if plan.less_recomputation is not None:
+        words, other = plan.less_recomputation
+        lines.append(f"Less recomputation fits too: {words} ({other.seconds / 3600:.3g} hours, "
+                     f"peak {other.peak / report.GB:.1f} GB).")
     lines += [f"config.placement.strategy=auto would choose {sentence}." for sentence in plan.auto]
     lines += [f"{sentence}." for sentence in plan.chosen.sentences]
     lines += [] if run.fits or run.placed else report.advised(plan.advice)

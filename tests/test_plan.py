@@ -35,13 +35,32 @@ def test_json_has_every_number_of_the_table(capsys):
     found = json.loads(capsys.readouterr().out)
     assert {"cluster", "mesh", "assumptions", "weights", "tasks", "fits", "peak_bytes", "seconds", "uncounted", "money",
             "advice", "faster_mesh", "requests", "compiled", "micro_batches", "keep_gathered", "placements", "placed",
-            "kinds"} == set(found)
+            "kinds", "less_recomputation"} == set(found)
     assert found["fits"] is True and found["uncounted"] == [] and found["requests"] == [] and found["mesh"]["fsdp"] == 16
     assert set(found["weights"]) == {"policy", "preference model", "critic", "reference"}
     for task in found["tasks"]:
         parts = [*task["resident_bytes"].values(), *task["temporary_bytes"].values()]
         assert task["peak_bytes"] == pytest.approx(sum(parts))
         assert task["seconds"] > 0 and task["flops"] > 0 and task["bound"] in ("compute", "memory", "network")
+
+
+def test_a_run_that_could_recompute_less_is_told_so(capsys):
+    own = ("--config=configs/real_size.py:llama31_8b_h100x8", "--shape=Llama-3.1-8B", "--topology=h100:1x8", "--prompt=512")
+    assert plan(*own, "--config.model.remat_saves=nothing") == 0
+    assert "Less recomputation fits too: config.model.remat_saves=products (" in capsys.readouterr().out
+    found = {}
+    for saves in ("nothing", "products"):
+        assert plan(*own, f"--config.model.remat_saves={saves}", "--json") == 0
+        found[saves] = json.loads(capsys.readouterr().out)
+    change = found["nothing"]["less_recomputation"]
+    assert change == {"change": "config.model.remat_saves=products", "peak_bytes": found["products"]["peak_bytes"],
+                      "seconds": found["products"]["seconds"]}
+    assert change["seconds"] < 0.95 * found["nothing"]["seconds"]
+    # Without remat the run does not fit, and an update that the network limits gains nothing.
+    assert found["products"]["less_recomputation"] is None
+    limited = ("--config=configs/real_size.py:llama31_8b_v6e64", "--shape=Llama-3.1-8B", "--topology=v6e:8x8", "--prompt=512")
+    assert plan(*limited) == 0
+    assert "Less recomputation" not in capsys.readouterr().out
 
 
 def test_kernels_add_to_the_time_of_sampling_on_gpus_only(capsys):

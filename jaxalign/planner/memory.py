@@ -52,6 +52,7 @@ class Local:
     gated: bool
     attention: str  # "plain", "ring" or "fused"
     experts: bool
+    post_norms: bool  # whether a norm reads the output of the MLP
 
     @property
     def tokens(self) -> float:
@@ -69,7 +70,7 @@ def local(model: Model, rows: BatchShape, phase: str = "training") -> Local:
         config.table_rows / ways["vocab"], config.layers / ways["layers"], np.dtype(config.compute_dtype).itemsize,
         np.dtype(config.stored_dtype).itemsize,
         ways["length"] / ways["residual"], config.gated, attention_kind(model, rows, phase),
-        config.experts is not None,
+        config.experts is not None, config.sandwich_norms or not config.pre_norms,
     )
 
 
@@ -112,7 +113,8 @@ def residuals(at: Local, remat: str) -> float:
     """Bytes of all layers' arrays that the forward pass keeps for the backward pass. remat: "" without rematerialisation;
     "nothing" to save only the layers' inputs; "products" to also save the products with weights."""
     if remat:
-        products = (at.H + 2 * at.K) * at.h + 2 * at.D + (2 if at.gated else 1) * at.F if remat == "products" else 0
+        outputs = at.D * (2 if at.post_norms else 1)  # The backward pass reads the MLP's output only for a norm.
+        products = (at.H + 2 * at.K) * at.h + outputs + (2 if at.gated else 1) * at.F if remat == "products" else 0
         return at.L * at.tokens * (at.share * at.D + products) * at.size
     if at.attention == "plain" and not at.experts:
         marked = at.D + (2 * at.H + 2 * at.K) * at.h + (2 if at.gated else 1) * at.F
