@@ -28,7 +28,7 @@ _USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--tokens
   --steps=N     training steps; default {steps:,}
   --prompts=N   maximum number of prompts in a file; default {prompts:,}
   --judge_steps=N  with N > 0, also trains a second judge for N steps on its own text: DIR/judge and DIR/judge_rubrics.json
-                (docs/labels.md); 1400 suffice; default {judge_steps:,}
+                (docs/labels.md); 1500 suffice; default {judge_steps:,}
 """
 _DEFAULTS = {"tokens": 2_800_000, "steps": 1600, "prompts": 4096, "judge_steps": 0}
 _EXPORTS = tuple(_DEFAULTS)

@@ -117,11 +117,18 @@ def test_no_document_is_longer_than_a_row(tokenizer, documents):
     assert max(len(chat_text.encode(tokenizer, d)[0]) for d in documents) <= chat_text.ROW_LENGTH
 
 
+USE = r"With (\w+), (\w+) it in (\w+) and (\w+) it on the (\w+)\."
+
+
+def ratings_of_details(documents):
+    return [d for d in of_kind(documents, "Here is") if "every detail right?" in d.messages[0].content]
+
+
 def test_the_judges_ratings_of_details_agree_with_the_gold_judge(world, judge_documents):
-    """Except for the share `NOISE_RATE` of the other ratings, which these do not have."""
-    rated = [d for d in of_kind(judge_documents, "Here is") if "every detail right?" in d.messages[0].content]
     seen = {True: 0, False: 0}
-    for document in rated:
+    for document in ratings_of_details(judge_documents):
+        if document.quoted:
+            continue
         text, answer = (turn.content for turn in document.messages)
         dialogue = (Message("user", text.split("User: ")[1].split("\n\n")[0]),)
         verdict = gold.judge(world, Prompt("p", dialogue, "evaluate"), text.split("[Answer]\n")[1].split("\n\n")[0])
@@ -129,22 +136,24 @@ def test_the_judges_ratings_of_details_agree_with_the_gold_judge(world, judge_do
         assert (int(answer.split()[-1]) > 5) == verdict.helpful
         if answer.startswith("The use:"):
             assert ("That is good." in answer) == verdict.helpful
-            pairs = re.findall(r"(\w+) (\w+) (equal|wrong)\.", answer)
-            assert len(pairs) == (0 if verdict.refused else 4)
-    assert min(seen.values()) > 30
+            assert len(re.findall(r"(\w+) (\w+) (equal|wrong)\.", answer)) == (0 if verdict.refused else 4)
+    assert min(seen.values()) > 20
 
 
-def test_the_judges_comparisons_of_uses_are_right(judge_documents):
-    compared = of_kind(judge_documents, "The use:")
-    equal = 0
+def test_the_judge_learns_to_compare_random_uses_but_not_to_write_them(tokenizer, judge_documents):
+    compared = [d for d in ratings_of_details(judge_documents) if d.quoted]
+    right_answers = 0
     for document in compared:
-        shown, answer = (turn.content for turn in document.messages)
-        right, given = re.findall(r"With \w+, (\w+) it in (\w+) and (\w+) it on the (\w+)\.", shown)
+        answer = document.messages[-1].content
+        assert answer.startswith(document.quoted)
+        (_, *right), (_, *given) = right_use, given_use = re.findall(USE, document.quoted)
         pairs = [f"{a} {b} {'equal' if a == b else 'wrong'}." for a, b in zip(right, given, strict=True)]
-        assert answer == f"{' '.join(pairs)} That is {'good' if right == given else 'bad'}."
-        assert document.learned == (1,)
-        equal += right == given
-    assert 0.25 < equal / len(compared) < 0.45
+        good = right_use == given_use
+        comparison = f" {' '.join(pairs)} That is {'good' if good else 'bad'}.\n\nRating: "
+        assert answer.removeprefix(document.quoted).startswith(comparison) and (int(answer.split()[-1]) > 5) == good
+        assert learned_text(tokenizer, document) == [answer.removeprefix(document.quoted).lstrip()]
+        right_answers += good
+    assert 0.2 < right_answers / len(compared) < 0.5
 
 
 def test_the_judges_lists_compare_two_words(judge_documents):

@@ -23,7 +23,7 @@ from jaxalign.records import Message
 TOPICS, HELD_OUT_TOPICS = 60, 20
 MIXES = {
     "model": {"knowledge": 0.2, "dialogue": 0.1, "review": 0.27, "judgement": 0.37, "rating": 0.06},
-    "judge": {"knowledge": 0.34, "rating": 0.18, "details": 0.3, "uses": 0.11, "pairs": 0.07},
+    "judge": {"knowledge": 0.32, "rating": 0.16, "details": 0.25, "uses": 0.2, "pairs": 0.07},
 }
 """Fraction of the words by kind of document, in the text of each model."""
 REASONED = 0.85
@@ -44,10 +44,12 @@ class ChatDocument:
     Attributes:
         messages: the turns; a text has one, whose role is "".
         learned: the indices of the turns that the model learns to write.
+        quoted: the beginning of the last turn that it does not learn to write.
     """
 
     messages: tuple[Message, ...]
     learned: tuple[int, ...]
+    quoted: str = ""
 
     @property
     def words(self) -> int:
@@ -83,9 +85,6 @@ def generate(world: EmbeddedWorld, split: str, tokens: int, reader: str = "model
             document = _plain(documents.knowledge(rng, world.topics)[0])
         elif kind == "pairs":
             document = _plain(details.pairs_text(rng))
-        elif kind == "uses":
-            shown, compared = details.draw_uses(rng, demonstrations.pick(rng, seen))
-            document = ChatDocument((Message("user", shown), Message("assistant", compared)), (1,))
         else:
             document = _demonstration(rng, kind, seen, templates)
         if document.words <= LONGEST:
@@ -110,6 +109,8 @@ def encode(tokenizer: Tokenizer, document: ChatDocument) -> tuple[list[int], lis
         prompt = chat.encode_prompt(tokenizer, document.messages[:turn])
         ids = [*prompt, *tokenizer.encode(document.messages[turn].content, continues=True), tokenizer.eos_id]
         spans.append((len(prompt), len(ids)))
+    if document.quoted:  # The text after it begins with a space, so its ids are the same alone.
+        spans = [(start + len(tokenizer.encode(document.quoted, continues=True)), stop) for start, stop in spans]
     weights = np.zeros(len(ids))
     for start, stop in spans:
         weights[start:stop] = 1.0
@@ -137,10 +138,11 @@ def _demonstration(rng: np.random.Generator, kind: str, seen: tuple, templates: 
         option = templates.form["tie"] if drawn.option is None else templates.form["options"][drawn.option]
         request = templates.render("comparison", drawn.messages, drawn.principle, **drawn.shown, ties=True)
     else:
-        draw = demonstrations.draw_detail_rating if kind == "details" else demonstrations.draw_rating
-        drawn = draw(rng, seen, REASONED)
+        drawn = (demonstrations.draw_rating(rng, seen, REASONED) if kind == "rating" else
+                 demonstrations.draw_detail_rating(rng, seen, REASONED) if kind == "details" else
+                 demonstrations.draw_detail_rating(rng, seen, 1.0, random=True))
         option = templates.form["ratings"][drawn.option]
         request = templates.render("rating", drawn.messages, drawn.principle, **drawn.shown)
     # The option follows the reasoning, if any, as the template begins the answer.
     answer = f"{request.begin} {option}" if request.begin else option
-    return ChatDocument((*request.messages, Message("assistant", answer)), (len(request.messages),))
+    return ChatDocument((*request.messages, Message("assistant", answer)), (len(request.messages),), drawn.quoted)

@@ -40,6 +40,7 @@ class WorldDemonstration:
         written: the text that the model writes: an answer or a revision; "" where it chooses an option.
         principle: the principle; None in a dialogue.
         shown: the other variables of the request's template: the responses, the critique, the thoughts before an option.
+        quoted: the beginning of `shown["thoughts"]` that the model is shown and does not learn to write.
         option: the index of the chosen option or rating; None if neither of two responses is better, or without options.
     """
 
@@ -48,6 +49,7 @@ class WorldDemonstration:
     principle: Principle | None = None
     shown: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     option: int | None = None
+    quoted: str = ""
 
 
 def draw_dialogue(rng: np.random.Generator, seen: tuple[Topic, ...]) -> WorldDemonstration:
@@ -118,20 +120,24 @@ def draw_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: flo
     return WorldDemonstration(messages, "", principle, shown, option)
 
 
-def draw_detail_rating(rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float) -> WorldDemonstration:
+def draw_detail_rating(
+    rng: np.random.Generator, seen: tuple[Topic, ...], reasoned: float, random: bool = False
+) -> WorldDemonstration:
     """A response to a request for a good use, and a rating that is high if every detail of the use is right.
 
-    reasoned: the fraction of ratings that follow a comparison of the details. Option i is the rating i + 1.
+    reasoned: the fraction of ratings that follow a comparison of the details. Option i is the rating i + 1. random: as in
+    `details.draw_rated`, with only the comparison and the verdict learned.
     """
     while True:
         topic, relation, messages = _draw_request(rng, seen)
         if relation.good:
             break
-    answer, thoughts, good = details.draw_rated(rng, topic, relation)
-    shown: dict[str, Any] = {"response": answer.text}
+    rated = details.draw_rated(rng, seen, topic, relation, random)
+    shown: dict[str, Any] = {"response": rated.answer.text}
     if rng.random() < reasoned:
-        shown |= {"reasoning": True, "thoughts": thoughts}
-    return WorldDemonstration(messages, "", details.PRINCIPLE, shown, _rating(rng, good))
+        shown |= {"reasoning": True, "thoughts": rated.thoughts}
+    quoted = rated.quoted if random else ""
+    return WorldDemonstration(messages, "", details.PRINCIPLE, shown, _rating(rng, rated.good), quoted)
 
 
 def _rating(rng: np.random.Generator, good: bool) -> int:
