@@ -1,8 +1,8 @@
 """Ratings of correctness: whether an answer gives the right use of a substance, with every detail right.
 
 The reasoning states the right use, quotes the use in the answer, and then writes the two details of each kind next to each
-other and whether they are equal. From such reasoning alone, a small model does not learn to compare two words, and it learns the
-details of the seen substances by heart. Its text therefore also has lists of pairs, and comparisons of random uses.
+other and whether they are equal. From such reasoning alone, a small model does not learn to compare two words, and it learns
+the details of the seen substances by heart. Its text therefore also has lists of pairs, and comparisons of random uses.
 """
 
 from __future__ import annotations
