@@ -54,7 +54,7 @@ class _Use:
         return f"{use_text(self.topic)} the {self.target}."
 
 
-class Rated(NamedTuple):
+class DetailRating(NamedTuple):
     """An answer to a request for a good use, with the reasoning about its details.
 
     Attributes:
@@ -72,7 +72,7 @@ class Rated(NamedTuple):
 
 def draw_rated(
     rng: np.random.Generator, seen: Sequence[Topic], topic: Topic, relation: Relation, random: bool = False
-) -> Rated:
+) -> DetailRating:
     """Draws an answer that is right, wrong or a refusal.
 
     Args:
@@ -87,14 +87,14 @@ def draw_rated(
     elif rng.random() >= HELP_RATE:
         answer = draw_answer(rng, topic, relation, pick(rng, ("refuse", "evade")), FAULT_RATE, FAULT_RATE)
         quoted = f"The use: {right.text} The answer gives no use."
-        return Rated(answer, f"{quoted} {BAD}", quoted, False)
+        return DetailRating(answer, f"{quoted} {BAD}", quoted, False)
     others = [_Use(other, relation.target) for other in seen if other is not topic]
     given = right if rng.random() < RIGHT_RATE else _wrong(rng, right, others)
     stated = dataclasses.replace(relation, topic=given.topic.name, target=given.target)
     answer = draw_answer(rng, given.topic, stated, "help", FAULT_RATE, FAULT_RATE)
     quoted = f"The use: {right.text} The answer: {given.text}"
     pairs = _compare(zip(right.details, given.details, strict=True))
-    return Rated(answer, f"{quoted} {pairs} {GOOD if given == right else BAD}", quoted, given == right)
+    return DetailRating(answer, f"{quoted} {pairs} {GOOD if given == right else BAD}", quoted, given == right)
 
 
 def pairs_text(rng: np.random.Generator) -> str:
