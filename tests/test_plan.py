@@ -61,6 +61,9 @@ def test_a_run_that_could_recompute_less_is_told_so(capsys):
     limited = ("--config=configs/real_size.py:llama31_8b_v6e64", "--shape=Llama-3.1-8B", "--topology=v6e:8x8", "--prompt=512")
     assert plan(*limited) == 0
     assert "Less recomputation" not in capsys.readouterr().out
+    roomy = ("--config=configs/real_size.py:llama32_1b", "--shape=Llama-3.2-1B", "--topology=v5p:2x2x1", "--prompt=512")
+    assert plan(*roomy, "--config.mesh.data=4") == 0
+    assert "Less recomputation fits too: config.model.remat=False (" in capsys.readouterr().out
 
 
 def test_kernels_add_to_the_time_of_sampling_on_gpus_only(capsys):

@@ -104,7 +104,9 @@ def less_recomputation(given: Given, run: RunEstimate) -> tuple[str, RunEstimate
     the time. run: the plan of the inputs, whose roles share one mesh."""
     if not run.fits or not given.policy.config.remat:
         return None
-    tried = [_try([_with_model(given, **fields)]) for fields in ({"remat_saves": "products"}, {"remat": False})]
+    # Without remat, a config must not set remat_saves.
+    whole = {"remat": False} | ({"remat_saves": "nothing"} if given.config.model.remat_saves != "nothing" else {})
+    tried = [_try([_with_model(given, **fields)]) for fields in ({"remat_saves": "products"}, whole)]
     faster = [each for each in tried if each is not None and each[1].fits and not _tight(each[1])
               and _seconds(each[1]) <= 0.95 * _seconds(run)]
     return min(faster, key=lambda each: (_seconds(each[1]), each[1].peak), default=None)
