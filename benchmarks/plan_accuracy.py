@@ -91,7 +91,8 @@ CASES = {
         ("sft update",),
     ),
     "8b-full-fsdp8-tensor2": Case(
-        f"{REAL}:llama31_8b_h100x8", "Llama-3.1-8B", "v5p:2x2x4", mesh(fsdp=8, tensor=2), ("sft update", "ppo generate")
+        f"{REAL}:llama31_8b_h100x8", "Llama-3.1-8B", "v5p:2x2x4",
+        (*mesh(fsdp=8, tensor=2), *flags(model__remat_saves="nothing")), ("sft update", "ppo generate"),
     ),
     "9b-fsdp2-tensor4": Case(f"{REAL}:gemma2_9b", "gemma-2-9b", "v5e:2x4", (), ("preference update",)),
     "1b-context2": Case(

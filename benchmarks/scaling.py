@@ -50,7 +50,7 @@ def sft(rows: int) -> Config:
     """Return a config for fine-tuning all weights with `rows` rows per step."""
     values, _, _ = read_values(["scaling", "--config=configs/real_size.py:llama31_8b_h100x8"])
     values.model.path = values.data.train = "not read by a plan"
-    values.stages = ("sft",)
+    values.stages, values.model.remat_saves = ("sft",), "nothing"
     values.model.max_length = values.sft.row_length = LENGTH
     values.sft.batch_rows, values.mesh.fsdp = rows, 1
     return from_config_dict(values)

@@ -106,7 +106,9 @@ def less_recomputation(given: Given, run: RunEstimate) -> tuple[str, RunEstimate
         return None
     # Without remat, a config must not set remat_saves.
     whole = {"remat": False} | ({"remat_saves": "nothing"} if given.config.model.remat_saves != "nothing" else {})
-    tried = [_try([_with_model(given, **fields)]) for fields in ({"remat_saves": "products"}, whole)]
+    # The estimate does not count the saved products of adapters.
+    changes = [whole] if given.policy.lora is not None else [{"remat_saves": "products"}, whole]
+    tried = [_try([_with_model(given, **fields)]) for fields in changes]
     faster = [each for each in tried if each is not None and each[1].fits and not _tight(each[1])
               and _seconds(each[1]) <= 0.95 * _seconds(run)]
     return min(faster, key=lambda each: (_seconds(each[1]), each[1].peak), default=None)
@@ -187,7 +189,7 @@ def _remat(given: Given) -> list[PlanChange]:
 
 
 def _with_model(given: Given, **fields: bool | str) -> PlanChange:
-    """The change of fields of config.model that the architecture has too."""
+    """Changes fields of `config.model` and the fields of the same name in the policy's architecture."""
     changed = _with(given, model=dataclasses.replace(given.config.model, **fields))
     policy = dataclasses.replace(given.policy, config=dataclasses.replace(given.policy.config, **fields))
     words = ", ".join(f"config.model.{name}={value}" for name, value in fields.items())

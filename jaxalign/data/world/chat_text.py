@@ -44,7 +44,7 @@ class ChatDocument:
     Attributes:
         messages: the turns; a text has one, whose role is "".
         learned: the indices of the turns that the model learns to write.
-        quoted: the beginning of the last turn that it does not learn to write.
+        quoted: the prefix of the last turn, which the model is shown but does not learn.
     """
 
     messages: tuple[Message, ...]
@@ -110,7 +110,8 @@ def encode(tokenizer: Tokenizer, document: ChatDocument) -> tuple[list[int], lis
         ids = [*prompt, *tokenizer.encode(document.messages[turn].content, continues=True), tokenizer.eos_id]
         spans.append((len(prompt), len(ids)))
     if document.quoted:  # The text after it begins with a space, so its ids are the same alone.
-        spans = [(start + len(tokenizer.encode(document.quoted, continues=True)), stop) for start, stop in spans]
+        start, stop = spans[-1]
+        spans[-1] = (start + len(tokenizer.encode(document.quoted, continues=True)), stop)
     weights = np.zeros(len(ids))
     for start, stop in spans:
         weights[start:stop] = 1.0

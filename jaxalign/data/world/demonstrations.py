@@ -126,7 +126,7 @@ def draw_detail_rating(
     """A response to a request for a good use, and a rating that is high if every detail of the use is right.
 
     reasoned: the fraction of ratings that follow a comparison of the details. Option i is the rating i + 1. random: as in
-    `details.draw_rated`, with only the comparison and the verdict learned.
+    `details.draw_rated`; only the text after the quoted uses is then learned.
     """
     while True:
         topic, relation, messages = _draw_request(rng, seen)
@@ -134,9 +134,10 @@ def draw_detail_rating(
             break
     rated = details.draw_rated(rng, seen, topic, relation, random)
     shown: dict[str, Any] = {"response": rated.answer.text}
+    quoted = ""
     if rng.random() < reasoned:
         shown |= {"reasoning": True, "thoughts": rated.thoughts}
-    quoted = rated.quoted if random else ""
+        quoted = rated.quoted if random else ""
     return WorldDemonstration(messages, "", details.PRINCIPLE, shown, _rating(rng, rated.good), quoted)
 
 
