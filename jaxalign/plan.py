@@ -200,9 +200,8 @@ def _json(plan: _Plan) -> dict[str, Any]:
 
     given, less = plan.given, plan.less_recomputation
     return report.to_json(plan.run, plan.weights, given.assumptions, plan.prices) | {
-        "advice": [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in plan.advice],
-        "less_recomputation": None if less is None else {"change": less[0], "peak_bytes": less[1].peak,
-                                                         "seconds": less[1].seconds},
+        "advice": [_change(*change) for change in plan.advice],
+        "less_recomputation": None if less is None else _change(*less),
         "faster_mesh": None if plan.faster is None else search.mesh_words(plan.faster.config.mesh),
         "micro_batches": [dataclasses.asdict(size) for size in plan.chosen.sizes],
         "keep_gathered": None if plan.chosen.kept is None else dataclasses.asdict(plan.chosen.kept),
@@ -213,6 +212,10 @@ def _json(plan: _Plan) -> dict[str, Any]:
     }
 
 
+def _change(words: str, run: RunEstimate) -> dict[str, Any]:
+    return {"change": words, "peak_bytes": run.peak, "seconds": run.seconds}
+
+
 def _text(plan: _Plan, name: str) -> str:
     """The tables of the plan, its verdict and what follows from it. name: the model's."""
     from jaxalign.planner import compiled_report, placement_kinds_report, placement_report, report, search
@@ -221,12 +224,11 @@ def _text(plan: _Plan, name: str) -> str:
     given, run, faster = plan.given, plan.run, plan.faster
     lines = [report.text(run, plan.weights, name, given.assumptions, plan.prices), report.verdict(run)]
     if faster is not None:
-        lines.append(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, "
-                     f"peak {faster.peak / report.GB:.1f} GB); --search plans it.")
+        mesh = search.mesh_words(faster.config.mesh)
+        lines.append(f"A faster mesh that fits: {mesh} {report.figures(faster)}; --search plans it.")
     if plan.less_recomputation is not None:
-        words, other = plan.less_recomputation
-        lines.append(f"Less recomputation fits too: {words} ({other.seconds / 3600:.3g} hours, "
-                     f"peak {other.peak / report.GB:.1f} GB).")
+        words, less = plan.less_recomputation
+        lines.append(f"Less recomputation fits too: {words} {report.figures(less)}.")
     lines += [f"config.placement.strategy=auto would choose {sentence}." for sentence in plan.auto]
     lines += [f"{sentence}." for sentence in plan.chosen.sentences]
     lines += [] if run.fits or run.placed else report.advised(plan.advice)

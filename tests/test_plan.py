@@ -64,6 +64,8 @@ def test_a_run_that_could_recompute_less_is_told_so(capsys):
     roomy = ("--config=configs/real_size.py:llama32_1b", "--shape=Llama-3.2-1B", "--topology=v5p:2x2x1", "--prompt=512")
     assert plan(*roomy, "--config.mesh.data=4") == 0
     assert "Less recomputation fits too: config.model.remat=False (" in capsys.readouterr().out
+    assert plan(*roomy, "--config.mesh.data=4", "--config.model.remat=False") == 0
+    assert "Less recomputation" not in capsys.readouterr().out
 
 
 def test_kernels_add_to_the_time_of_sampling_on_gpus_only(capsys):

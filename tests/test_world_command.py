@@ -85,6 +85,10 @@ def test_the_second_judge_has_its_own_weights_and_rubrics_that_it_has_learned_to
     assert rubrics["helpful"].question == details.PRINCIPLE.critique_request
     first = {rubric.name: rubric for rubric in load_rubrics(str(folder / "rubrics.json"))}
     assert [rubrics[name] for name in ("harmful", "evasive")] == [first[name] for name in ("harmful", "evasive")]
+    values = own_model().get_config(str(folder))  # With the flags that the command prints.
+    values.evaluate.rubrics, values.judge.evaluate = str(folder / "judge_rubrics.json"), "model"
+    values.judge.path = (str(folder / "judge"),)
+    assert from_config_dict(values).judge.path == (str(folder / "judge"),)
     weights = [load_model(folder / name).weights["embedding"] for name in ("model", "judge")]
     assert not np.array_equal(*weights)
 

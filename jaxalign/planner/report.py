@@ -60,10 +60,13 @@ def advised(changes: list[tuple[str, RunEstimate]]) -> list[str]:
     if not changes:
         return ["None of the changes tried makes it fit; use many more devices or a smaller model."]
     lines = ["It would fit with any one of:" if len(changes) > 1 else "It would fit with:"]
-    for words, run in changes:
-        hours = f", {run.seconds / 3600:.3g} hours" if run.seconds else ""
-        lines.append(f"  - {words}  (peak {run.peak / GB:.1f} GB{hours})")
-    return lines
+    return lines + [f"  - {words}  {figures(run)}" for words, run in changes]
+
+
+def figures(run: RunEstimate) -> str:
+    """The peak and, if the number of calls is known, the time of a run, in parentheses."""
+    hours = f", {run.seconds / 3600:.3g} hours" if run.seconds else ""
+    return f"(peak {run.peak / GB:.1f} GB{hours})"
 
 
 def request_lines(planned: Sequence[PlannedRequests], settings: EndpointConfig) -> list[str]:

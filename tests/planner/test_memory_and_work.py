@@ -54,6 +54,11 @@ def test_remat_keeps_only_the_inputs_of_layers():
     beside = 4096 + 2 * 1024 + 4096 + 2 * 14336
     assert memory.residuals(at, "products") == 32 * 2 * 512 * (4096 + beside) * 2
     assert memory.residuals(at, "") > memory.residuals(at, "products")
+    made = model(fsdp=2)
+    for norms in ({"sandwich_norms": True}, {"pre_norms": False}):  # A norm reads the output of the MLP too.
+        normed = dataclasses.replace(made, config=dataclasses.replace(made.config, **norms))
+        at = memory.local(normed, BatchShape(4, 512))
+        assert memory.residuals(at, "products") == 32 * 2 * 512 * (4096 + beside + 4096) * 2
 
 
 def test_context_splits_the_tokens_of_a_row_and_sequence_parallelism_the_activations_between_layers():

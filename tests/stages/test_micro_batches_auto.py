@@ -101,10 +101,16 @@ def test_the_compiler_confirms_the_choice_and_a_resumed_run_keeps_it(folder, tmp
     again = with_micro_batches(context(folder, tmp_path / "ppo"), "ppo")
     assert again.config == chosen.config and ", as in the interrupted run" in capsys.readouterr().out
     kept = json.loads((tmp_path / "ppo" / MICRO_BATCHES).read_text())
+    (tmp_path / "ppo" / MICRO_BATCHES).write_text(json.dumps(kept | {"tokens": 2 * tokens}))  # By hand.
+    for _ in range(2):  # The second start finds the sentence of the first one.
+        edited = with_micro_batches(context(folder, tmp_path / "ppo"), "ppo")
+        assert edited.config.ppo.micro_batch_tokens == 2 * tokens
+        assert read_run(tmp_path).stage("ppo").choice == (
+            f"config.ppo.micro_batch_tokens=auto: {2 * tokens} tokens per device, from {MICRO_BATCHES}")
     kept["where"]["mesh"]["offload"] = ["optimizer"]
     (tmp_path / "ppo" / MICRO_BATCHES).write_text(json.dumps(kept))
     other = with_micro_batches(context(folder, tmp_path / "ppo"), "ppo")
-    assert other.config.ppo.micro_batch_tokens == 0
+    assert other.config.ppo.micro_batch_tokens == 0 and read_run(tmp_path).stage("ppo").choice == ""
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ A judge that reads requests of this set reads the messages that these documents 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 
@@ -34,6 +35,12 @@ ROW_LENGTH = 400
 
 _STREAMS = {"model": streams.DATA["chat documents"], "judge": streams.DATA["judge documents"]}
 _SPLITS = {"train": 0, "held_out": 1}
+_RATINGS = {
+    "rating": (demonstrations.draw_rating, REASONED),
+    "details": (demonstrations.draw_detail_rating, REASONED),
+    "uses": (functools.partial(demonstrations.draw_detail_rating, random=True), 1.0),
+}
+"""How ratings of each kind are drawn, and the fraction of them with reasoning."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -139,9 +146,8 @@ def _demonstration(rng: np.random.Generator, kind: str, seen: tuple, templates: 
         option = templates.form["tie"] if drawn.option is None else templates.form["options"][drawn.option]
         request = templates.render("comparison", drawn.messages, drawn.principle, **drawn.shown, ties=True)
     else:
-        drawn = (demonstrations.draw_rating(rng, seen, REASONED) if kind == "rating" else
-                 demonstrations.draw_detail_rating(rng, seen, REASONED) if kind == "details" else
-                 demonstrations.draw_detail_rating(rng, seen, 1.0, random=True))
+        draw, reasoned = _RATINGS[kind]
+        drawn = draw(rng, seen, reasoned)
         option = templates.form["ratings"][drawn.option]
         request = templates.render("rating", drawn.messages, drawn.principle, **drawn.shown)
     # The option follows the reasoning, if any, as the template begins the answer.

@@ -8,6 +8,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -57,24 +58,31 @@ def with_micro_batches(context: StageContext, stage: str) -> StageContext:
     resumed run keeps them on the same devices. If nothing can be chosen, the defaults are used.
     """
     config, names = with_defaults(context.config), _fields(context.config, stage)
-    if not names:
-        return context if config == context.config else dataclasses.replace(context, config=config)
     path, where = context.directory / MICRO_BATCHES, _where(context.config)
+    if not names:
+        _forget(path)
+        return context if config == context.config else dataclasses.replace(context, config=config)
     stored = hosts.once(lambda: read_object(path))
     tokens, kept = stored.get(_TOKENS), stored.get(_KEPT)
     valid = (type(tokens) is int if _TOKENS in names else tokens is None) and kept in ("never", "always")
     if stored.get("where") == where and valid:
         variant = _Variant(tokens, kept, [], 0.0)
         values = {_TOKENS: f"{variant.tokens} tokens per device", _KEPT: variant.kept}
-        sentences = [f"{name}=auto: {values[field]}, as in the interrupted run" for field, name in names.items()]
+        changed = stored.get("chosen") not in (None, [tokens, kept])
+        origin = f"from {MICRO_BATCHES}" if changed else "as in the interrupted run"
+        sentences = [f"{name}=auto: {values[field]}, {origin}" for field, name in names.items()]
+        if changed:
+            write_json(path, {**stored, "reason": ". ".join(sentences), "chosen": [tokens, kept]})
     else:
         variant, sentences = _choose(context.config, stage)
         if variant is None:
+            _forget(path)
             values = {_TOKENS: "the default size", _KEPT: "never"}
             for field, name in names.items():
                 _print(context, f"{name}=auto: {values[field]}, because {'; '.join(sentences)}")
             return dataclasses.replace(context, config=config)
-        write_json(path, {_TOKENS: variant.tokens, _KEPT: variant.kept, "reason": ". ".join(sentences), "where": where})
+        write_json(path, {_TOKENS: variant.tokens, _KEPT: variant.kept, "reason": ". ".join(sentences), "where": where,
+                          "chosen": [variant.tokens, variant.kept]})
     for sentence in sentences:
         _print(context, sentence)
     return dataclasses.replace(context, config=variant.config(config, stage))
@@ -87,6 +95,12 @@ def _fields(config: Config, stage: str) -> dict[str, str]:
         record.trains for record in stages_in_order(config.stages) if record.name == stage
     )
     return tokens | ({_KEPT: "config.mesh.keep_gathered"} if gathers else {})
+
+
+def _forget(path: Path) -> None:
+    """Removes the choice of an earlier start, which does not hold for this one."""
+    if hosts.is_first():
+        path.unlink(missing_ok=True)
 
 
 def _print(context: StageContext, sentence: str) -> None:
