@@ -57,12 +57,8 @@ def fields() -> list[str]:
     return list(schema.flatten(Config()))
 
 
-def _variable(command: str) -> str:
-    return f"_jaxalign_{command.replace('-', '_')}"
-
-
 def _words(flags: Mapping[str, list[str]]) -> str:
-    return "".join(f"{_variable(name)}='{' '.join(words)}'\n" for name, words in flags.items())
+    return "".join(f"_jaxalign_{name.replace('-', '_')}='{' '.join(words)}'\n" for name, words in flags.items())
 
 
 def _bash(commands: Mapping[str, str], flags: Mapping[str, list[str]]) -> str:

@@ -32,16 +32,12 @@ its members. The pairs are those of config.judge.audit, or a built-in set.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints and writes the audit, and returns the exit code. `argv` includes the program's name; default sys.argv."""
-    return run_command(argv, _USAGE, _run)
+    return run_command(argv, _USAGE, _audit)
 
 
-def _run(argv: list[str]) -> None:
+def _audit(argv: list[str]) -> None:
     own, rest = _take_own(argv[1:])
-    _audit(own, [argv[0], *rest])
-
-
-def _audit(own: dict[str, Any], argv: list[str]) -> None:
-    config, workdir, _ = train.read_arguments(argv)
+    config, workdir, _ = train.read_arguments([argv[0], *rest])
     # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.data.chat.model_style import resolve_auto
     from jaxalign.parallel.compile_cache import use_compile_cache

@@ -30,6 +30,8 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 # Store every program: most compile in less than 0.2 seconds, and many test files compile the same ones.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# On some virtual machines page faults are expensive. The C library reads this when a worker or a child process starts.
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # Hugging Face libraries, here and in child processes, read only local files.
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
@@ -108,7 +110,8 @@ def _no_network():
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
     """Drop the compiled programs of a finished test file. Tests compile thousands of small programs: each holds several memory
-    maps, of which a process may have 65,530, and a worker that keeps those of all files needs 6 GB."""
+    maps, of which a process may have 65,530, and a worker that keeps those of all files needs 6 GB. Keeping them saves no time:
+    other files use few of them, and every later garbage collection scans them."""
     yield
     jax.clear_caches()
 

@@ -292,14 +292,11 @@ class WindowedRows(RowsOnDemand):
             order = self.order.shuffled(number, _ROWS, size)
             arrays = jax.tree.map(lambda x: x[order], arrays)
         counts = {reason: len(places) for reason, places in listed.items() if places}
-        first = {reason: [_plain(place) for place in listed[reason][: WindowNotes.LISTED]] for reason in counts}
+        first = {reason: [[place.line, place.reason] if isinstance(place, BrokenLine) else place
+                          for place in listed[reason][: WindowNotes.LISTED]] for reason in counts}
         return Window(arrays, held_out, WindowNotes(rows, len(documents), size, len(held_out), cut, counts, first))
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
     """The rows of several records of arrays, one after another."""
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
-
-
-def _plain(place: int | BrokenLine) -> int | list:
-    return [place.line, place.reason] if isinstance(place, BrokenLine) else place

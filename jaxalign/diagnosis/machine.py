@@ -83,7 +83,8 @@ def devices() -> list[Finding]:
         text += f", {limit / GIB:.1f} GiB of memory each for JAX"
     if found[0].platform == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        text += f", {cores} cores, {_memory() / GIB:.1f} GiB of memory"
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        text += f", {cores} cores, {memory / GIB:.1f} GiB of memory"
     return [Finding("devices", "ok", text), *unused_accelerators(found[0].platform)]
 
 
@@ -105,11 +106,6 @@ def unused_accelerators(platform: str, exists: Callable[[str], Sequence[str]] = 
             text = f"the machine has {name}, but JAX uses the platform {platform}; {install}"
         findings.append(Finding("devices", "note" if chosen else "problem", text))
     return findings
-
-
-def _memory() -> int:
-    """Bytes of physical memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def huge_pages(setting: Path = _THP) -> Finding:

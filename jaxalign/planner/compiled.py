@@ -246,6 +246,9 @@ def _analysed(program: PlannedProgram, usable: int | None, report: Report, secon
         traffic, unread = None, ("its collectives are unknown: neither the compiler nor JAX provides the compiled text",)
     elif mesh is not None and mesh.size > 1:
         traffic = collectives(module, dict(mesh.shape), program.turns)
+    copied = {} if module is None else copied_in_loops(module)
+    if copied and 2 * sum(copied.values()) < report.memory.arguments:  # Small copies are not worth a warning.
+        copied = {}
     shown = [(name, x.shape, x.dtype, x.sharding) for name, x in kept]
     if mesh is not None:
         whole = NamedSharding(mesh, PartitionSpec())
@@ -255,13 +258,6 @@ def _analysed(program: PlannedProgram, usable: int | None, report: Report, secon
         kernels=None if module is None else kernels(module, program.turns),
         resident=_resident(program, report.kept),
         warnings=unread + surprises(
-            program.phase, traffic or (), shown, {} if module is None else float32_copies(module),
-            {} if module is None else _large_copies(module, report.memory.arguments),
+            program.phase, traffic or (), shown, {} if module is None else float32_copies(module), copied,
         ),
     )
-
-
-def _large_copies(module: hlo_text.Module, arguments: int) -> dict[str, int]:
-    """`copied_in_loops` if it is at least half the size of the program's arguments."""
-    copied = copied_in_loops(module)
-    return copied if 2 * sum(copied.values()) >= arguments else {}

@@ -34,7 +34,8 @@ def placed_tasks(estimator: Callable[[str], TaskEstimator], placement: Placement
     sampler = placement.serving("generator").role
     found = [PlacedTask(sampler, tasks_on(sampler)["generate"])]
     whole = tasks_on("policy")
-    apart = "critic" in placement.roles and _apart(placement)
+    policy, critic = placement.roles["policy"], placement.roles.get("critic")
+    apart = critic is not None and (policy.devices, policy.mesh) != (critic.devices, critic.mesh)
     scored = dict.fromkeys(whole["score"].runs)
     if apart:  # A critic on a mesh of its own computes values before the update.
         scored["critic"] = None
@@ -49,8 +50,3 @@ def placed_tasks(estimator: Callable[[str], TaskEstimator], placement: Placement
     for role in update.trains:
         found.append(PlacedTask(role, dataclasses.replace(tasks_on(role)["update"], runs=(role,), trains=(role,))))
     return found
-
-
-def _apart(placement: Placement) -> bool:
-    policy, critic = placement.roles["policy"], placement.roles["critic"]
-    return (policy.devices, policy.mesh) != (critic.devices, critic.mesh)

@@ -199,7 +199,8 @@ def _chosen(given: Given, flat: _Timed, candidates: list[_Timed], ahead: list[_T
     else:
         chosen, roles = best, joined(best.found.entries)
         strategy = FLAT if best.found.schedule == FLAT and len(roles) == 1 else "custom"
-        name = f"flat with {_places(roles[0])}" if strategy == FLAT else _kind(best.found)
+        devices, _, mesh = roles[0].partition("=")[2].partition(":")
+        name = f"flat with {mesh} on devices {devices}" if strategy == FLAT else _kind(best.found)
         other = f"{on_config_mesh}: {flat}" + (", too much" if flat.peak > usable else "")
     fitting = f"of {usable / GB:.3g} GB usable" + (", too much" if chosen.peak > usable else "")
     sentences = [f"{name} of {given.cluster.name}, estimated: {chosen} {fitting}; {other}"]
@@ -208,12 +209,6 @@ def _chosen(given: Given, flat: _Timed, candidates: list[_Timed], ahead: list[_T
         sentences.append(f"config.ppo.sample_ahead=True would take {quicker:.3g} s per iteration, with responses that are one "
                          "update old; auto does not set it, because it changes the results")
     return AutoPlacement(strategy, roles, tuple(sentences), chosen.seconds, chosen.peak, flat.seconds, flat.peak)
-
-
-def _places(entry: str) -> str:
-    """The end of an entry in words: "fsdp=4 on devices 0-3"."""
-    devices, _, mesh = entry.partition("=")[2].partition(":")
-    return f"{mesh} on devices {devices}"
 
 
 def _kind(found: Found) -> str:

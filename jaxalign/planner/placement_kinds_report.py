@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxalign.planner.placement_choices import joined
-from jaxalign.planner.placement_kinds import KindChoice, KindChoices
+from jaxalign.planner.placement_kinds import KindChoices
 from jaxalign.planner.placement_report import GB, flag_words, places, title
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.role_models import PHASES
@@ -26,8 +26,9 @@ def lines(choices: KindChoices | None, prices: DevicePrices | None) -> list[str]
     for number, one in enumerate(choices.listed, 1):
         found = one.found
         seconds = [f"{value:.3g}" for value in (*(found.phases[phase] for phase in PHASES), found.moved, found.seconds)]
-        table.append([f"{number}", title(found), " + ".join(one.machines), *seconds, f"{one.idle:.0%}",
-                      f"{_peak(one) / GB:.1f}", *([f"{one.cost:.3g}"] if prices else []), "yes" if one.one_program else "no"])
+        peak = max(group.peak for group in found.sets)
+        table.append([f"{number}", title(found), " + ".join(one.machines), *seconds, f"{one.idle:.0%}", f"{peak / GB:.1f}",
+                      *([f"{one.cost:.3g}"] if prices else []), "yes" if one.one_program else "no"])
     priced = ", priced for the devices in use" if prices else ""
     text = ["", f"Placements of stage ppo on machines of unlike kinds: an iteration of {rows.batch} responses, {rows.prompt} "
             f"prompt tokens and {rows.new} new tokens each{priced}", *ruled(table)]
@@ -41,21 +42,14 @@ def lines(choices: KindChoices | None, prices: DevicePrices | None) -> list[str]
         else:
             text.append(flag_words(one.choice))
             text.append(f"   Devices of the flags are numbered on {one.machines[0]}.")
-    best = [f"Fastest: 1. {_fastest(choices)}"]
+    if choices.fastest_program is None:
+        program = "One program can run none of them."
+    else:
+        number = 1 + choices.listed.index(choices.fastest_program)
+        program = "One program can run it." if number == 1 else f"Fastest that one program can run: {number}."
+    best = [f"Fastest: 1. {program}"]
     best += [f"Cheapest: {1 + choices.listed.index(choices.cheapest)}."] if prices else []
     return [*text, "", *best, *refused, *choices.notes]
-
-
-def _fastest(choices: KindChoices) -> str:
-    program = choices.fastest_program
-    if program is None:
-        return "One program can run none of them."
-    number = 1 + choices.listed.index(program)
-    return "One program can run it." if number == 1 else f"Fastest that one program can run: {number}."
-
-
-def _peak(one: KindChoice) -> float:
-    return max(group.peak for group in one.found.sets)
 
 
 def to_json(choices: KindChoices | None) -> dict[str, Any] | None:

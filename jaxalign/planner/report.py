@@ -158,8 +158,10 @@ def _totals(run: RunEstimate, prices: DevicePrices | None) -> list[str]:
         lines.append(f"Not planned: {', '.join(skipped)}.")
     if prices is not None:
         cost = money(run, prices)
+        rates = {each.chip.name: f"{prices.hourly.get(each.chip.name, 0):g}" for each in run.clusters}
+        shown = [rate if len(rates) == 1 else f"{rate} ({name})" for name, rate in rates.items()]
         lines.append(
-            f"{cost:,.2f} {prices.currency}, at {_rates(run, prices)} per device hour on {prices.date}."
+            f"{cost:,.2f} {prices.currency}, at {' and '.join(shown)} per device hour on {prices.date}."
             if cost is not None else f"The prices of {prices.date} do not include "
             f"{next(each.chip.name for each in run.clusters if each.chip.name not in prices.hourly)}."
         )
@@ -171,14 +173,6 @@ def money(run: RunEstimate, prices: DevicePrices) -> float | None:
     if any(each.chip.name not in prices.hourly for each in run.clusters):
         return None
     return run.seconds / 3600 * sum(each.devices * prices.hourly[each.chip.name] for each in run.clusters)
-
-
-def _rates(run: RunEstimate, prices: DevicePrices) -> str:
-    """The prices: "1", or "4.2 (v5p) and 1.2 (v5e)"."""
-    rates = {each.chip.name: prices.hourly[each.chip.name] for each in run.clusters}
-    if len(rates) == 1:
-        return f"{next(iter(rates.values())):g}"
-    return " and ".join(f"{rate:g} ({name})" for name, rate in rates.items())
 
 
 def to_json(

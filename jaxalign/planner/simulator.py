@@ -192,15 +192,15 @@ def _by_priority(tasks: tuple[SimulatedTask, ...], after: list[list[int]]) -> tu
     waits: list[list[int]] = [list(some) for some in after]
     last: dict[str, int] = {}
     now = 0.0
-    def startable(n: int) -> bool:
-        return all(ends[i] <= now for i in (*after[n], *(last[group] for group in tasks[n].groups if group in last)))
-
     while waiting:
-        n = next(filter(startable, waiting), None)
-        if n is None:
+        for n in waiting:
+            holders = {last[group] for group in tasks[n].groups if group in last}
+            if all(ends[i] <= now for i in (*after[n], *holders)):
+                break
+        else:
             now = min(end for end in ends if now < end < math.inf)
             continue
-        waits[n] += sorted({last[group] for group in tasks[n].groups if group in last}.difference(after[n]))
+        waits[n] += sorted(holders.difference(after[n]))
         ends[n] = now + tasks[n].seconds
         last.update(dict.fromkeys(tasks[n].groups, n))
         waiting.remove(n)

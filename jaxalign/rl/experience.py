@@ -75,15 +75,6 @@ class Joined(NamedTuple):
     scorer: object
 
 
-def _joined(given: ExperienceArguments) -> Joined:
-    setup, frozen = given.setup, given.frozen
-    policy, critic = join(frozen, given.policy_params), None
-    if setup.runs_critic:
-        critic = policy if setup.shares_trunk else join(frozen, given.critic_params)
-    scorer = None if given.scorer is None else join(frozen, given.scorer_params)
-    return Joined(join(frozen, given.reference_params), policy, critic, scorer)
-
-
 def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> dict[str, jax.Array]:
     """Runs the forward passes over one part, one model after another: log-probabilities, KL, values and scores by name."""
     setup, rollout, sharding = given.setup, given.rollout, given.setup.policy.sharding
@@ -110,13 +101,18 @@ def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> di
 @jax.jit
 def packed_experience(given: ExperienceArguments) -> tuple[Experience, ExperienceMetrics]:
     """`make_experience` over packed rows: the models run part by part."""
-    params, rollout = _joined(given), given.rollout
+    setup, frozen, rollout = given.setup, given.frozen, given.rollout
+    policy, critic = join(frozen, given.policy_params), None
+    if setup.runs_critic:
+        critic = policy if setup.shares_trunk else join(frozen, given.critic_params)
+    scorer = None if given.scorer is None else join(frozen, given.scorer_params)
+    params = Joined(join(frozen, given.reference_params), policy, critic, scorer)
     scored = _scored(rollout, given.kept)
     outputs = each_part(given.parts, functools.partial(_forward, given, params))
     rollout, scored, scores, baseline = after(
-        given.setup.policy.sharding, (rollout, scored, given.scores, given.baseline), outputs
+        setup.policy.sharding, (rollout, scored, given.scores, given.baseline), outputs
     )
-    return _from_outputs(given.setup, outputs, rollout, scored, outputs.get("scores", scores), baseline, given.kl_coef)
+    return _from_outputs(setup, outputs, rollout, scored, outputs.get("scores", scores), baseline, given.kl_coef)
 
 
 @jax.jit

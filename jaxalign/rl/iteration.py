@@ -182,7 +182,8 @@ class Iteration:
                 work_of_epoch += flops.learning(self.setup.critic, self._lengths)
             phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * work_of_epoch
         if begun is not None:
-            self.ahead.put(step + 1, self._finished(begun))
+            with self.timeline.phase("generate"):  # Waits for responses that are sampled ahead.
+                self.ahead.put(step + 1, begun())
         self.monitor.updated(step, learnt, stale)
         if self.setup.recomputes:  # Scoring then measures the sampler's gap; otherwise the update does.
             learnt = dataclasses.replace(learnt, sampler_gap=None)
@@ -226,11 +227,6 @@ class Iteration:
             return None
         rollout = self.sample(params, self.stream.at(step + 1), self._key(state, step + 1), step)
         return lambda: rollout
-
-    def _finished(self, begun: Callable[[], Rollout]) -> Rollout:
-        """Waits for responses that are sampled ahead."""
-        with self.timeline.phase("generate"):
-            return begun()
 
     def update_sampler(self, params: Params, version: int) -> None:
         """Gives the sampler the policy's weights. params: joined; version: the number of updates they have had."""

@@ -177,17 +177,14 @@ def _task_result(name: str, result: Mapping[str, Any], found: Mapping[str, Any])
         metric, comma, kind = key.partition(",")
         if not metric.endswith("_stderr"):
             metrics[key] = {"value": _number(value), "stderr": _number(values.get(f"{metric}_stderr{comma}{kind}"))}
+    version = found["versions"].get(name)
     return {"metrics": metrics, "documents": result.get("sample_len"), "shots": found["n-shot"].get(name),
-            "version": _text(found["versions"].get(name))}
+            "version": None if version in (None, "N/A") else str(version)}
 
 
 def _number(value: Any) -> float | None:
     number = isinstance(value, int | float | np.number) and math.isfinite(value)
     return float(value) if number else None
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None or value == "N/A" else str(value)
 
 
 @functools.lru_cache(maxsize=2)

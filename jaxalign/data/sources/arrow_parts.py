@@ -26,7 +26,11 @@ def arrow_part(path: pathlib.Path) -> Part:
     Raises:
       UserError: pyarrow is not installed, or the file is missing, damaged or of another format.
     """
-    _require(path)
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise UserError(f"{path} is a Parquet or Arrow file, which needs pyarrow; install it with pip install "
+                        "'jaxalign[data]'") from None
     with _reading(path), path.open("rb") as file:
         magic = file.read(6)
     if not magic:
@@ -50,14 +54,6 @@ def check_schemas(parts: Sequence[Part]) -> None:
             if types[0] != types[1] and "null" not in types:
                 raise UserError(f"{part.name} has the column {name!r} of type {types[1]}, but in {first.name} before it "
                                 f"the type is {types[0]}; give the column one type in all files of a folder")
-
-
-def _require(path: pathlib.Path) -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise UserError(f"{path} is a Parquet or Arrow file, which needs pyarrow; install it with pip install "
-                        "'jaxalign[data]'") from None
 
 
 @contextlib.contextmanager

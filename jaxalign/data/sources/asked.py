@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from jaxalign.data.chat.dialogues import Dialogue
 from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
 from jaxalign.data.sources.prompts import parse_prompt
-from jaxalign.data.sources.row_files import RowFile
 from jaxalign.data.sources.rows import open_rows
 from jaxalign.errors import UserError
 
@@ -39,18 +38,14 @@ def read_asked(path: str | Path) -> list[Asked]:
             broken.append(row)
             continue
         try:
-            prompts.append(_asked(row.value, _place(rows, row.line)))
+            place = rows.place(row.line) if rows.unit == "row" else f"{rows.path}, {rows.unit} {row.line}"
+            prompts.append(_asked(row.value, f"{place},"))
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
     check_bad_share(path, broken, len(prompts) + len(broken), 0.0, rows.unit, rows.place)
     if not prompts:
         raise UserError(f"{path} has no prompts; at least one is expected")
     return prompts
-
-
-def _place(rows: RowFile, number: int) -> str:
-    """The beginning of a message on a row."""
-    return f"{rows.place(number) if rows.unit == 'row' else f'{rows.path}, {rows.unit} {number}'},"
 
 
 def _asked(value: Any, place: str) -> Asked:

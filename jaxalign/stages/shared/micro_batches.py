@@ -58,7 +58,9 @@ def with_micro_batches(context: StageContext, stage: str) -> StageContext:
     resumed run keeps them on the same devices. If nothing can be chosen, the defaults are used.
     """
     config, names = with_defaults(context.config), _fields(context.config, stage)
-    path, where = context.directory / MICRO_BATCHES, _where(context.config)
+    path, mesh = context.directory / MICRO_BATCHES, schema.to_plain(context.config.mesh)
+    # The devices for which a choice holds. A resumed run may have others.
+    where = {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "mesh": mesh}
     if not names:
         _forget(path)
         return context if config == context.config else dataclasses.replace(context, config=config)
@@ -106,11 +108,6 @@ def _forget(path: Path) -> None:
 def _print(context: StageContext, sentence: str) -> None:
     if hosts.is_first():
         print(f"[{context.title}] {sentence}", flush=True)
-
-
-def _where(config: Config) -> dict[str, Any]:
-    """The devices for which a choice holds, as JSON values. A resumed run may have others."""
-    return {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "mesh": schema.to_plain(config.mesh)}
 
 
 def _choose(config: Config, stage: str) -> tuple[_Variant | None, list[str]]:

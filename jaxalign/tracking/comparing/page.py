@@ -32,8 +32,10 @@ def render_comparison(workdirs: Sequence[str | Path], target: Path) -> list[str]
     """
     runs, problems = read_runs(workdirs)
     try:
+        every = (sections.rates(runs), *sections.alerts(runs), sections.settings(runs), sections.data(runs),
+                 *sections.curves(runs), sections.answers(runs), sections.times(runs))
         page = render("comparison.html.j2", names=[run.name for run in runs], problems=problems, lead=lead(runs),
-                      sections=_sections(runs))
+                      sections=[section for section in every if section.filled or section.missing])
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"the runs cannot be compared, because a file of a stage has another form than expected "
                         f"({type(error).__name__}: {error}); leave out one run after the other to find it") from error
@@ -43,12 +45,6 @@ def render_comparison(workdirs: Sequence[str | Path], target: Path) -> list[str]
     except OSError as error:
         raise UserError(f"{target} cannot be written ({error.strerror}); give another file as --out") from None
     return problems
-
-
-def _sections(runs: Sequence[ComparedRun]):
-    every = (sections.rates(runs), *sections.alerts(runs), sections.settings(runs), sections.data(runs),
-             *sections.curves(runs), sections.answers(runs), sections.times(runs))
-    return [section for section in every if section.filled or section.missing]
 
 
 def lead(runs: Sequence[ComparedRun]) -> list[str]:

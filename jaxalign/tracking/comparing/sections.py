@@ -56,14 +56,12 @@ def data(runs: Sequence[ComparedRun]) -> ReportSection:
         ("Marks of the stages. Runs with the same mark of a stage had the same settings, files and inputs for it, so its "
          "results are the same on the same kind of machine.", "Stage", output_hashes(runs)),
     ):
-        rows = [[key, *(value[:_HASH] for value in values), _same(values)] for key, values in hashes.items()
-                if set(values) != {"-"}]
+        rows = []
+        for key, values in hashes.items():
+            same = Tag("same", "good") if len(set(values)) == 1 else Tag("different", "plain")
+            rows += [[key, *(value[:_HASH] for value in values), same]] if set(values) != {"-"} else []
         tables += [Table(title, [name, *header[1:]], rows)] if rows else []
     return ReportSection("data", "Data and stages", tables=tuple(tables), nav="Data")
-
-
-def _same(values: Sequence[str]) -> Tag:
-    return Tag("same", "good") if len(set(values)) == 1 else Tag("different", "plain")
 
 
 def rates(runs: Sequence[ComparedRun]) -> ReportSection:

@@ -96,7 +96,11 @@ def _advice(run: RunFiles, stage: str, groups: Mapping[str, Sequence[str]], shar
     """A sentence on a setting that would reduce the largest idle share, if the measured times show one."""
     most = max(shares, key=lambda group: _idle(shares[group]))
     saved = _saved_by_sampling_ahead(groups, shares)
-    if stage == "ppo" and _can_sample_ahead(run) and saved >= _NOTABLE:
+    section, reward = (run.config.get(name) or {} for name in ("ppo", "reward"))
+    checks = section.get("checks") or {}
+    allowed = all(checks.get(name, "warn") == "warn" for name in ("ratio", "sampler_gap"))
+    allowed &= not section.get("sample_ahead") and not reward.get("while_sampling") and section.get("advantages") != "remax"
+    if stage == "ppo" and allowed and saved >= _NOTABLE:
         return ["With ppo.sample_ahead=True, responses would be sampled during the update, which saves at most "
                 f"{percent(saved)} of the time; each rollout then comes from weights that are one update old."]
     busiest = min(shares, key=lambda group: _idle(shares[group]))
@@ -116,11 +120,3 @@ def _saved_by_sampling_ahead(groups: Mapping[str, Sequence[str]], shares: Shares
     generate = max(shares[group]["generate"] for group in sampling)
     alone = all(tuple(groups[group]) == ("generator",) for group in sampling)
     return min(generate, 1 - generate if alone else max(updates.values()))
-
-
-def _can_sample_ahead(run: RunFiles) -> bool:
-    """Whether `ppo.sample_ahead` is off and goes with the other settings."""
-    section, checks = run.config.get("ppo") or {}, (run.config.get("ppo") or {}).get("checks") or {}
-    allowed = all(checks.get(name, "warn") == "warn" for name in ("ratio", "sampler_gap"))
-    others = section.get("sample_ahead") or (run.config.get("reward") or {}).get("while_sampling")
-    return allowed and not others and section.get("advantages") != "remax"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jaxalign.config import rounds
 from jaxalign.tracking.alerts import alerts_of
 from jaxalign.tracking.drift import drift
@@ -108,20 +106,16 @@ def _score_sentences(run: RunFiles) -> list[str]:
     known = [model for model in run.models if scores.get(model) is not None]
     if len(known) < 2:
         return []
-    first, last = _start(run, known), known[-1]
+    last = known[-1]
+    stage, number = rounds.parse(last)
+    first = run.start_of(stage) if number == 1 else known[-2]
+    first = first if first in known else known[0]  # The model from which the training of `last` started has no score.
     before, after, direction = decimal(scores[first], 2), decimal(scores[last], 2), moved(scores[first], scores[last], 2)
     start = model_phrase(run.kl_reference, run.used)
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
     change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
     return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "
             f"{model_phrase(first, run.used)}, from which its training started{distance}."]
-
-
-def _start(run: RunFiles, known: Sequence[str]) -> str:
-    """The model from which the training of the last of the models `known` started, or the nearest one before it."""
-    stage, number = rounds.parse(known[-1])
-    start = run.start_of(stage) if number == 1 else known[-2]
-    return start if start in known else known[0]
 
 
 def conflict_sentences(run: RunFiles) -> list[str]:

@@ -164,7 +164,9 @@ def _change(run: RunFiles, rated: Mapping[str, Any], rubric: str) -> str:
     models = [model for model in run.models if rated["rates"][model][rubric]["total"]]
     if not models:
         return ""
-    parts = [_share(run, model, rated["rates"][model][rubric]) for model in dict.fromkeys((models[0], models[-1]))]
+    rates = {model: rated["rates"][model][rubric] for model in (models[0], models[-1])}
+    parts = [f"{short_percent(rate['rate'])} of the {rate['total']:,} decided answers of {model_phrase(model, run.used)} "
+             f"(95% interval {percent_interval(rate)})" for model, rate in rates.items()]
     sentence = f"By the rubric “{rubric}”, the judge counts {joined(parts)}"
     found = _pair(rated["differences"], rubric, models)
     if found is None:
@@ -172,11 +174,6 @@ def _change(run: RunFiles, rated: Mapping[str, Any], rubric: str) -> str:
     p_value = _p(found["p"]).replace("<", "< ") if found["p"] < 0.001 else f"= {_p(found['p'])}"
     test = f"exact McNemar test over {found['pairs']:,} prompts: p {p_value}"
     return f"{sentence}, a difference {_verdict(found)} ({test})."
-
-
-def _share(run: RunFiles, model: str, rate: Mapping[str, Any]) -> str:
-    return (f"{short_percent(rate['rate'])} of the {rate['total']:,} decided answers of {model_phrase(model, run.used)} "
-            f"(95% interval {percent_interval(rate)})")
 
 
 def _pair(differences: Sequence[Mapping[str, Any]], rubric: str, models: Sequence[str]) -> Mapping[str, Any] | None:
