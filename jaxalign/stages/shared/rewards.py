@@ -102,9 +102,14 @@ def make_model(inputs: RewardInputs) -> Reward:
     return OutsideReward(model, "frozen" in config.mesh.offload, config.reward.max_dropped_share)
 
 
+def callable_files(config: Config) -> dict[Path, str]:
+    """The file in `config.reward.callable`, if it has the form "FILE.py:name"."""
+    return reads.plugin_file(config.reward.callable, "reward.callable")
+
+
 @REWARDS.declare(
     "callable", host=True, reads=("callable", "retries", "timeout_s", "backoff_s", "while_sampling", "max_dropped_share"),
-    files=lambda config: reads.plugin_file(config.reward.callable, "reward.callable"),
+    files=callable_files,
 )
 def make_callable(inputs: RewardInputs) -> Reward:
     """The reward from the function `config.reward.callable`."""
