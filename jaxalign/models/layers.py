@@ -146,8 +146,13 @@ class Norm(nnx.Module):
 class Linear(nnx.Module):
     """A module with named kernels and optional biases, which `project` applies."""
 
-    def project(self, name: str, x: jax.Array, equation: str, adapters: Adapters) -> jax.Array:
-        """einsum(equation, x, kernel `name`), plus its adapter and its bias if it has them, in the dtype of x."""
+    def project(
+        self, name: str, x: jax.Array, equation: str, adapters: Adapters, adapted: jax.Array | None = None
+    ) -> jax.Array:
+        """einsum(equation, x, kernel `name`), plus its adapter and its bias if it has them, in the dtype of x.
+
+        adapted: x for the adapter if several kernels multiply x (`Adapters.inputs`).
+        """
         kernel = getattr(self, name)[...]
 
         def product(x, kernel):
@@ -156,7 +161,7 @@ class Linear(nnx.Module):
         if is_quantised(kernel) or (adapters.lora is not None and kernel.dtype != x.dtype):
             # Recompute the dense kernel in the backward pass: otherwise a scan would save it for all layers.
             product = jax.checkpoint(product, prevent_cse=False)
-        y = adapters.apply(name, x, kernel, product(x, kernel))
+        y = adapters.apply(name, x if adapted is None else adapted, kernel, product(x, kernel))
         bias = getattr(self, f"{name}_bias", None)
         return y if bias is None else y + jnp.expand_dims(bias[...].astype(x.dtype), range(y.ndim - bias.ndim))
 
@@ -184,7 +189,8 @@ class Attention(Linear):
 
     def heads(self, x_BxTxD, by: Turn, adapters: Adapters, sharding: Sharding):
         """Rotated queries [B, T, H, h] and keys, and values [B, T, K, h]."""
-        q, k, v = (self.project(name, x_BxTxD, "btd,dnh->btnh", adapters) for name in ("query", "key", "value"))
+        x, adapted = adapters.inputs(x_BxTxD)
+        q, k, v = (self.project(name, x, "btd,dnh->btnh", adapters, adapted) for name in ("query", "key", "value"))
         q = sharding.constrain(q, ("batch", "length", "heads", "head_dim"))
         k = sharding.constrain(k, ("batch", "length", "kv_heads", "head_dim"))
         v = sharding.constrain(v, ("batch", "length", "kv_heads", "head_dim"))
@@ -210,9 +216,10 @@ class MLP(Linear):
             self.down_bias = nnx.Param(jnp.zeros((D,), jnp.float32), axes=("norm",))
 
     def __call__(self, x_BxTxD: jax.Array, adapters: Adapters, sharding: Sharding) -> jax.Array:
-        up = keep(self.project("up", x_BxTxD, "btd,df->btf", adapters))
+        x, adapted = adapters.inputs(x_BxTxD)
+        up = keep(self.project("up", x, "btd,df->btf", adapters, adapted))
         if self.gated:
-            hidden = activate(self.activation, keep(self.project("gate", x_BxTxD, "btd,df->btf", adapters))) * up
+            hidden = activate(self.activation, keep(self.project("gate", x, "btd,df->btf", adapters, adapted))) * up
         else:
             hidden = activate(self.activation, up)
         return self.project("down", sharding.constrain(hidden, ("batch", "length", "mlp")), "btf,fd->btd", adapters)

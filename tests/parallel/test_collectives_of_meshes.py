@@ -13,6 +13,7 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.models import model as model_module
+from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import AXES
 from jaxalign.parallel.sharding import make_sharding
@@ -45,7 +46,8 @@ def update(model: Model, rows: int = 16, length: int = 16):
     batch = PackedBatch(
         tokens=array(jnp.int32), loss_mask=array(jnp.float32), segment_ids=array(jnp.int32), positions=array(jnp.int32)
     )
-    given = LmArguments(model=model, optimizer=OPTIMIZER, batch=batch)
+    frozen = None if model.lora is None else model.base.abstract()
+    given = LmArguments(model=model, optimizer=OPTIMIZER, batch=batch, frozen=frozen)
     return found(lm_step.lower(abstract_state(model, OPTIMIZER), given), model)
 
 
@@ -131,3 +133,19 @@ def test_fsdp_scatters_the_gradients_on_a_tpu():
     every = update(Model(decoder, sharding=make_sharding(Mesh(fsdp=8), devices)), 8, 256)
     assert {one.axes for one in every if one.kind == "reduce-scatter"} == {("fsdp",)}
     assert gathered(every, loop=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Error reading persistent")
+def test_adapters_reduce_no_more_activations_on_a_tensor_axis_than_the_base():
+    """In a layer of the base, two products reduce the residual stream forward, one again in recomputation, and two backward.
+    Adapters add their ranks to these. The CPU's compiler does not merge the reductions of a sum."""
+    pytest.importorskip("libtpu")
+    devices = topology_devices(parse_topology("v5e:2x4"))
+    decoder = dataclasses.replace(DECODER, embed=1024, head_dim=128, mlp=4096, vocab=1024, compute_dtype="bfloat16")
+    model = Model(decoder, sharding=make_sharding(Mesh(tensor=8), devices))
+    residual = 8 * 256 * 1024 * 2  # Bytes of bfloat16 [B, T, D].
+    for lora, ranks in ((None, 0), (LoraAdapters(rank=16, alpha=16.0, targets=("*",)), 16 * 10)):
+        every = update(dataclasses.replace(model, lora=lora), 8, 256)
+        reduced = sum(one.result for one in every if one.kind == "all-reduce" and one.times == decoder.layers)
+        assert 4 * residual <= reduced <= 5 * residual + ranks * 8 * 256 * 2

@@ -180,6 +180,11 @@ class Adapters:
             part: {name: prepare(blocks[part][name], own) for name, own in leaves.items()} for part, leaves in self.tree.items()
         })
 
+    def inputs(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(x for several kernels, x for their adapters). Their gradients are summed apart: on a tensor axis, the compiler then
+        reduces the sum over the kernels over the devices, instead of the gradient through each kernel."""
+        return _fork(x) if self.tree else (x, x)
+
     def apply(self, name: str, x: jax.Array, kernel: Any, y: jax.Array) -> jax.Array:
         """Adds the output of the adapter of that name to y [..., out...], which is x [..., in...] times the stored kernel
         [in..., out...]."""
@@ -193,6 +198,14 @@ class Adapters:
             return y
         ratio = own["ratio"] if "ratio" in own else dora_ratio(adapted_kernel(self.lora, kernel, own), own)
         return y * jnp.expand_dims(ratio.astype(y.dtype), range(y.ndim - ratio.ndim))
+
+
+@jax.custom_vjp
+def _fork(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, x
+
+
+_fork.defvjp(lambda x: ((x, x), None), lambda _, g: (g[0] + g[1],))
 
 
 def adapted_kernel(lora: LoraAdapters, kernel: Any, own: dict[str, jax.Array]) -> jax.Array:
