@@ -181,8 +181,11 @@ class Adapters:
         })
 
     def inputs(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(x for several kernels, x for their adapters). Their gradients are summed apart: on a tensor axis, the compiler then
-        reduces the sum over the kernels over the devices, instead of the gradient through each kernel."""
+        """Returns x [..., in...] twice: for several kernels, and for their adapters.
+
+        The gradients through the kernels are summed before those through the adapters are added, so that on a tensor axis the
+        compilers reduce one sum over the kernels instead of a gradient for each.
+        """
         return _fork(x) if self.tree else (x, x)
 
     def apply(self, name: str, x: jax.Array, kernel: Any, y: jax.Array) -> jax.Array:
