@@ -52,7 +52,7 @@ recompute whole layers. Its peaks of checks and updates are those of commit 407c
 llama31_8b_h100x8 takes 74 to 85 s, and a second plan with the kept reports 14 s.
 
 By the plan all updates on the hardware of the first table are compute-bound, except SFT of qwen3_0_6b (device memory) and all
-updates of llama31_8b_v6e64 (network; PPO's update takes 2.0 s, of which computing needs 1.6): 64 chips share few rows, and
+updates of llama31_8b_v6e64 (network; PPO's update takes 1.8 s, of which computing needs 1.6): 64 chips share few rows, and
 --search finds no faster mesh. On several hosts of 8 GPUs the variants are network-bound.
 """
 

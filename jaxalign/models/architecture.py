@@ -83,7 +83,8 @@ class DecoderConfig:
       cache_dtype: the dtype of cached keys and values during generation: "compute", "float32", "bfloat16" or "int8".
       attention: "plain", "fused", or "auto" for the best one on the platform (`jaxalign.models.attention.dispatch`).
       remat: the backward pass recomputes each layer from its input.
-      remat_saves: "products" makes remat also keep the results of the layer's matrix products with weights.
+      remat_saves: "products" makes remat also keep the results of the layer's matrix products with weights, except those of
+        experts.
     """
 
     vocab: int

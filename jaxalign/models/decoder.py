@@ -23,11 +23,11 @@ from jaxalign.models.attention.dispatch import Attend
 from jaxalign.models.attention.plain import windowed
 from jaxalign.models.cache import ROW_AXIS, Cache, Tiers, all_tiers, attend_cache, by_tier, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
-from jaxalign.models.layers import KEPT, MLP, Attention, Norm, Turn, keep, param, times, turn
+from jaxalign.models.layers import KEPT, MLP, PRODUCT, Attention, Norm, Turn, keep, param, times, turn
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
 from jaxalign.parallel.sharding import Sharding
 
-_SAVED = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+_SAVED = {"nothing": None, "products": jax.checkpoint_policies.save_only_these_names(PRODUCT)}
 _LEAN = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
@@ -182,10 +182,15 @@ class Decoder(nnx.Module):
         if is_pipelined(sharding) and not keep_cache:
             x, (kept, load) = run_stages(sharding, run, stacked, x, rows)
             shared = micro_batches(sharding, len(x)) % sharding.mesh.shape["pipeline"] == 0
-            x = sharding.constrain(x, ("rows" if shared else "batch", "residual", "embed"))
+            by = "rows" if shared else "batch"
+            x = sharding.constrain(x, (by, "residual", "embed"))
         else:
+            by = "batch"
             x, (kept, load) = run(stacked, x, rows)
-        return Output(self.final_norm(x), kept, load)
+        x = self.final_norm(x)
+        if sharding.sequence_parallel:  # Gather once: otherwise every chunk of the LM head does.
+            x = sharding.constrain(x, (by, "length", "embed"))
+        return Output(x, kept, load)
 
     def layers_apart(self, adapters: Adapters = NO_ADAPTERS) -> list:
         """The unstacked layers, as `decode` takes them: each is (its `Kind`, its parameters, its adapters)."""

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxalign.models.adapters.lora import dense
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.layers import activate, param
+from jaxalign.models.layers import PRODUCT, activate, param
 from jaxalign.parallel.manual import on_each_device
 from jaxalign.parallel.sharding import Sharding
 
@@ -51,7 +52,7 @@ class MixtureMLP(nnx.Module):
 
     def __call__(self, x_BxTxD: jax.Array, counted_BxT: jax.Array, sharding: Sharding) -> tuple[jax.Array, Load]:
         """(mixture [B, T, D], Load over the tokens where counted is 1)."""
-        logits = jnp.einsum("btd,de->bte", x_BxTxD, self.router[...].astype(x_BxTxD.dtype))
+        logits = checkpoint_name(jnp.einsum("btd,de->bte", x_BxTxD, self.router[...].astype(x_BxTxD.dtype)), PRODUCT)
         probability = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
         weight_BxTxk, expert_BxTxk = jax.lax.top_k(probability, self.experts.per_token)
         chosen = jnp.sum(jax.nn.one_hot(expert_BxTxk, self.experts.count) * counted_BxT[..., None, None], axis=(0, 1, 2))

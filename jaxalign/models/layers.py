@@ -20,6 +20,7 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.parallel.sharding import Sharding
 
 KEPT = "kept"  # The checkpoint name of arrays that `keep` marks.
+PRODUCT = "product"  # The checkpoint name of products with weights, with the output of adapters; those of experts have none.
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -161,7 +162,8 @@ class Linear(nnx.Module):
         if is_quantised(kernel) or (adapters.lora is not None and kernel.dtype != x.dtype):
             # Recompute the dense kernel in the backward pass: otherwise a scan would save it for all layers.
             product = jax.checkpoint(product, prevent_cse=False)
-        y = adapters.apply(name, x if adapted is None else adapted, kernel, product(x, kernel))
+        y = adapters.apply(name, x if adapted is None else adapted, product(x, kernel))
+        y = adapters.rescale(name, kernel, checkpoint_name(y, PRODUCT))
         bias = getattr(self, f"{name}_bias", None)
         return y if bias is None else y + jnp.expand_dims(bias[...].astype(x.dtype), range(y.ndim - bias.ndim))
 

@@ -52,7 +52,7 @@ class Local:
     gated: bool
     attention: str  # "plain", "ring" or "fused"
     experts: bool
-    post_norms: bool  # whether a norm reads the output of the MLP
+    output_read: bool  # whether the backward pass reads the output of the MLP: for a norm of it, or for DoRA's factors
 
     @property
     def tokens(self) -> float:
@@ -70,7 +70,8 @@ def local(model: Model, rows: BatchShape, phase: str = "training") -> Local:
         config.table_rows / ways["vocab"], config.layers / ways["layers"], np.dtype(config.compute_dtype).itemsize,
         np.dtype(config.stored_dtype).itemsize,
         ways["length"] / ways["residual"], config.gated, attention_kind(model, rows, phase),
-        config.experts is not None, config.sandwich_norms or not config.pre_norms,
+        config.experts is not None,
+        config.sandwich_norms or not config.pre_norms or (model.lora is not None and model.lora.dora),
     )
 
 
@@ -113,8 +114,9 @@ def residuals(at: Local, remat: str) -> float:
     """Bytes of all layers' arrays that the forward pass keeps for the backward pass. remat: "" without rematerialisation;
     "nothing" to save only the layers' inputs; "products" to also save the products with weights."""
     if remat:
-        outputs = at.D * (2 if at.post_norms else 1)  # The backward pass reads the MLP's output only for a norm.
-        products = (at.H + 2 * at.K) * at.h + outputs + (2 if at.gated else 1) * at.F if remat == "products" else 0
+        mlp = 0 if at.experts else (2 if at.gated else 1) * at.F  # The products of experts are recomputed.
+        outputs = at.D * (2 if at.output_read and mlp else 1)
+        products = (at.H + 2 * at.K) * at.h + outputs + mlp if remat == "products" else 0
         return at.L * at.tokens * (at.share * at.D + products) * at.size
     if at.attention == "plain" and not at.experts:
         marked = at.D + (2 * at.H + 2 * at.K) * at.h + (2 if at.gated else 1) * at.F

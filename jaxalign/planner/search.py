@@ -106,9 +106,7 @@ def less_recomputation(given: Given, run: RunEstimate) -> tuple[str, RunEstimate
         return None
     # Without remat, a config must not set remat_saves.
     whole = {"remat": False} | ({"remat_saves": "nothing"} if given.config.model.remat_saves != "nothing" else {})
-    # The estimate does not count the saved products of adapters.
-    changes = [whole] if given.policy.lora is not None else [{"remat_saves": "products"}, whole]
-    tried = [_try([_with_model(given, **fields)]) for fields in changes]
+    tried = [_try([_with_model(given, **fields)]) for fields in ({"remat_saves": "products"}, whole)]
     faster = [each for each in tried if each is not None and each[1].fits and not _tight(each[1])
               and _seconds(each[1]) <= 0.95 * _seconds(run)]
     return min(faster, key=lambda each: (_seconds(each[1]), each[1].peak), default=None)

@@ -63,8 +63,16 @@ def backward_flops(model: Model, weights: WeightBytes, rows: BatchShape, counted
     attention = _attention_flops(model, rows)
     head = 2 * config.embed * config.vocab * rows.rows * counted
     kernels = 2 * weights.matmul * (2 if model.lora is None else 1)
-    again = attention + (2 * weights.matmul if config.remat_saves == "nothing" else 0) if config.remat else 0
+    again = attention + 2 * _recomputed(model, weights) if config.remat else 0
     return tokens * (kernels + 2 * attention + again) + head * (logits_again + (2 if model.lora is None else 1))
+
+
+def _recomputed(model: Model, weights: WeightBytes) -> int:
+    """Parameters whose products with a token the backward pass of a model with remat computes again."""
+    config = model.config
+    if config.remat_saves == "nothing":
+        return weights.matmul
+    return 0 if config.experts is None else 3 * config.embed * config.mlp * config.experts.per_token * config.layers
 
 
 def _attention_flops(model: Model, rows: BatchShape) -> float:
@@ -137,7 +145,7 @@ def _generation_sent(model: Model, weights: WeightBytes, at: Local, tokens: floa
     sent = {}
     if "tensor" in split and "tensor" in rules["heads"]:
         logits = gathered(at.B * model.config.vocab * 4, split["tensor"])
-        sent["tensor"] = 2 * at.L * reduced(tokens * at.D * at.size, split["tensor"]) + logits
+        sent["tensor"] = _reductions(model, at, False) * reduced(tokens * at.D * at.size, split["tensor"]) + logits
     if "fsdp" in split and "fsdp" in rules["embed"]:
         sent["fsdp"] = gathered(weights.layer * at.L + weights.head, split["fsdp"])
     return sent
@@ -158,13 +166,27 @@ def _pass(model: Model, weights: WeightBytes, at: Local, passes: int, kept: bool
     if mesh["fsdp"] > 1 and model.sharding.zero == 3 and not kept:
         sent["fsdp"] = min(passes, 2) * gathered(layers, mesh["fsdp"])
     if mesh["tensor"] > 1:
-        sent["tensor"] = passes * 2 * at.L * reduced(at.tokens * at.D * at.size, mesh["tensor"])
+        sent["tensor"] = _reductions(model, at, passes > 1) * reduced(at.tokens * at.D * at.size, mesh["tensor"])
     if mesh["context"] > 1:
         blocks = 2 * at.L * at.tokens * at.K * at.h * at.size * (mesh["context"] - 1)
         sent["context"] = blocks * (passes + (1 if passes > 1 else 0))  # Backward also sends gradients.
     if mesh["pipeline"] > 1:
         sent["pipeline"] = min(passes, 2) * model.sharding.pipeline_repeats * at.tokens * at.D * at.size
     return Work(0.0, passes * (layers + _activations(at)), sent)
+
+
+def _reductions(model: Model, at: Local, backward: bool) -> float:
+    """All-reduces of activations over tensor in a forward pass, or in a forward and a backward pass: of the embeddings, of the
+    outputs of attention and of the MLP, and of the gradients of their inputs. If a layer is recomputed, so are the outputs that
+    its backward pass reads. With sequence parallelism, the backward pass gathers inputs and gradients of kernels again."""
+    layer = 2
+    if backward:
+        layer = 4
+        if model.config.remat and model.config.remat_saves == "nothing":
+            layer += 2 if at.output_read else 1
+        if model.sharding.sequence_parallel:
+            layer += 2
+    return layer * at.L + 1
 
 
 def _tables(model: Model, weights: WeightBytes, lm_head: bool) -> Work:
@@ -176,15 +198,16 @@ def _tables(model: Model, weights: WeightBytes, lm_head: bool) -> Work:
 
 
 def _head(model: Model, weights: WeightBytes, rows: BatchShape, counted: int, reads: int) -> Work:
-    """Work of the LM head, without FLOPs: read `reads` times by each chunk. `_tables` gathers it, and `_gradients` has its
-    gradient."""
+    """Work of the LM head, without FLOPs: read `reads` times by each chunk, and in a backward pass (reads > 1) the gradient of
+    its input, float32, reduced over tensor. `_tables` gathers the head, and `_gradients` has its gradient."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
     at = memory.local(model, rows)
     _, chunks = memory.chunk(model, BatchShape(rows.rows, counted))
-    logits = at.B * counted / mesh["context"] * at.V * 4 * 2
-    return Work(0.0, reads * (chunks * weights.head + logits))
+    positions = at.B * counted / mesh["context"]
+    sent = {"tensor": reduced(positions * at.D * 4, mesh["tensor"])} if reads > 1 and mesh["tensor"] > 1 else {}
+    return Work(0.0, reads * (chunks * weights.head + positions * at.V * 4 * 2), sent)
 
 
 def _gradients(model: Model, weights: WeightBytes, micro: int, slices: int) -> Work:

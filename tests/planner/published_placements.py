@@ -25,23 +25,23 @@ finer rounds moved the split of 13B with 70B on 96 GPUs from 5.2% to 4.2%.
 
 | roles | GPUs | published best | found best | ratio | within 5% |
 |---|---|---|---|---|---|
-| 7B | 16 | together | together, 218.3 s | 1.000 | yes |
+| 7B | 16 | together | together, 219 s | 1.000 | yes |
 | 7B | 32 | together | together, 112.1 s | 1.000 | yes |
-| 7B | 64 | together | together, 63.02 s | 1.000 | yes |
-| 13B | 16 | together | together, 432.6 s | 1.000 | yes |
-| 13B | 32 | together | together, 217.7 s | 1.000 | yes |
-| 13B | 64 | together | together, 114.9 s | 1.000 | yes |
+| 7B | 64 | together | together, 63.15 s | 1.000 | yes |
+| 13B | 16 | together | together, 436.6 s | 1.000 | yes |
+| 13B | 32 | together | together, 218.3 s | 1.000 | yes |
+| 13B | 64 | together | together, 115.2 s | 1.000 | yes |
 | 34B | 16 | together | does not fit | | no |
-| 34B | 32 | together | together, 493.6 s | 1.000 | yes |
-| 34B | 64 | together | together, 250.6 s | 1.000 | yes |
-| 13B | 96 | policy, reference; critic, reward | policy, reference, reward: 64; critic: 32, 95.27 s | 1.118 | no |
-| 13B | 128 | policy; critic; reference; reward | policy, reference, reward: 64; critic: 64, 72.09 s | 1.432 | no |
-| 34B | 96 | policy, reference; critic, reward | policy, reference, reward: 48; critic: 48, 208.1 s | 1.045 | yes |
-| 34B | 128 | policy, reference; critic, reward | policy, reference, reward: 64; critic: 64, 135.6 s | 1.029 | yes |
-| 13B, 70B | 32 | together | together, 639.3 s | 1.000 | yes |
-| 13B, 70B | 64 | together | together, 320.5 s | 1.000 | yes |
-| 13B, 70B | 96 | policy, reference; critic, reward | policy, reward: 32; critic, reference: 64, 284.6 s | 1.042 | yes |
-| 13B, 70B | 128 | policy, reference, reward; critic | together, 188 s | 1.254 | no |
+| 34B | 32 | together | together, 495 s | 1.000 | yes |
+| 34B | 64 | together | together, 251.3 s | 1.000 | yes |
+| 13B | 96 | policy, reference; critic, reward | policy, reference, reward: 64; critic: 32, 95.33 s | 1.120 | no |
+| 13B | 128 | policy; critic; reference; reward | policy, reference, reward: 64; critic: 64, 72.31 s | 1.428 | no |
+| 34B | 96 | policy, reference; critic, reward | policy, reference, reward: 48; critic: 48, 208.6 s | 1.045 | yes |
+| 34B | 128 | policy, reference; critic, reward | policy, reference, reward: 64; critic: 64, 135.9 s | 1.029 | yes |
+| 13B, 70B | 32 | together | together, 641.4 s | 1.000 | yes |
+| 13B, 70B | 64 | together | together, 322 s | 1.000 | yes |
+| 13B, 70B | 96 | policy, reference; critic, reward | policy, reward: 32; critic, reference: 64, 285.1 s | 1.044 | yes |
+| 13B, 70B | 128 | policy, reference, reward; critic | together, 189.3 s | 1.248 | no |
 
 Where they fail. 34B on 16 GPUs: weights and optimizer states take 59.5 of 80 GB on a device, and an update in micro-batches
 holds its gradients twice and the cast weights, 21.4 GB; the paper does not say which sizes ran on 16. 13B on 96: the

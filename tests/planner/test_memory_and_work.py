@@ -123,10 +123,19 @@ def test_the_head_is_gathered_once_and_its_gradient_is_sent_with_the_others():
     assert with_head - without == pytest.approx(15 / 16 * 128256 * 4096 * 2)
 
 
-def test_tensor_reduces_activations_twice_per_layer_in_each_pass():
+@pytest.mark.parametrize(("changes", "each"), [
+    ({}, 5), ({"remat_saves": "products"}, 4), ({"remat": False}, 4), ({"sandwich_norms": True}, 6),
+], ids=["remat", "products", "all stored", "norm of the output"])
+def test_tensor_reduces_what_each_layer_computes_the_embeddings_and_the_gradient_of_the_head(changes, each):
+    """As in programs compiled for v5e:4x4 and h100:1x8. A layer has two outputs and two inputs. It computes the output of
+    attention twice with remat, and that of the MLP if a norm reads it."""
     at = model(tensor=8)
-    sent = work.update(at, measure(at, "float32"), task(BatchShape(2, 1024)), 1).sent
-    assert sent == {"tensor": 3 * 2 * 32 * 2 * (2 * 1024 * 4096 * 2) * 7 / 8}
+    at = dataclasses.replace(at, config=dataclasses.replace(at.config, **changes))
+    own, rows, one = measure(at, "float32"), BatchShape(2, 1024), 2 * (2 * 1024 * 4096 * 2) * 7 / 8
+    assert work.update(at, own, task(rows), 1).sent == {"tensor": (32 * each + 1) * one}
+    # The gradient of the head's input is float32.
+    assert work.update(at, own, task(rows, 1024), 1).sent == {"tensor": (32 * each + 3) * one}
+    assert work.forward(at, own, task(rows, 1024)).sent == {"tensor": (32 * 2 + 1) * one}
 
 
 def test_data_reduces_the_gradient_shards_of_fsdp_and_slices_reduce_the_shards_of_data():

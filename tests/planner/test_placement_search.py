@@ -69,9 +69,9 @@ def test_together_is_best_on_few_devices_and_a_split_on_many():
 
 def test_separation_gains_on_flattening_with_the_number_of_devices():
     # Roles that share devices are best on few of them (arXiv 2312.11819). Separation takes 1.8 times the time of flattening on
-    # 16 and on 64 GPUs. It takes less on 128, where it also wins if generation runs one step ahead.
+    # 64 GPUs, and 1.2 times on 128, where it wins if generation runs one step ahead.
     ratios, ahead = [], []
-    for gpus in (16, 128):
+    for gpus in (64, 128):
         own = Problem(published.roles("13B", "13B"), (Devices(published.A100, gpus),), published.ROWS, published.MEGATRON)
         seconds = {one.schedule: one.seconds for one in search_schedules(own, ("flat", "separate", "one step ahead"))}
         ratios.append(seconds["separate"] / seconds["flat"])

@@ -188,17 +188,21 @@ class Adapters:
         """
         return _fork(x) if self.tree else (x, x)
 
-    def apply(self, name: str, x: jax.Array, kernel: Any, y: jax.Array) -> jax.Array:
-        """Adds the output of the adapter of that name to y [..., out...], which is x [..., in...] times the stored kernel
-        [in..., out...]."""
+    def apply(self, name: str, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Adds the output of the adapter of that name to y [..., out...], the product of x [..., in...] and the kernel.
+        DoRA's factors are left to `rescale`."""
         if name not in self.tree:
             return y
         own = self.tree[name]
-        count = own["a"].ndim - 1
-        low = jnp.tensordot(x, own["a"].astype(x.dtype), count)
-        y = y + jnp.tensordot(low, own["b"].astype(x.dtype), 1) * self.lora.scaling
-        if not self.lora.dora:
+        low = jnp.tensordot(x, own["a"].astype(x.dtype), own["a"].ndim - 1)
+        return y + jnp.tensordot(low, own["b"].astype(x.dtype), 1) * self.lora.scaling
+
+    def rescale(self, name: str, kernel: Any, y: jax.Array) -> jax.Array:
+        """Multiplies y [..., out...], a result of `apply`, by DoRA's factors if the adapter of that name has them. kernel: the
+        stored kernel [in..., out...]."""
+        if name not in self.tree or not self.lora.dora:
             return y
+        own = self.tree[name]
         ratio = own["ratio"] if "ratio" in own else dora_ratio(adapted_kernel(self.lora, kernel, own), own)
         return y * jnp.expand_dims(ratio.astype(y.dtype), range(y.ndim - ratio.ndim))
 
