@@ -15,6 +15,9 @@ SHARES = (1, 2, 4, 8)
 LONG = 2
 """A queue with at least this many prompts per row is long: its end is a small part of the work, so every second share
 suffices."""
+LEAST_ROWS = 4
+"""A part decodes at least this many of its rows. Fewer would save little time, because each step reads all weights, and each
+number of rows needs programs of its own."""
 LEAST_TIERED = 8, 256
 """The minimum numbers of rows per part and of slots for two tiers."""
 SHORT = 5, 8
@@ -61,7 +64,8 @@ def in_tiers(size: int, slots: int) -> Layout | None:
 
 def row_counts(rows: int, waves: float = 1) -> list[int]:
     """The possible numbers of rows of a part that decode together, up to `rows`. waves: queued prompts per row."""
-    return sorted({-(-rows // share) for share in SHARES[:: 1 if waves < LONG else 2]})
+    least = min(rows, LEAST_ROWS)
+    return sorted({max(least, -(-rows // share)) for share in SHARES[:: 1 if waves < LONG else 2]})
 
 
 def slot_counts(most: int) -> list[int]:

@@ -74,7 +74,7 @@ class Progress(contextlib.AbstractContextManager):
         self._clock, self._note = clock, _NOTE.get()
         self._terminal = bool(getattr(self._stream, "isatty", lambda: False)())
         self._began = self._shown = clock()
-        self.tokens, self._values, self._text = 0, {}, ""
+        self.tokens, self._texts, self._values, self._text = 0, 0, {}, ""
         self._marks = collections.deque([(self._began, start, 0)])
         self._bar = None
         global _current
@@ -85,10 +85,18 @@ class Progress(contextlib.AbstractContextManager):
         elif start and self._shows:
             print(f"[{stage}] continues at {self.unit} {start:,} of {total:,}", file=self._stream, flush=True)
 
-    def update(self, n: int = 1, tokens: int = 0, **values: Any) -> None:
-        """Adds `n` units and `tokens` tokens to the counts; `values` (scalars) replace the values shown before."""
+    def update(self, n: int = 1, tokens: int = 0, texts: int = 0, **values: Any) -> None:
+        """Adds to the counts; `values` (scalars) replace the values shown before.
+
+        Args:
+          n: completed units.
+          tokens: sampled or scored tokens.
+          texts: sampled or scored texts. A unit may take many, which end together with those of other units.
+          values: scalars, shown by name.
+        """
         self.count += n
         self.tokens += tokens
+        self._texts += texts
         if values:
             self._values = values
         now = self._clock()
@@ -142,5 +150,6 @@ class Progress(contextlib.AbstractContextManager):
             print(", ".join(filter(None, (place, text))), file=self._stream, flush=True)
 
     def _describe(self) -> str:
-        parts = [f"{name} {formatting.number(value)}" for name, value in self._values.items()]
+        parts = [f"{self._texts:,} texts"] if self._texts else []
+        parts += [f"{name} {formatting.number(value)}" for name, value in self._values.items()]
         return ", ".join(filter(None, (*parts, self._note() if self._note else "")))

@@ -123,6 +123,7 @@ def test_every_layout_reaches_any_larger_one_through_neighbouring_layouts():
     sizes, counts = row_counts(64), slot_counts(320)
     assert (sizes, counts) == ([8, 16, 32, 64], [64, 128, 320])
     assert row_counts(64, 2) == [16, 64] and row_counts(64, 1.9) == sizes and row_counts(1, 9) == [1]
+    assert (row_counts(3), row_counts(8), row_counts(16), row_counts(18)) == ([3], [4, 8], [4, 8, 16], [4, 5, 9, 18])
     every = [single(size, slots) for size in sizes for slots in counts] + [in_tiers(64, 320)]
     for layout in every:
         for target in every:

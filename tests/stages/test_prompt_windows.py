@@ -27,6 +27,11 @@ GOOD = [{"ask": f"good {i}?"} for i in range(60)]
 PURPOSES = ("red_team", "helpful", "rl", "compare", "evaluate")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rows_do_not_shrink():
+    """Replaces that of conftest.py: a run in another process, whose rows do shrink, is compared with one in this process."""
+
+
 def context(tmp_path, stage="revise", **data):
     model = {"source": "huggingface", "path": "none"}
     data = {"source": "prompts_jsonl", "held_out_share": 0.2, "style": "hh"} | data

@@ -89,6 +89,21 @@ def test_values_are_not_waited_for_between_lines():
     assert stream.getvalue().endswith("[ppo] finished 2/3 steps, reward 0.5, took 0:00\n")
 
 
+def test_texts_are_counted_before_the_first_unit_is_complete():
+    """A queue of many prompts completes all of them at its end."""
+    stream, clock = io.StringIO(), _Clock()
+    with Progress("revise", total=1280, unit="prompt", stream=stream, clock=clock) as progress:
+        for _ in range(2):
+            clock.now += 6.0
+            progress.update(0, tokens=1200, texts=150)
+        progress.update(512)
+    assert stream.getvalue().splitlines() == [
+        "[revise] prompt 0/1,280 (0%), 150 texts, 200 tokens/s",
+        "[revise] prompt 0/1,280 (0%), 300 texts, 200 tokens/s",
+        "[revise] finished 512/1,280 prompts, 300 texts, took 0:12",
+    ]
+
+
 def test_failure_prints_where_it_stopped_without_touching_values():
     stream = io.StringIO()
     with pytest.raises(KeyboardInterrupt), Progress("ppo", total=3, stream=stream, clock=_Clock()) as progress:

@@ -17,8 +17,8 @@ from jaxalign.trainers.inputs import peak_flops
 
 
 def counting(progress: Progress) -> OnFinished:
-    """A listener for `sample_rollout` that adds the tokens of finished responses to `progress`."""
-    return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
+    """A listener for `sample_rollout` that adds finished responses and their tokens to `progress`."""
+    return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended), len(ended))
 
 
 def timing(context: StageContext, model: Model) -> Timing:
@@ -40,7 +40,7 @@ class Meter:
         self._tokens += tokens
         self._flops += flops.forward(model or self._model, lengths, heads, before)
         if self._progress is not None:
-            self._progress.update(0, heads)
+            self._progress.update(0, heads, len(lengths))
 
     def of(self, model: Model) -> Counted:
         """Like the meter itself, for a `TextGenerator` of another model."""
