@@ -188,7 +188,17 @@ LARGE_CHANCE = 0.2
 
 
 MOSTLY = 0.5
-"""A judge's verdicts say little if the mean probability outside of the options is larger."""
+"""The share from which a loss needs a warning: of a judge's probability outside of the options, of rows that are dropped, or of
+scores that are changed."""
+
+
+def mostly_dropped(path: str, rows: int, kept: int, too_long: int) -> str | None:
+    """A sentence if more than half of the rows of a file were dropped, but not all; else None. too_long: the number of rows
+    that were dropped because of their length."""
+    if not 0 < kept < MOSTLY * rows:
+        return None
+    longer = "; raise model.max_length, and max_length or row_length of the stage, if model and memory allow longer rows"
+    return f"only {kept:,} of {rows:,} rows of {path} can be used" + (longer if too_long > MOSTLY * (rows - kept) else "")
 
 
 def label_warnings(summary: Mapping[str, Any]) -> list[str]:

@@ -205,6 +205,7 @@ def _metrics(
         kept=jnp.sum(kept).astype(jnp.float32),
         tokens=jnp.sum(rollout.response_length).astype(jnp.float32),
         kl_full=mean(masked_sum(kl, mask, axis=1)) if full_in_reward else None,
+        score_changed=None if config.missing_eos == "none" else mean(~rollout.ended),
     )
 
 

@@ -32,6 +32,8 @@ class ExperienceMetrics:
       correction_outside: the share of response tokens whose importance ratio is outside its bounds, 0 to 1; None without
         `config.ppo.sampler_correction`.
       effective_sample_share: the effective sample size of the importance weights, divided by their number; None without it.
+      score_changed: the share of responses without a stop token, whose score `config.ppo.missing_eos` replaced, reduced or set
+        to zero, 0 to 1; None if it keeps their scores.
       parts: by metric name, the mean of each part of a sum of rewards before its weight; the iteration adds it.
     """
 
@@ -47,6 +49,7 @@ class ExperienceMetrics:
     sampler_gap: jax.Array | None = None
     correction_outside: jax.Array | None = None
     effective_sample_share: jax.Array | None = None
+    score_changed: jax.Array | None = None
     parts: Mapping[str, jax.Array] | None = None
 
 

@@ -64,16 +64,16 @@ class Monitor:
         """
         config, ended = self._config, rollout.ended[rollout.prompt_length > 0]
         total, usable = len(ended), int(ended.sum())
-        remedy = "raise ppo.max_new_tokens, or start from a model that ends its answers"
+        longer, other = "raise ppo.max_new_tokens", "start from a model that ends its answers"
         why = f"the other responses of iteration {step} have no stop token within ppo.max_new_tokens ({config.max_new_tokens})"
         few = too_few(total, usable, "ppo.required_share", config.required_share)
         if few:
-            raise UserError(f"{few}: {why}; {remedy}")
+            raise UserError(f"{few}: {why}; {longer}, or {other}")
         if usable < MOSTLY * total and config.missing_eos != "none" and not self._warned:
             self._warned = True
             logging.getLogger("jaxalign").warning(
-                "ppo: only %d of %d responses can keep their score: %s, and ppo.missing_eos is '%s'; %s", usable, total, why,
-                config.missing_eos, remedy,
+                "ppo: only %d of %d responses can keep their score: %s, and ppo.missing_eos is '%s'; %s, %s, or set "
+                "ppo.missing_eos to none, which keeps all scores", usable, total, why, config.missing_eos, longer, other,
             )
 
     def must_recompute(self, params, step: int, rollout: Rollout) -> bool:

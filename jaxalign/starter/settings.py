@@ -154,6 +154,8 @@ def rehearsal(choice: StarterChoice) -> SettingBlock | None:
         ]
     if choice.keep:
         settings.append(Setting("sft.keep", ("unchanged", *choice.keep), "revisions count that are no proper revisions"))
+    if "cut_off" in choice.keep:
+        settings.append(Setting("ppo.missing_eos", "none", "scores count of responses that do not end"))
     title = "A REHEARSAL: it shows every step, but its results mean nothing. Remove these lines once the judge can judge."
     return SettingBlock(title, tuple(settings)) if settings else None
 

@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from jaxalign.reasons import MOSTLY
+
 WINDOW = 10
 """The rows that are averaged; a mean at the start or at the end of a stage is one over so many rows."""
 
@@ -24,6 +26,7 @@ _KL_GROWTH, _KL_LEAST, _KL_PER_TOKEN = 4.0, 10.0, 1.0
 _LENGTH_RATIO = 2.0
 _ENTROPY_SHARE, _ENTROPY_MOST = 0.1, 0.1
 _LEAST_EFFECTIVE = 0.3
+_FEW_ROWS = 3  # Rows that show that training learns nothing, or something else than the reward.
 _NOISES = 2.0  # Standard deviations of one row; the means of `WINDOW` rows differ by 4.5 standard errors then.
 _STALL_SECONDS, _STALL_STEPS = 120.0, 10.0
 
@@ -217,9 +220,28 @@ def _effective(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
                  "or lower the number of epochs and the learning rate")
 
 
+def _score_changed(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
+    now = alerts.last(("score_changed",), _FEW_ROWS)
+    if now is None or now <= MOSTLY:
+        return None
+    return Alert("score_changed", row["step"], f"ppo.missing_eos changed the scores of {now:.0%} of the responses of "
+                 f"{_FEW_ROWS} iterations, because they have no stop token, so the reward hardly counts",
+                 "raise ppo.max_new_tokens, start from a model that ends its answers, or set ppo.missing_eos to none, which "
+                 "keeps these scores")
+
+
+def _no_gradient(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
+    rows = list(alerts._last)[-_FEW_ROWS:]
+    if len(rows) < _FEW_ROWS or any(one.get("grad_norm") != 0 for one in rows):
+        return None
+    return Alert("no_gradient", row["step"], f"the gradient of {_FEW_ROWS} steps in a row is 0, so nothing is learnt",
+                 "look at the scores in RL: if all responses to a prompt have the same score, an estimator that compares them "
+                 "(such as grpo) gives no gradient; in other stages, look for rows without a token to learn")
+
+
 _CHECKS: dict[str, Callable[[Alerts, Mapping[str, Any]], Alert | None]] = {
     "not_finite": _not_finite, "skipped": _skipped, "kl": _kl, "reward": _reward, "length": _length, "entropy": _entropy,
-    "effective_samples": _effective,
+    "effective_samples": _effective, "score_changed": _score_changed, "no_gradient": _no_gradient,
 }
 
 

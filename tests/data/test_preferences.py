@@ -125,7 +125,19 @@ def test_the_report_is_plain_json_and_sentences(tmp_path):
     assert values["broken"][1] == {"line": 6, "reason": "the key 'rejected' is missing"}
     sentences = report.sentences()
     assert sentences[0].endswith("pairs.jsonl: 10 rows read, 3 pairs kept")
-    assert "2 with contexts that differ (lines 3, 8)" in sentences
+    assert "2 with contexts that differ (dropped unless data.differing_contexts is keep) (lines 3, 8)" in sentences
+    assert sentences[-1].startswith("warning: only 3 of 10 rows of ") and sentences[-1].endswith("pairs.jsonl can be used")
+
+
+def test_a_file_whose_rows_are_mostly_too_long_has_a_warning_with_the_remedy(tmp_path):
+    rows = [_row([f"q{i}", "yes" * (60 if i < 3 else 1)], [f"q{i}", "no"]) for i in range(5)]
+    path, limits = tmp_path / "pairs.jsonl", {"count_tokens": lambda messages, answer: len(answer), "max_tokens": 100}
+    _, report = read_preferences(_write(path, rows), **limits)
+    assert len(report.too_long) == 3
+    assert report.sentences()[-1] == (f"warning: only 2 of 5 rows of {path} can be used; raise model.max_length, and "
+                                      "max_length or row_length of the stage, if model and memory allow longer rows")
+    _, report = read_preferences(_write(path, rows[1:]), **limits)
+    assert not any("warning" in sentence for sentence in report.sentences())  # Half of the rows are kept.
 
 
 def _pair(question, number):

@@ -190,7 +190,9 @@ def test_responses_without_a_stop_token_are_warned_about_once_and_stop_a_run_bel
         Monitor(kept).sampled(0, responses(0))
     [record] = caplog.records
     assert record.getMessage().startswith("ppo: only 3 of 8 responses can keep their score: the other responses of iteration 1 "
-                                          "have no stop token within ppo.max_new_tokens (8), and ppo.missing_eos is 'replace'")
+                                          "have no stop token within ppo.max_new_tokens (8), and ppo.missing_eos is 'replace'; "
+                                          "raise ppo.max_new_tokens, ")
+    assert record.getMessage().endswith("or set ppo.missing_eos to none, which keeps all scores")
     strict = dataclasses.replace(setup, config=dataclasses.replace(setup.config, required_share=0.5))
     Monitor(strict).sampled(0, responses(4))
     with pytest.raises(UserError, match=r"config.ppo.required_share is 0.5, but only 3 of 8 rows \(37.5%\) can be used: the "

@@ -78,6 +78,7 @@ def test_everything_equals_a_loop(made):
     assert metrics.kl_k1 == pytest.approx(np.mean(kls), abs=1e-4)
     assert metrics.response_length == sampled.response_length.mean()
     assert metrics.eos_rate == sampled.ended.mean()
+    assert metrics.score_changed == 1 - sampled.ended.mean() > 0  # ppo.missing_eos is "replace".
     assert metrics.tokens == sampled.response_length.sum()
 
 

@@ -35,6 +35,13 @@ def test_the_file_gives_the_config_that_was_checked(tmp_path, kind):
         assert read == make_config(model, StarterChoice(*values), folder)
 
 
+def test_a_rehearsal_keeps_the_scores_of_answers_that_do_not_end():
+    """Otherwise RL would replace the scores of all answers of a model whose revisions do not end."""
+    for keep, rule in (((), "replace"), (("grown",), "replace"), (("grown", "cut_off"), "none")):
+        choice = StarterChoice("transcript", STORAGES[0], True, keep)
+        assert make_config(facts(kind=BASE), choice, pathlib.Path()).ppo.missing_eos == rule
+
+
 def test_a_name_with_quotes_is_written(tmp_path):
     model = facts(folder=pathlib.Path('/models/a"""b\\c'))
     write_config(tmp_path, model, StarterChoice("chat"), pathlib.Path('it"s'))

@@ -127,6 +127,13 @@ def test_lost_rows_are_counted_with_their_shares_near_the_top(tmp_path):
         assert sentence in shown and shown.index(sentence) < shown.index("The base model"), sentence
 
 
+def test_a_file_of_which_most_rows_were_dropped_has_a_warning(tmp_path):
+    run = make_run(tmp_path)
+    report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 20, "too_long": list(range(60)), "cut": [], "broken": []}
+    change(run / "preference" / "summary.json", data=report)
+    assert "Warning: only 20 of 80 rows of in/pairs.jsonl can be used; raise model.max_length, and max_length" in lead(run)
+
+
 def test_settings_without_an_effect_are_listed_apart(tmp_path):
     run = make_run(tmp_path, ("sft", "evaluate", "report"), gold=False)
     change(run / "config.json", model={"source": "huggingface", "path": "m", "layers": 4, "remat": False},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import string
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jaxalign.data.sources.jsonl import BrokenLine
+from jaxalign.reasons import mostly_dropped
 
 _LISTED = 10  # Line numbers that a sentence lists for each reason; it counts the rest.
 
@@ -32,7 +34,8 @@ class FileReport:
         return {name: value for name, value in values.items() if name not in left_out or value != left_out[name]}
 
     def sentences(self) -> list[str]:
-        """The numbers of rows read and kept, and a sentence for each reason that applies to a row."""
+        """The numbers of rows read and kept, a sentence for each reason that applies to a row, and a warning if more than half
+        of the rows were dropped."""
         total = vars(self).get("total_rows")
         rows = f"{self.rows:,} of {total:,} rows read" if total else f"{self.rows} rows read"
         sentences = [f"{self.path}: {rows}, {self.kept.format_map(vars(self))} kept"]
@@ -42,7 +45,9 @@ class FileReport:
             more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
             if numbers:
                 sentences.append(f"{len(numbers)} {meaning} ({self.unit}s {', '.join(numbers[:_LISTED])}{more})")
-        return sentences
+        kept = sum(vars(self)[field] for _, field, _, _ in string.Formatter().parse(self.kept) if field)
+        warning = mostly_dropped(self.path, self.rows, kept, len(getattr(self, "too_long", ())))
+        return [*sentences, *([f"warning: {warning}"] if warning else [])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +78,11 @@ class PreferenceReport(FileReport):
     kept = "{pairs} pairs"
     reasons = {  # noqa: RUF012
         "broken": "broken, not JSON or not a pair of dialogues; dropped",
-        "differing_contexts": "with contexts that differ",
+        "differing_contexts": "with contexts that differ (dropped unless data.differing_contexts is keep)",
         "identical": "with two equal answers; dropped",
         "no_common_question": "without a common user turn that both dialogues answer; dropped",
         "empty_prompts": "with an empty question; dropped",
-        "empty_answers": "with an empty answer",
+        "empty_answers": "with an empty answer (dropped unless data.empty_answers is keep)",
         "cut": "too long, oldest turns cut",
         "too_long": "too long even with only the last question; dropped",
         "refused": "rejected by the chat template or the style; dropped",
@@ -106,7 +111,7 @@ class AnswerReport(FileReport):
     reasons = {  # noqa: RUF012
         "broken": "broken, not JSON or not a judged answer; dropped",
         "empty_prompts": "with an empty question; dropped",
-        "empty_answers": "with an empty answer",
+        "empty_answers": "with an empty answer (dropped unless data.empty_answers is keep)",
         "cut": "too long, oldest turns cut",
         "too_long": "too long even with only the last question; dropped",
         "refused": "rejected by the chat template or the style; dropped",

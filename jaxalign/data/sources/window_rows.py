@@ -16,6 +16,7 @@ from jaxalign.data.sources.reports import WINDOW_REASONS, PromptReport
 from jaxalign.data.sources.row_files import ListedRows
 from jaxalign.data.sources.tables import TableRows
 from jaxalign.data.windows import WindowNotes, WindowOrder
+from jaxalign.reasons import mostly_dropped
 from jaxalign.records import Comparison, Demonstration, Judgement
 
 Record = Comparison | Demonstration | Judgement
@@ -128,7 +129,8 @@ class WindowReport:
         return {**self.source.reader.reasons, **WINDOW_REASONS}
 
     def sentences(self) -> list[str]:
-        """The numbers of rows read and kept, and a sentence for each reason that applies to a row."""
+        """The numbers of rows read and kept, a sentence for each reason that applies to a row, and a warning if more than half
+        of the rows were dropped."""
         table = self.source.rows
         windows = "1 window" if self.windows == 1 else f"{self.windows} windows"
         lines = [f"{table.path}: {self.rows:,} of {len(table):,} rows read in {windows}, {self.answers:,} {self.unit} to train "
@@ -138,7 +140,8 @@ class WindowReport:
                 numbers = [str(place[0] if reason == "broken" else place) for place in self.first[reason]]
                 more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
                 lines.append(f"{count} {meaning} ({table.unit}s {', '.join(numbers)}{more})")
-        return lines
+        warning = mostly_dropped(str(table.path), self.rows, self.answers + self.held_out, self.counts["too_long"])
+        return [*lines, *([f"warning: {warning}"] if warning else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, for the summary of a stage: as those of reports on files, but with the counts of rows instead of

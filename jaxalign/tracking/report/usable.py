@@ -19,6 +19,7 @@ from jaxalign.reasons import (
     audit_warnings,
     few_usable,
     label_warnings,
+    mostly_dropped,
     pairs_sentence,
     self_agreement_sentence,
     usable_sentence,
@@ -101,7 +102,7 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
 
 def warnings(run: RunFiles) -> list[str]:
     """Sentences that start with "Warning", if rows were ignored, few can be used, or the judge's verdicts say little."""
-    problems, revised = list(_ignored(run)), _revised(run)
+    problems, revised = [*_ignored(run), *_dropped(run)], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
@@ -121,6 +122,13 @@ def _ignored(run: RunFiles) -> Iterator[str]:
         trained = [later.name for later in run.records[index + 1 :] if later.trains and run.stage(later.name).started]
         if record.makes and run.stage(record.name).started and trained and record.name not in run.used:
             yield f"no stage trained on the rows of stage {record.name}; {joined(trained)} used other data"
+
+
+def _dropped(run: RunFiles) -> Iterator[str | None]:
+    """A sentence for each file of which more than half of the rows were dropped."""
+    for field, content in _files(run):
+        kept = content[field] + content.get("undesirable", 0)
+        yield mostly_dropped(content["path"], content["rows"], kept, rows_of_reason(content, "too_long"))
 
 
 def _revised(run: RunFiles) -> Mapping[str, Any]:
