@@ -224,8 +224,8 @@ def _score_changed(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
     now = alerts.last(("score_changed",), _FEW_ROWS)
     if now is None or now <= MOSTLY:
         return None
-    return Alert("score_changed", row["step"], f"ppo.missing_eos changed the scores of {now:.0%} of the responses of "
-                 f"{_FEW_ROWS} iterations, because they have no stop token, so the reward hardly counts",
+    return Alert("score_changed", row["step"], f"{now:.0%} of the responses of {_FEW_ROWS} iterations have no stop "
+                 "token, and ppo.missing_eos changed their scores, so the reward hardly counts",
                  "raise ppo.max_new_tokens, start from a model that ends its answers, or set ppo.missing_eos to none, which "
                  "keeps these scores")
 
