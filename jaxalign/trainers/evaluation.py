@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config.arguments import as_name, instance_of
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
+from jaxalign.reasons import MOSTLY, PROBLEMS, listed
 from jaxalign.records import Comparison, Prompt
 from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.callables import call_reward, details
@@ -86,8 +89,19 @@ def evaluate(
             measured[measure][name] = float(np.mean(values[kept]))
     for later, earlier in () if judge is None else contests(list(models)):
         compared = judge.compare(asked, answers[later], answers[earlier])
+        _warn_without_verdicts(compared, f"{later} and {earlier}")
         wins.append({"model": later, "against": earlier} | won(compared))
     return Evaluation(tuple(asked), answers, complete, measured, wins)
+
+
+def _warn_without_verdicts(compared: Sequence[Comparison], pair: str) -> None:
+    """Warns if the judge gave no verdict on more than half of the pairs. Each of those counts one half, as a tie does."""
+    problems = collections.Counter(c.outcome for c in compared if c.outcome in PROBLEMS)
+    if problems.total() > MOSTLY * len(compared):
+        logging.getLogger("jaxalign").warning(
+            "evaluate: the judge gave no verdict on %d of the %d pairs of answers of %s, and each counts as a tie: %s",
+            problems.total(), len(compared), pair, listed(problems, PROBLEMS),
+        )
 
 
 def contests(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import shutil
 
+import jax
 import pytest
 
 import jaxalign as ja
@@ -61,6 +63,18 @@ def test_revise_and_evaluate_accept_it():
 def test_a_probability_that_is_not_a_number_leaves_the_pair_undecided():
     found = judge("NotANumber").compare(["Hi"], ["a"], ["b"])
     assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
+
+
+def test_an_evaluation_warns_if_the_judge_gives_no_verdict(caplog):
+    asked, first = ["Name the colour red.", "Hi"], language_model()
+    models = {"a": first, "b": dataclasses.replace(first, params=first.model.init(jax.random.key(9)))}
+    ja.evaluate(models, asked, judge=judge(), max_new_tokens=4)
+    assert not caplog.records
+    found = ja.evaluate(models, asked, judge=judge("NotANumber"), max_new_tokens=4)
+    assert found.answers["a"] != found.answers["b"] and found.win_rates[0]["undecided"] == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "evaluate: the judge gave no verdict on 2 of the 2 pairs of answers of b and a, and each counts as a tie: 2 nan (the "
+        "judge returned NaN)"]
 
 
 @pytest.mark.parametrize(("name", "message"), [
