@@ -110,6 +110,19 @@ def test_threads_take_turns_on_one_sampler(names):
     assert sorted(found) == sorted(expected)
 
 
+def test_an_exception_of_a_reward_function_names_its_line_and_is_the_cause_of_the_error(names, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+    def boom(prompts, responses, **columns):
+        return [1 / 0 for _ in responses]
+
+    line = boom.__code__.co_firstlineno + 1
+    message = rf"boom gave no score for 4 of 4 .*boom raised ZeroDivisionError at .*test_bad_calls\.py:{line}: division by zero"
+    with pytest.raises(ja.UserError, match=message) as raised:
+        list(names["ppo"](boom).fit(["a"]))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
 @pytest.mark.parametrize("kind", FAILING_REWARDS)
 def test_the_message_of_a_failing_reward_speaks_only_of_what_the_caller_can_change(kind, names, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)

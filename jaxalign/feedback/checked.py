@@ -15,7 +15,7 @@ from jaxalign.errors import UserError
 from jaxalign.feedback.judge import Draw, Rating, Text, Verdict
 from jaxalign.parallel import hosts
 from jaxalign.reasons import NOTES, PROBLEMS
-from jaxalign.registry.custom import wrong_result
+from jaxalign.registry.custom import kind_and_place, wrong_result
 from jaxalign.registry.judges import METHODS
 
 _FAILED = {
@@ -143,7 +143,7 @@ class CheckedJudge:
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # A custom judge may raise anything.
-            raise _Failure(f"raised {type(error).__name__} in {method!r}: {error}") from error
+            raise _Failure(f"raised {kind_and_place(error, ask)} in {method!r}: {error}") from error
         if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(requests):
             count = f"{len(results)} results" if hasattr(results, "__len__") else f"a value of type {type(results).__name__}"
             raise wrong_result(f"judge {self.name!r}", f"{count} from {method!r} for {len(requests)} requests", "a list with "

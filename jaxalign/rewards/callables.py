@@ -14,6 +14,7 @@ import inspect
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from jaxalign.data.tokenizers.base import Tokenizer
 from jaxalign.endpoint.redaction import redact_secrets
 from jaxalign.errors import UserError
+from jaxalign.registry.custom import kind_and_place
 
 RewardCallable = Callable[..., Sequence[Any]]
 
@@ -44,7 +46,8 @@ class RewardReport:
 
     bad_entries: rows of an accepted result whose entry was None, NaN, infinite or not a number. failures: calls that raised,
     hung or returned anything but a list with one entry per row. timeouts: the calls that hung. first_error: the first bad
-    entry of the accepted result or, if it has none, why the first call failed; None if nothing failed.
+    entry of the accepted result or, if it has none, why the first call failed; None if nothing failed. cause: the exception
+    that `first_error` describes; None if it describes something else, or if a traceback of the exception would show a secret.
     """
 
     rows: int
@@ -54,6 +57,7 @@ class RewardReport:
     failures: int
     timeouts: int
     first_error: str | None
+    cause: BaseException | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def call_reward(
@@ -103,19 +107,19 @@ def call_reward(
     rows = len(responses)
     if rows == 0:
         return np.zeros(0, np.float32), np.zeros(0, bool), RewardReport(0, 0, 0, 0, 0, 0, None)
-    timeouts, first_error = 0, None
+    timeouts, first_error, cause = 0, None, None
     for call in range(1 + retries):
         if call:
             time.sleep(backoff_s * 2 ** (call - 1))
-        entries, failure, timed_out = _attempt(fn, prompts, responses, columns, timeout_s, counts)
+        entries, failure, timed_out, error = _attempt(fn, prompts, responses, columns, timeout_s, counts)
         if failure is None:
             scores, kept, bad_entry = _clean(entries, counts)
             dropped = rows - int(kept.sum())
-            report = RewardReport(rows, dropped, dropped, call + 1, call, timeouts, bad_entry or first_error)
-            return scores, kept, report
+            why, cause = (first_error, cause) if bad_entry is None else (bad_entry, None)
+            return scores, kept, RewardReport(rows, dropped, dropped, call + 1, call, timeouts, why, cause)
         timeouts += timed_out
-        first_error = first_error or failure
-    report = RewardReport(rows, rows, 0, 1 + retries, 1 + retries, timeouts, first_error)
+        first_error, cause = (failure, error) if first_error is None else (first_error, cause)
+    report = RewardReport(rows, rows, 0, 1 + retries, 1 + retries, timeouts, first_error, cause)
     return np.zeros(rows, np.float32), np.zeros(rows, bool), report
 
 
@@ -162,8 +166,8 @@ def _check_call(
 def _attempt(
     fn: RewardCallable, prompts: Any, responses: Any, columns: Mapping[str, Any], timeout_s: float | None,
     counts: Sequence[int] | None,
-) -> tuple[list[Any], str | None, bool]:
-    """One call: (entries, the reason if it failed, whether it hung)."""
+) -> tuple[list[Any], str | None, bool, BaseException | None]:
+    """One call: (entries, the reason if it failed, whether it hung, the exception that it raised and that may be shown)."""
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     given = list(prompts), list(responses), {name: list(column) for name, column in columns.items()}
 
@@ -181,20 +185,21 @@ def _attempt(
     try:
         entries, error = done.get(timeout=timeout_s)
     except queue.Empty:
-        return [], f"{_name(fn)} did not return within {timeout_s:g} s", True
+        return [], f"{_name(fn)} did not return within {timeout_s:g} s", True, None
     if isinstance(error, UserError):
         raise UserError(redact_secrets(str(error))) from None
     if error is not None:
-        return [], f"{_name(fn)} raised {type(error).__name__}: {_text(error)}", False
+        why = f"{_name(fn)} raised {kind_and_place(error, fn)}: {_text(error)}"
+        return [], why, False, None if _shows_secret(error) else error
     if not isinstance(entries, list):
-        return [], f"{_name(fn)} returned {entries}; a list of {len(responses)} numbers is expected", False
+        return [], f"{_name(fn)} returned {entries}; a list of {len(responses)} numbers is expected", False, None
     if len(entries) != len(responses):
-        return [], f"{_name(fn)} returned {len(entries)} scores for {len(responses)} responses", False
+        return [], f"{_name(fn)} returned {len(entries)} scores for {len(responses)} responses", False, None
     for row, (entry, count) in enumerate(zip(entries, counts or (), strict=False)):
         if _is_row(entry) and len(entry) != count:
             why = f"{len(entry)} numbers for the {count} tokens of response {row}; one number, or one per token, is expected"
-            return [], f"{_name(fn)} returned {why}", False
-    return entries, None, False
+            return [], f"{_name(fn)} returned {why}", False, None
+    return entries, None, False, None
 
 
 def _is_row(entry: Any) -> bool:
@@ -245,6 +250,14 @@ def _text(x: Any) -> str:
         return redact_secrets(str(x))[:_SHOWN]
     except Exception:
         return "not printable"
+
+
+def _shows_secret(error: BaseException) -> bool:
+    try:
+        shown = "".join(traceback.format_exception(error))
+        return redact_secrets(shown) != shown
+    except Exception:  # An exception that cannot be printed.
+        return True
 
 
 def _name(fn: Any) -> str:

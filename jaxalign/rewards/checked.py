@@ -103,7 +103,7 @@ class CheckedReward(Reward):
 
     def score(self, batch: RewardBatch) -> Scored:
         """Finite scores [B] or [B, N], with a mask of the rows that have them."""
-        with custom_code(f"reward {self.name!r}"):
+        with custom_code(f"reward {self.name!r}", self.reward.score):
             result = self.reward.score(batch)
         scored = result if isinstance(result, Scored) else Scored(result)
         rows, tokens = len(batch.prompts), batch.rollout.logprobs.shape[1]

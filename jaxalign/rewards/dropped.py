@@ -23,16 +23,16 @@ class DroppedRows:
     in_run: bool = True
     _warned: bool = dataclasses.field(default=False, init=False)
 
-    def check(self, dropped: int, rows: int, why: str | None) -> None:
-        """Checks the counts of one batch. Raises UserError if more than the allowed share was dropped."""
+    def check(self, dropped: int, rows: int, why: str | None, cause: BaseException | None = None) -> None:
+        """Checks the counts of one batch. Raises UserError, from `cause`, if more than the allowed share was dropped."""
         if not dropped:
             return
         sentence = f"{self.name} gave no score for {dropped} of {rows} responses ({why})"
         if dropped > self.max_share * rows:
             if not self.in_run:
-                raise UserError(f"{sentence}, more than the allowed share of {self.max_share}; fix the cause")
+                raise UserError(f"{sentence}, more than the allowed share of {self.max_share}; fix the cause") from cause
             raise UserError(f"{sentence}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause "
-                            "and run again: training resumes from the last checkpoint")
+                            "and run again: training resumes from the last checkpoint") from cause
         if not self._warned:
             logging.getLogger("jaxalign").warning(
                 "%s; these rows are left out, and the metric 'kept' counts the others", sentence

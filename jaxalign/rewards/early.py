@@ -35,12 +35,13 @@ class EarlyScores:
             return None
         return taken, self._ask([row for row, _ in taken], [response for _, response in taken])
 
-    def result(self, rows: int) -> tuple[np.ndarray, np.ndarray, str | None]:
-        """(scores float32 [rows] or [rows, T], kept bool [rows], the first error or None). Waits for all calls, and raises if
-        `ask` does."""
+    def result(self, rows: int) -> tuple[np.ndarray, np.ndarray, str | None, BaseException | None]:
+        """(scores float32 [rows] or [rows, T], kept bool [rows], the first error or None, its `RewardReport.cause`). Waits for
+        all calls, and raises if `ask` does."""
         done = [result for call in self._calls if (result := call.result()) is not None]
         width = max((answered[0].shape[1] for _, answered in done if answered[0].ndim == 2), default=0)
-        scores, kept, why = np.zeros((rows, width) if width else rows, np.float32), np.zeros(rows, bool), None
+        scores, kept = np.zeros((rows, width) if width else rows, np.float32), np.zeros(rows, bool)
+        why, cause = None, None
         for taken, (new_scores, has_score, report) in done:
             for (row, response), score in zip(taken, new_scores, strict=True):
                 if not width:
@@ -50,9 +51,9 @@ class EarlyScores:
                 elif response.ids:  # The only number of a response counts at its last token.
                     scores[row, len(response.ids) - 1] = score
             kept[[row for row, _ in taken]] = has_score
-            why = why or report.first_error
+            why, cause = (report.first_error, report.cause) if why is None else (why, cause)
         self.close()
-        return scores, kept, why
+        return scores, kept, why, cause
 
     def close(self) -> None:
         """Starts no further calls."""

@@ -67,16 +67,19 @@ class FunctionReward(Reward):
         given = None if self._listens else (batch.responses, batch.ids, batch.ended)
         self._listens = False
 
+        cause: BaseException | None = None  # Only in the first process.
+
         def score_on_first() -> list:
+            nonlocal cause
             if given is None:
-                scores, kept, why = early.result(len(batch.prompts))
+                scores, kept, why, cause = early.result(len(batch.prompts))
             else:
                 scores, kept, report = self._call(batch.prompts, *given)
-                why = report.first_error
+                why, cause = report.first_error, report.cause
             return [scores.tolist(), kept.tolist(), why]
 
         scores, kept, why = hosts.once(score_on_first)
-        self._dropped.check(len(kept) - sum(kept), len(kept), why)
+        self._dropped.check(len(kept) - sum(kept), len(kept), why, cause)
         scores = np.asarray(scores, np.float32)
         if scores.ndim == 2:
             scores = np.pad(scores, ((0, 0), (0, batch.rollout.logprobs.shape[1] - scores.shape[1])))

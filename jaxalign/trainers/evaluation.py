@@ -85,7 +85,8 @@ def evaluate(
             values, kept, report = call_reward(fn, dialogues, texts, columns_of(asked), 0, None, details=given[name])
             values = values.sum(axis=1) if values.ndim == 2 else values
             if not kept.any():
-                raise UserError(f"measure {measure!r} has no number for any of the {len(texts)} answers ({report.first_error})")
+                raise UserError(f"measure {measure!r} has no number for any of the {len(texts)} answers "
+                                f"({report.first_error})") from report.cause
             measured[measure][name] = float(np.mean(values[kept]))
     for later, earlier in () if judge is None else contests(list(models)):
         compared = judge.compare(asked, answers[later], answers[earlier])

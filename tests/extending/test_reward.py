@@ -65,7 +65,7 @@ def test_rows_without_a_finite_score_are_dropped():
     ("abc", "returned str with entries that are not numbers"),
     (Scored([1.0, 2.0, 3.0], [True]), r"kept of shape \(1,\)"),
     ([float("nan")] * 3, "gave no score for 3 of 3 responses"),
-    (ValueError("no such row"), "raised ValueError: no such row"),
+    (ValueError("no such row"), r"raised ValueError at .*\.py:\d+: no such row"),
 ])
 def test_an_invalid_result_is_reported_in_one_sentence(found, message):
     with pytest.raises(UserError, match=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 
 import jax
 import numpy as np
@@ -26,6 +27,7 @@ from jaxalign.feedback.judge import (
 from jaxalign.records import Message
 from tests.feedback.fakes import PRINCIPLES
 
+PLACE = r"[^ ]*test_checked\.py:\d+"
 DIALOGUE = (Message("user", "Hi"),)
 REQUESTS = {
     "critique": lambda text: CritiqueRequest(DIALOGUE, text, PRINCIPLES[0]),
@@ -88,17 +90,18 @@ def test_requests_that_fail_again_are_set_aside_and_counted(method, caplog):
     good, bad = ANSWERS[method], FAILED[method]
     assert results == [good, bad, good, bad]
     assert calls == [[10, 11, 12, 13]] * 2 + [[10], [11], [12], [13]]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"judge 'mine' failed to answer 2 of 4 requests to '{method}' (it raised ConnectionError in '{method}': no answer "
-        "to 1); these requests have no result"
-    ]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(rf"judge 'mine' failed to answer 2 of 4 requests to '{method}' \(it raised ConnectionError at {PLACE} "
+                        rf"in '{method}': no answer to 1\); these requests have no result", message)
 
 
 def test_too_many_failed_requests_stop_the_run_at_once():
     judge = Answering(raising("0123"))
     checked = CheckedJudge(judge, "mine", JudgeConfig(retries=1, max_failed_share=0.25))
-    with pytest.raises(UserError, match=r"failed to answer 2 of 4 .*no answer to 0\), more than config.judge.max_failed_share"):
+    message = r"failed to answer 2 of 4 .*no answer to 0\), more than config.judge.max_failed_share"
+    with pytest.raises(UserError, match=message) as raised:
         checked.compare([REQUESTS["compare"](str(i)) for i in range(4)], Draw(jax.random.key(0), range(4)))
+    assert isinstance(raised.value.__cause__, ConnectionError)
     assert judge.calls == [[0, 1, 2, 3]] * 2 + [[0], [1]]
 
 
@@ -163,7 +166,7 @@ def test_pitfall_26_results_of_the_wrong_type_or_out_of_range_are_errors(method,
 def test_an_error_of_a_judge_on_all_processes_is_not_retried():
     judge = Answering(raising("0"))
     checked = CheckedJudge(judge, "mine", on_all_processes=True)
-    with pytest.raises(UserError, match="judge 'mine' raised ConnectionError in 'compare': no answer to 0"):
+    with pytest.raises(UserError, match=f"judge 'mine' raised ConnectionError at {PLACE} in 'compare': no answer to 0"):
         checked.compare([REQUESTS["compare"]("0")], Draw(jax.random.key(0), [0]))
     assert len(judge.calls) == 1
 

@@ -1,17 +1,53 @@
 """Custom parts are run and checked with one form of message."""
 
+import functools
+import json
+import pathlib
+import runpy
+
 import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.registry.custom import custom_code, new_instance, require_array, run_custom
+from jaxalign.registry.custom import custom_code, kind_and_place, new_instance, require_array, run_custom
 
 
 def test_an_error_names_the_part_and_a_user_error_passes_unchanged():
-    with pytest.raises(UserError, match="^judge 'mine' raised KeyError: 'x'$"), custom_code("judge 'mine'"):
+    place = r"[^ ]*test_custom\.py:\d+"
+    with pytest.raises(UserError, match=f"^judge 'mine' raised KeyError at {place}: 'x'$"), custom_code("judge 'mine'"):
         raise KeyError("x")
     with pytest.raises(UserError, match="^set x$"), custom_code("judge 'mine'"):
         raise UserError("set x")
+
+
+def _raised(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+
+
+def test_the_place_of_an_error_is_in_the_file_of_the_code_that_was_called(tmp_path, monkeypatch):
+    (tmp_path / "helper.py").write_text("def divide(x):\n    return 1 / x\n")
+    (tmp_path / "mine.py").write_text("from helper import divide\n\n\ndef mine(x):\n    return divide(x)\n\n\n"
+                                      "class Mine:\n    __call__ = staticmethod(mine)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = runpy.run_path(str(tmp_path / "mine.py"))
+    mine = found["mine"]
+    error = _raised(lambda: mine(0))
+    line_of_helper, line = f"ZeroDivisionError at {tmp_path}/helper.py:2", f"ZeroDivisionError at {tmp_path}/mine.py:5"
+    assert kind_and_place(error) == line_of_helper
+    for code in (mine, functools.partial(mine, 0), functools.wraps(mine)(lambda x: mine(x)), found["Mine"]()):
+        assert kind_and_place(error, code) == line
+    monkeypatch.chdir(tmp_path)
+    assert kind_and_place(error, mine) == "ZeroDivisionError at mine.py:5"
+
+
+def test_an_error_in_the_library_of_python_is_placed_where_the_user_called_it():
+    error = _raised(lambda: json.loads("{"))
+    assert kind_and_place(error).startswith("JSONDecodeError at ")
+    assert pathlib.Path(kind_and_place(error).split()[-1].rsplit(":", 1)[0]).name == "test_custom.py"
+    assert kind_and_place(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize(("result", "shown"), [(3, "a value of type int"), ((1, 2, 3), "3 values")])

@@ -21,6 +21,7 @@ from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Demonstration, Judgement, Message, Prompt
+from jaxalign.registry.custom import kind_and_place
 
 _ANSWERED = {"comparisons": Comparison, "judgements": Judgement, "demonstrations": Demonstration}
 
@@ -142,12 +143,12 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
     try:
         length = len(source) if count is None else min(count, len(source))
     except Exception as error:  # The user's code may raise anything.
-        raise UserError(f"{where}: len() of its {kind} raised {type(error).__name__}: {error}") from error
+        raise UserError(f"{where}: len() of its {kind} raised {kind_and_place(error)}: {error}") from error
     for index in range(length):
         try:
             row = source[index]
         except Exception as error:
-            raise UserError(f"{where}: reading row {index} of its {length} {kind} raised {type(error).__name__}: "
+            raise UserError(f"{where}: reading row {index} of its {length} {kind} raised {kind_and_place(error)}: "
                             f"{error}") from error
         fault = _fault(row, kind, keep_empty)
         if fault is None and isinstance(row, Prompt):
