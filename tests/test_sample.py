@@ -252,6 +252,9 @@ def test_a_prompt_that_is_too_long_affects_no_other(folder, tmp_path, capsys):
 def test_mistakes_are_reported_in_one_sentence(folder, workdir, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n')
     (tmp_path / "empty.txt").write_text("\n")
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text('{"base_model_name_or_path": "NAME"}')
     model, prompt, run = f"--model={folder}", "--prompt=the cat", workdir[0]
     cases = [
         ([prompt], "--model is not given; it must be a folder"),
@@ -260,6 +263,7 @@ def test_mistakes_are_reported_in_one_sentence(folder, workdir, tmp_path, capsys
         ([model, "--chat", "--n=2"], "--n cannot be used with --chat"),
         ([f"--model={tmp_path / 'none'}", prompt], "none is not a folder; give the folder of a model"),
         ([f"--model={tmp_path}", prompt], "config.json does not exist"),
+        ([f"--model={adapters}", prompt], f"{adapters} has only adapters (adapter_config.json) of the base model NAME; give"),
         ([f"--model={run / 'preference'}", prompt], "belongs to the stage preference, which does not train a language model"),
         ([model, prompt, "--style=compact"], "style is 'compact', but the tokenizer of "),
         ([f"--model={run / 'ppo'}", prompt, "--style=chat"], "has no chat template; set it to 'hh'"),

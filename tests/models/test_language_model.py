@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import chex
 import jax
 import numpy as np
@@ -99,6 +102,25 @@ def test_adapters_are_saved_separately_or_merged(folders, tmp_path):
         chex.assert_trees_all_close(found.model.hidden(found.weights, tokens), expected, atol=1e-5)
     with pytest.raises(ja.UserError, match="has no adapters to save"):
         whole.save(tmp_path / "none", adapters=True)
+
+
+def test_a_folder_of_adapters_is_recognised_and_the_remedies_of_its_message_work(folders, tmp_path):
+    base, peft = folders["text"], tmp_path / "peft"
+    policy = ja.load_model(base, lora=ja.Lora(rank=2))
+    policy = policy.with_params(jax.tree.map(lambda x: x + 0.1, policy.params))
+    policy.save(peft, adapters=True)
+    with pytest.raises(ja.UserError, match=f"^{peft} has only adapters .adapter_config.json. of the base model ") as raised:
+        ja.load_model(peft)
+    path, merge = re.search(r"lora.path to (.*?), or merge both with jaxalign\.(load_model.*NEW\))", str(raised.value)).groups()
+    eval(f"ja.{merge.replace('jaxalign.', 'ja.')}", {"ja": ja, "BASE": base, "NEW": tmp_path / "new"})
+    tokens = np.asarray([policy.prompt_ids("the cat sat on a mat")], np.int32)
+    expected = policy.model.hidden(policy.weights, tokens)
+    for found in (ja.load_model(tmp_path / "new"), ja.load_model(base, lora=ja.Lora(path=path))):
+        chex.assert_trees_all_close(found.model.hidden(found.weights, tokens), expected, atol=1e-5)
+    config = json.loads((peft / "adapter_config.json").read_text())
+    (peft / "adapter_config.json").write_text(json.dumps(config | {"modules_to_save": ["score"]}))
+    with pytest.raises(ja.UserError, match="merge_and_unload"):  # load_model refuses adapters of a reward model.
+        ja.load_model(peft)
 
 
 def test_wrong_arguments_are_refused(folders, tmp_path):

@@ -64,8 +64,22 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
     """
     path = pathlib.Path(folder).expanduser() / "config.json"
     if not os.path.isfile(path):  # Unlike Path.is_file, False also for a name that is too long.
-        raise UserError(f"{path} does not exist; model.path must be a folder in Hugging Face format, with config.json")
+        raise _without_config(path)
     return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
+
+
+def _without_config(path: pathlib.Path) -> UserError:
+    """The error for a folder without config.json, such as one with the adapters that PEFT writes."""
+    folder = path.parent
+    if not os.path.isfile(adapters := folder / "adapter_config.json"):
+        return UserError(f"{path} does not exist; a folder in Hugging Face format, with config.json, is expected")
+    fields = read_object(adapters)
+    base = fields.get("base_model_name_or_path")
+    has = f"{folder} has only adapters (adapter_config.json) of the base model {base or '(not named there)'}"
+    if "score" in (fields.get("modules_to_save") or ()):
+        return UserError(f"{has}; merge them with merge_and_unload() of the peft library, and give the folder of the result")
+    return UserError(f"{has}; give the folder of the base model, BASE, and set lora.path to {folder}, or merge both with "
+                     f"jaxalign.load_model(BASE, lora=jaxalign.Lora(path={str(folder)!r})).save(NEW) and give the folder NEW")
 
 
 def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> CheckpointConfig:
