@@ -38,6 +38,14 @@ def test_lines_are_numbered_through_the_files_of_a_folder(tmp_path):
     assert [rows.place(row.line) for row in rows] == [f"{tmp_path}/a.jsonl:1", f"{tmp_path}/a.jsonl:3", f"{tmp_path}/b.jsonl:1"]
 
 
+def test_the_items_of_a_json_array_are_rows_by_index(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"q": str(i)} for i in range(3)], indent=2))
+    rows = open_indexed_rows(path, ["prompt=q"])
+    assert [(row.line, row.value["prompt"]) for row in (rows[2], rows[0])] == [(3, "2"), (1, "0")]
+    assert len(rows) == 3 and rows.place(2) == f"{path}, item 2"
+
+
 def test_what_cannot_be_indexed_is_refused(tmp_path):
     zipped = tmp_path / "rows.jsonl.gz"
     zipped.write_bytes(gzip.compress(b'{"q": "1"}\n'))

@@ -83,10 +83,16 @@ def test_too_many_broken_lines_are_an_error_with_file_line_and_count(tmp_path):
 
 
 def test_a_long_list_of_broken_lines_is_shortened_to_a_count(tmp_path):
-    path = _write(tmp_path / "a.jsonl", "oops\n" * 8)
+    path = _write(tmp_path / "a.jsonl", "".join("[" * column + "oops\n" for column in range(8)))
     with pytest.raises(UserError, match="and 3 more") as caught:
         read_jsonl(path)
     assert str(caught.value).count("not JSON") == 5
+
+
+def test_broken_lines_with_one_reason_are_listed_once_with_their_number(tmp_path):
+    path = _write(tmp_path / "a.jsonl", "oops\n[]\noops\n[]\noops\n{}\n")
+    with pytest.raises(UserError, match=r"\(.*a.jsonl:1 and 2 other lines: not JSON: .*; .*:2 and 1 other line: a JSON list;"):
+        read_jsonl(path)
 
 
 def test_errors_of_missing_folders_and_empty_files_have_a_remedy(tmp_path):

@@ -307,3 +307,44 @@ def test_a_pair_may_begin_with_a_system_message(tmp_path):
     pairs, report = read_preferences(path)
     assert [pair.prompt.messages for pair in pairs] == [(Message("system", "Be kind."), Message("user", "q"))] * 2
     assert report.broken == () and report.differing_contexts == (3,)
+
+
+@pytest.mark.parametrize("name", ["pairs.json", "pairs.jsonl", "pairs.json.gz"])
+@pytest.mark.parametrize("indent", [None, 4])
+def test_a_json_array_is_read_like_lines_and_its_items_are_numbered(tmp_path, name, indent):
+    rows = [row for row in _ROWS if isinstance(row, dict)]
+    lines = read_preferences(_write(tmp_path / "lines.jsonl", rows), max_bad_share=0.2)[0]
+    text = "\n" + json.dumps(rows, indent=indent)
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    pairs, report = read_preferences(tmp_path / name, max_bad_share=0.2, name="lines")
+    assert pairs == lines and len(pairs) > 2
+    assert f"{report.broken[0].line} {report.unit}" == "5 item"
+    with pytest.raises(UserError, match=rf"1 of 9 items of .*{name}, item 5: the key 'rejected' is missing"):
+        read_preferences(tmp_path / name)
+
+
+def test_an_array_that_is_not_json_is_one_error_with_its_line(tmp_path):
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(_ROWS[:1] * 3, indent=2)[:-1])
+    with pytest.raises(UserError, match=r'begins with "\[" like a JSON array but is not JSON: .* on line \d+, column \d+;'):
+        read_preferences(path)
+
+
+def test_a_first_line_that_begins_with_a_bracket_does_not_make_a_file_an_array(tmp_path):
+    pairs, report = read_preferences(_write(tmp_path / "pairs.jsonl", ["[1]", _ROWS[0], "[half"]), max_bad_share=0.9)
+    assert len(pairs) == 1 and [item.line for item in report.broken] == [1, 3]
+
+
+@pytest.mark.parametrize("row", [
+    {"conversations": [{"from": "human", "value": "q"}], "id": 1}, {"instruction": "q", "output": "a"}, {"text": "a"},
+])
+def test_rows_without_the_expected_columns_are_one_reason_with_the_columns_found(tmp_path, row):
+    path = _write(tmp_path / "pairs.jsonl", [row] * 7)
+    with pytest.raises(UserError) as raised:
+        read_preferences(path)
+    message = str(raised.value)
+    assert message.count("the key 'chosen' is missing") == 1 and f"{path}:1 and 6 other lines: " in message
+    assert f"; the columns are {', '.join(row)}: " in message and message.count("data.columns") == 1
+    assert "max_bad_share" not in message
+    assert len(read_preferences(_write(path, [{"good": _transcript("q", "a"), "bad": _transcript("q", "b")}] * 3),
+                                columns=("chosen=good", "rejected=bad"))[0]) == 3

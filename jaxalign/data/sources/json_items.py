@@ -1,18 +1,21 @@
-"""Reads JSON files of prompts: one array, or an object of arrays."""
+"""Reads JSON files that are one array, and files of prompts that are an object of arrays."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, checked_value, read_bytes
+from jaxalign.data.sources.jsonl import UTF8_BOM, BrokenLine, JsonRow, checked_value, open_bytes, read_bytes
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 
 COMMON = ("prompt", "messages", "chosen", "question", "instruction")
 """Fields of common data sets that contain the prompt, by priority."""
+
+_START = 4096  # Bytes in which an array begins.
 
 
 def read_items(path: str | pathlib.Path, field: str) -> list[JsonRow | BrokenLine] | None:
@@ -51,6 +54,36 @@ def read_items(path: str | pathlib.Path, field: str) -> list[JsonRow | BrokenLin
     escaped = b"\\ud" in raw.lower()
     return [checked_value(number, item, strings=True, escaped=escaped)
             for number, item in enumerate(_items(path, value, field), start=1)]
+
+
+def read_array(path: str | pathlib.Path) -> list[JsonRow | BrokenLine] | None:
+    """The objects of a file with one JSON array, optionally gzipped, in file order.
+
+    Returns:
+      A JsonRow or a BrokenLine for each item, numbered from 1; None if the file does not begin with an array, or has more than
+      one line with a value.
+
+    Raises:
+      UserError: the file is missing or unreadable, or its first line is "[" and it is not JSON.
+    """
+    with open_bytes(path) as stream:
+        try:
+            start = stream.read(_START).removeprefix(UTF8_BOM).lstrip()
+        except (EOFError, zlib.error, OSError):
+            return None  # The reader of lines says where the file is damaged.
+    if not start.startswith(b"["):
+        return None
+    raw = read_bytes(path)
+    try:
+        value = parse_json(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        if raw.split(maxsplit=1)[0] != b"[":
+            return None  # Its lines are read one by one.
+        where = f" on line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UserError(f"{path} begins with \"[\" like a JSON array but is not JSON: {getattr(error, 'msg', error)}{where}; "
+                        "correct it, or give a file with one JSON object on each line") from None
+    escaped = b"\\ud" in raw.lower()
+    return [checked_value(number, item, strings=False, escaped=escaped) for number, item in enumerate(value, start=1)]
 
 
 def _items(path: str | pathlib.Path, value: Any, field: str) -> Iterator[Any]:

@@ -19,9 +19,10 @@ from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_UTF8_BOM = b"\xef\xbb\xbf"
+UTF8_BOM = b"\xef\xbb\xbf"
 _HALF_PAIR = "has half of a surrogate pair (\\ud...), which is not a character"
-_LISTED = 5  # Number of broken lines that an error message lists; it counts the rest.
+_LISTED = 5  # Number of reasons that an error message lists; it counts the lines with other reasons.
+_NAMED = 12  # Number of columns that an error message names.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ def iterate_jsonl(path: str | pathlib.Path, strings: bool = False) -> Iterator[J
 def numbered_lines(stream: Iterable[bytes], start: int = 1) -> Iterator[tuple[int, bytes]]:
     """(number, bytes) of each line that is not blank, without the byte order mark of line 1. start: the number of the first."""
     for number, raw in enumerate(stream, start):
-        raw = raw.removeprefix(_UTF8_BOM) if number == 1 else raw
+        raw = raw.removeprefix(UTF8_BOM) if number == 1 else raw
         if raw.strip():
             yield number, raw
 
@@ -117,7 +118,7 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
     """
     with open_bytes(path) as stream:
         try:
-            return stream.read().removeprefix(_UTF8_BOM)
+            return stream.read().removeprefix(UTF8_BOM)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged or cut short ({error}); download or copy it again") from error
         except OSError as error:
@@ -126,24 +127,35 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
 
 def check_bad_share(
     path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float, unit: str = "line",
-    place: Callable[[int], str] | None = None, count: int | None = None,
+    place: Callable[[int], str] | None = None, count: int | None = None, columns: Callable[[], Sequence[str]] = tuple,
 ) -> None:
-    """Raises UserError, listing the first broken rows, if more than `max_bad_share` of `total` rows are broken.
+    """Raises UserError if more than `max_bad_share` of `total` rows are broken. It lists the first reasons, each with its first
+    row.
 
     Args:
       unit: what the numbers of the rows count, such as "line".
       place: the place of a row by its number; None: that of a line.
       count: the number of broken rows, if `broken` has only the first of them.
+      columns: the names of the columns, which the error gives if all rows are broken.
     """
     count = len(broken) if count is None else count
     if not broken or count <= max_bad_share * total:
         return
-    listed = "; ".join(f"{place(item.line) if place else f'{path}:{item.line}'}: {item.reason}" for item in broken[:_LISTED])
-    more = f"; and {count - _LISTED} more" if count > _LISTED else ""
-    raise UserError(
-        f"{count} of {total} {unit}s of {path} are broken, more than the accepted share {max_bad_share:g} "
-        f"({listed}{more}); fix them or raise data.max_bad_share"
-    )
+    lines: dict[str, list[int]] = {}
+    for item in broken:
+        lines.setdefault(item.reason, []).append(item.line)
+    listed, left = [], count
+    for reason, own in list(lines.items())[:_LISTED]:
+        others = f" and {len(own) - 1} other {unit}{'s' if len(own) > 2 else ''}" if len(own) > 1 else ""
+        listed.append(f"{place(own[0]) if place else f'{path}:{own[0]}'}{others}: {reason}")
+        left -= len(own)
+    more = f"; and {left} more" if left else ""
+    remedy = "fix them or raise data.max_bad_share" if count < total else "fix them, or give another file"
+    if count == total and (names := list(columns())):
+        shown = ", ".join(map(str, names[:_NAMED])) + " ..." * (len(names) > _NAMED)
+        remedy = f"the columns are {shown}: fix the {unit}s, or map columns to the expected fields (data.columns=FIELD=COLUMN)"
+    raise UserError(f"{count} of {total} {unit}s of {path} are broken, more than the accepted share {max_bad_share:g} "
+                    f"({'; '.join(listed)}{more}); {remedy}")
 
 
 def open_bytes(path: str | pathlib.Path) -> IO[bytes]:

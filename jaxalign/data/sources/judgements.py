@@ -97,7 +97,8 @@ def read_judgements(
             good += bool(judged and record.desirable)
         if limit and len(kept) == limit:
             break
-    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place)
+    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
+                    columns=source_rows.first_columns)
     lines = {name: tuple(lines) for name, lines in listed.items()}
     cut = frozenset(listed["cut"])
     whole = dataclasses.replace(reader, count_tokens=None, max_tokens=None)

@@ -129,7 +129,8 @@ def read_preferences(
             has_margin = has_margin or bool(pair.margin)
         if limit and len(kept) == limit:
             break
-    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place)
+    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
+                    columns=source_rows.first_columns)
     whole = dataclasses.replace(options, count_tokens=None, max_tokens=None)
     cut = frozenset(listed["cut"])
     fitting = dataclasses.replace(reader, options=whole)

@@ -105,7 +105,7 @@ def read_prompts(
         prompts[messages] = Prompt(f"{stem}:{row.line}", messages, source, kept)
         if limit and len(prompts) == limit:
             break
-    check_bad_share(path, broken, count, max_bad_share, rows.unit, rows.place)
+    check_bad_share(path, broken, count, max_bad_share, rows.unit, rows.place, columns=rows.first_columns)
     if not prompts:
         raise UserError(f'{path} has no prompts; give at least one, such as a row with "{field}" or another field that '
                         "docs/data_formats.md lists")

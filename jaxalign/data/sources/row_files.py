@@ -88,6 +88,14 @@ class RowFile:
         """The rows; a row that cannot be used is a `BrokenLine`. Raises UserError if the data is damaged."""
         raise NotImplementedError
 
+    def first_columns(self) -> tuple[str, ...]:
+        """The names of the columns, after mapping; of rows with different fields, those of the first object, if an early row is
+        one."""
+        if self.columns is not None:
+            return self.columns
+        values = (row.value for row in itertools.islice(self, FIRST_ROWS) if isinstance(row, JsonRow))
+        return next((tuple(value) for value in values if isinstance(value, Mapping)), ())
+
     def place(self, number: int) -> str:
         """The place of a row for messages."""
         return f"{self.path}:{number}" if self.unit == "line" else f"{self.path}, {self.unit} {number}"

@@ -1,6 +1,6 @@
 """Opens the rows of data: the one place that knows every format.
 
-- JSON Lines, optionally gzipped, or a folder of such files;
+- JSON Lines or one JSON array, optionally gzipped, or a folder of such files;
 - for prompts also .txt, .csv and .json files;
 - a Parquet or Arrow file, or a folder of such files;
 - a folder that `datasets.Dataset.save_to_disk` wrote;
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from jaxalign.data.sources.arrow_parts import ARROW_MAGIC, FEATHER_MAGIC, PARQUET_MAGIC, arrow_part, check_schemas
 from jaxalign.data.sources.csv_rows import iterate_csv
 from jaxalign.data.sources.indexed_lines import IndexedLines
-from jaxalign.data.sources.json_items import read_items
+from jaxalign.data.sources.json_items import read_array, read_items
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, iterate_jsonl, read_bytes, read_object
 from jaxalign.data.sources.row_files import ColumnMap, ListedRows, RowFile, TextFolder, TextRows
 from jaxalign.data.sources.tables import TableRows
@@ -62,7 +62,7 @@ def open_indexed_rows(
 ) -> TableRows | IndexedLines | ListedRows:
     """The rows of data by index. Takes the arguments of `open_rows`.
 
-    One pass indexes JSON Lines. Prompts in .txt, .csv and .json files are held in memory.
+    One pass indexes JSON Lines. JSON arrays, and prompts in .txt, .csv and .json files, are held in memory.
 
     Raises:
       UserError: as `open_rows`, or a text file is missing, unreadable or zipped.
@@ -71,7 +71,7 @@ def open_indexed_rows(
     if isinstance(rows, TableRows):
         return rows
     path = pathlib.Path(path).expanduser()
-    if prompt_field and not path.is_dir() and _ending(path) in _LISTED:
+    if rows.unit == "item" or (prompt_field and not path.is_dir() and _ending(path) in _LISTED):
         return ListedRows(rows)
     return IndexedLines(path, _folder_files(path) if path.is_dir() else [path], ColumnMap.of(columns), bool(prompt_field))
 
@@ -162,6 +162,8 @@ def _text(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
     elif ending == ".csv":
         read = functools.partial(iterate_csv, path)
     elif ending == ".json" and (items := read_items(path, mapped.fields.get(prompt_field, prompt_field))) is not None:
+        read, unit = items.__iter__, "item"
+    elif not prompt_field and path.is_file() and (items := read_array(path)) is not None:
         read, unit = items.__iter__, "item"
     return TextRows(path, read, mapped, unit)
 

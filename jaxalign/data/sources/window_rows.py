@@ -81,7 +81,8 @@ def prompts_of_answered(source: WindowRows, data: DataConfig, seed: int) -> Prom
     index = list(window_of_prompts(table, data.window, seed))
     records = [record for _, record in source.records(index, listed)]
     broken = listed["broken"]
-    check_bad_share(table.path, broken, len(index), data.max_bad_share, table.unit, table.place)
+    check_bad_share(table.path, broken, len(index), data.max_bad_share, table.unit, table.place,
+                    columns=table.first_columns)
     parts = ([row for row in records if is_held_out(row, data.held_out_share, seed) == held] for held in (False, True))
     train, held_out = map(unique_prompts, parts)
     report = PromptReport(
@@ -118,7 +119,8 @@ class WindowReport:
             reason: [*self.first.get(reason, ()), *notes.first.get(reason, ())][: WindowNotes.LISTED] for reason in counts
         }
         broken = [BrokenLine(*place) for place in first.get("broken", ())]
-        check_bad_share(table.path, broken, rows, self.max_bad_share, table.unit, table.place, counts["broken"])
+        check_bad_share(table.path, broken, rows, self.max_bad_share, table.unit, table.place, counts["broken"],
+                        table.first_columns)
         self.rows, self.counts, self.first = rows, counts, first
         self.windows, self.answers = self.windows + 1, self.answers + notes.answers
         self.held_out, self.cut_rows = self.held_out + notes.held_out, self.cut_rows + notes.cut
