@@ -79,7 +79,7 @@ def test_another_judge_is_one_line(models, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("kind", ["base", "thinking"])
 def test_two_commands_lead_to_a_report(models, tmp_path, capsys, kind):
     """A random model judges by chance and gives the answer letters little probability, so its run is a rehearsal."""
     assert started(tmp_path / "own", models[kind]) == 0
