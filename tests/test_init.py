@@ -113,7 +113,7 @@ def with_template(folder: pathlib.Path, source: pathlib.Path, template: str) -> 
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda path, model: without(path, model, "tokenizer.json"), "has no tokenizer: neither tokenizer.json nor"),
-    (lambda path, model: without(path, model, "config.json"), "config.json does not exist; --model must be a folder"),
+    (lambda path, model: without(path, model, "config.json"), "config.json does not exist; a folder in Hugging Face format"),
     (unknown_family, "'mamba'"),
     (lambda path, model: path, "is not a folder; give the folder that has the model's config.json"),
     (lambda path, model: with_template(path, model, "{{ messages[0].content }"), "chat template"),

@@ -70,10 +70,7 @@ def read_facts(folder: str | Path) -> ModelFacts:
         raise UserError(f"--model={folder} is not a folder; give the folder that has the model's config.json, weights and "
                         "tokenizer")
     config = dataclasses.replace(Config(), model=ModelConfig(source="huggingface", path=str(path)))
-    try:
-        checkpoint = base_config(config, Path())
-    except UserError as error:
-        raise UserError(str(error).replace("model.path must be", "--model must be")) from None
+    checkpoint = base_config(config, Path())
     if checkpoint.head != "lm":
         raise UserError(f"--model={folder} is a {checkpoint.family.classifier}, which scores texts; give a language model")
     tokenizer = load_tokenizer(tokenizer_path(config, Path()))

@@ -316,7 +316,7 @@ def test_a_broken_config_is_reported_in_one_sentence(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=message):
         read_config(tmp_path)
-    with pytest.raises(UserError, match=r"config\.json does not exist; model\.path must be a folder"):
+    with pytest.raises(UserError, match=r"config\.json does not exist; a folder in Hugging Face format"):
         read_config(tmp_path / "none")
 
 

@@ -39,10 +39,7 @@ def check_folder(config: Config, folder: str, field: str = "judge.path") -> Chec
     if not os.path.isdir(path):
         raise UserError(f"config.{field} is {folder}, which is not a folder; give the folder of a language model, or of a "
                         "stage of a run")
-    try:
-        settings = base_config(with_model_folder(config, folder), path)
-    except UserError as error:
-        raise UserError(str(error).replace("model.path", field)) from None
+    settings = base_config(with_model_folder(config, folder), path)
     if settings.head != "lm":
         raise UserError(f"config.{field} is {folder}, a {settings.family.classifier}, which scores texts; a language model is "
                         "expected")
