@@ -80,7 +80,8 @@ def test_a_request_that_always_fails_does_not_stop_for_max_down_while_others_suc
         with Running(tmp_path, server.url, concurrency=2, max_retries=4) as client:
             with pytest.raises(UserError, match=r"after \d+ attempts"):
                 client.ask(requests(400))
-            assert not client.lines
+            # On a busy machine its failures may follow each other without a success between, which is a short pause.
+            assert all("paused" in line or "resumed after 0." in line for line in client.lines)
 
 
 def test_an_outage_after_a_failure_and_a_success_is_waited_for(tmp_path):
