@@ -1,12 +1,14 @@
-"""What the entry points of the commands share: --help, the memory that JAX reserves on a GPU, and the end after a mistake of
-the user, Ctrl-C or a closed pipe."""
+"""What the entry points of the commands share: --help, the form of warnings, the memory that JAX reserves on a GPU, and the end
+after a mistake of the user, Ctrl-C or a closed pipe."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
 from jaxalign.errors import UserError, print_error
 
@@ -46,6 +48,27 @@ def reserve_memory(environ: MutableMapping[str, str] | None = None) -> None:
         environ[_SHARES[0]] = str(MEMORY_SHARE)
 
 
+class _Warnings(logging.Handler):
+    """Prints a record as the stages print their warnings: "warning: ..."."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Prints the log records of jaxalign with the level and the message only, while the body of the `with` statement runs."""
+    logger, handler = logging.getLogger("jaxalign"), _Warnings(logging.WARNING)
+    propagates = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+
+
 def run_command(
     argv: Sequence[str] | None, usage: str, body: Callable[[list[str]], int | None], explain: Explain = explain
 ) -> int:
@@ -68,7 +91,8 @@ def run_command(
         return 0
     reserve_memory()
     try:
-        code = body(argv) or 0
+        with _plain_warnings():
+            code = body(argv) or 0
         sys.stdout.flush()
         return code
     except BrokenPipeError:

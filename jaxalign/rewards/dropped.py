@@ -15,7 +15,7 @@ class DroppedRows:
     Attributes:
       name: the reward's name in messages.
       max_share: the largest share of a batch that may lack a score (`config.reward.max_dropped_share`).
-      in_run: whether a stage of a run uses the reward, which messages then tell how to set the share and to resume.
+      in_run: whether a stage of a run uses the reward, which messages then tell how to set the share and to run again.
     """
 
     name: str
@@ -32,7 +32,7 @@ class DroppedRows:
             if not self.in_run:
                 raise UserError(f"{sentence}, more than the allowed share of {self.max_share}; fix the cause") from cause
             raise UserError(f"{sentence}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause "
-                            "and run again: training resumes from the last checkpoint") from cause
+                            "and run the same command again") from cause
         if not self._warned:
             logging.getLogger("jaxalign").warning(
                 "%s; these rows are left out, and the metric 'kept' counts the others", sentence

@@ -20,7 +20,7 @@ from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.labelled import labelled_split, pair_loader, print_report
+from jaxalign.stages.shared.labelled import held_out_once, labelled_split, pair_loader, print_report
 from jaxalign.stages.shared.training import policy_inputs
 from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.steps.checkpoint import save_params
@@ -87,6 +87,7 @@ def _train_in_memory(context: StageContext, tokenizer: Tokenizer, judged: bool) 
         rows, held_out_rows, report = sources.source_rows(context, tokenizer, "judgements")
     else:
         rows, held_out_rows, report = labelled_split(context, tokenizer, section)
+        held_out_rows = held_out_once(context, held_out_rows)
     extra = print_report(context.title, report)
     extra |= {"balance": balance(section, rows)} if judged else {}
     make = judged_arrays if judged else pair_arrays

@@ -151,5 +151,11 @@ class Progress(contextlib.AbstractContextManager):
 
     def _describe(self) -> str:
         parts = [f"{self._texts:,} texts"] if self._texts else []
-        parts += [f"{name} {formatting.number(value)}" for name, value in self._values.items()]
+        parts += [f"{name} {_short(value)}" for name, value in self._values.items()]
         return ", ".join(filter(None, (*parts, self._note() if self._note else "")))
+
+
+def _short(value: Any) -> str:
+    """`formatting.number`, but a number between -0.001 and 0.001 is shown with one digit: it changes from line to line."""
+    shown = formatting.number(value)
+    return f"{float(value):.1g}" if shown.startswith(("<", ">")) else shown

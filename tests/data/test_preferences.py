@@ -12,6 +12,7 @@ import pytest
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import fit_prompts, split_by_prompt, unique_prompts
 from jaxalign.data.sources.preferences import read_preferences
+from jaxalign.data.sources.repeats import distinct_pairs
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 
@@ -60,6 +61,19 @@ def test_every_row_is_used_or_listed_under_its_reason(tmp_path):
     assert report.empty_prompts == (7,)
     assert report.empty_answers == (2,)
     assert report.no_common_question == report.cut == report.too_long == ()
+
+
+def test_rows_that_repeat_an_earlier_row_are_kept_and_listed(tmp_path):
+    pair = {"prompt": "q", "chosen": "good", "rejected": "bad"}
+    swapped = {"prompt": "q", "chosen": "bad", "rejected": "good"}
+    rows = [pair, swapped, pair, {**pair, "prompt": "r"}, _row(["q", "good"], ["q", "bad"]), swapped]
+    pairs, report = read_preferences(_write(tmp_path / "pairs.jsonl", rows))
+    assert report.repeated == (3, 5, 6) and report.pairs == 6
+    assert "3 with the dialogue and the answers of an earlier row; kept, so they weigh more in training (lines 3, 5, 6)" in (
+        report.sentences())
+    assert [pairs[index] for index in (0, 1, 3)] == distinct_pairs(pairs)
+    assert distinct_pairs([dataclasses.replace(pairs[0], label=0.5), *pairs[:2]]) == [
+        dataclasses.replace(pairs[0], label=0.5), *pairs[:2]]
 
 
 def test_keep_uses_empty_answers_and_differing_contexts_and_still_lists_them(tmp_path):

@@ -57,6 +57,15 @@ def test_human_pairs_follow_those_of_compare_and_share_no_held_out_dialogue(tmp_
     assert arrays.weight.tolist() == [pair.weight for pair in pairs.train]
 
 
+def test_a_repeated_pair_counts_once_among_the_held_out_ones(tmp_path, capsys):
+    pairs = preference_pairs(context(tmp_path, human=[*range(60), *range(60)], held_out_share=0.2), WordTokenizer())
+    human = [pair.prompt.messages for pair in pairs.held_out if is_human(pair)]
+    assert len(human) == len(set(human)) >= 12
+    assert sum(map(is_human, pairs.train)) == 120 - 2 * len(human)
+    said = f"[preference] {len(human)} of {len(pairs.held_out) + len(human)} held-out pairs repeat others and are counted once"
+    assert said in capsys.readouterr().out
+
+
 def test_early_stopping_chooses_on_one_half_of_the_held_out_dialogues(tmp_path, capsys):
     pairs = preference_pairs(context(tmp_path, early_stopping=True, held_out_share=0.25), WordTokenizer())
     assert (len(pairs.choosing), len(pairs.held_out)) == (5, 5)

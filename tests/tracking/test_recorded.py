@@ -81,6 +81,15 @@ def test_the_reward_of_rl_is_named(tmp_path, reward, shown):
     assert shown in lead(run) and "and its scores were the reward of RL" not in lead(run)
 
 
+@pytest.mark.parametrize(("share", "said"), [(0.75, True), (0.25, False)])
+def test_scores_that_were_mostly_replaced_are_told(tmp_path, share, said):
+    run = make_run(tmp_path)
+    change(run / "config.json", ppo={"missing_eos": "replace"})
+    write_rows(run / "ppo" / "metrics.jsonl", [{"step": step, "score_changed": share} for step in (1, 2)])
+    sentence = "But ppo.missing_eos (replace) changed the scores of 75.0% of the responses, which have no stop token."
+    assert (sentence in lead(run)) == said
+
+
 @pytest.mark.parametrize(("inputs", "summary", "shown"), [
     (["sft", "compare"], {}, "the labels of stage compare"), (["sft"], {}, "the comparisons of the data"),
     (["sft"], {"balance": {"desirable": 3, "undesirable": 2, "ratio": 1.5}}, "the judged answers of the data"),

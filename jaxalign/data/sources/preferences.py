@@ -18,6 +18,7 @@ from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
 from jaxalign.data.sources.lazy import KeptRecords
+from jaxalign.data.sources.repeats import RepeatedRows
 from jaxalign.data.sources.reports import PreferenceReport
 from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
@@ -118,7 +119,7 @@ def read_preferences(
     options = PairOptions(differing_contexts, empty_answers, count_tokens, max_tokens, margins, gold)
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
     source_rows, rows = open_rows(path, columns), 0
-    kept, has_margin = KeptRecords(source_rows), False
+    kept, has_margin, repeated = KeptRecords(source_rows), False, RepeatedRows()
 
     reader = PairReader(name or data_stem(path), source, options)
     for row in source_rows:
@@ -126,11 +127,13 @@ def read_preferences(
         pair = reader.read(row, listed)
         if pair is not None:
             kept.add(row, pair)
+            repeated.add(row.line, (pair.prompt.messages, pair.response_a, pair.response_b))
             has_margin = has_margin or bool(pair.margin)
         if limit and len(kept) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
                     columns=source_rows.first_columns)
+    listed["repeated"] = repeated.lines()
     whole = dataclasses.replace(options, count_tokens=None, max_tokens=None)
     cut = frozenset(listed["cut"])
     fitting = dataclasses.replace(reader, options=whole)

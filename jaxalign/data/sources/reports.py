@@ -55,9 +55,9 @@ class PreferenceReport(FileReport):
     """A report on the rows of a file of pairs. Tuples contain line numbers, which start at 1.
 
     rows = pairs + broken + identical + no_common_question + empty_prompts + too_long + refused, plus differing_contexts and
-    empty_answers if those rows are dropped. A dropped row counts under the first reason that drops it. Rows that were cut or
-    have a bad margin are kept, as are rows with differing contexts or empty answers under "keep". A kept row may be listed
-    more than once.
+    empty_answers if those rows are dropped. A dropped row counts under the first reason that drops it. Rows that were cut,
+    have a bad margin or repeat an earlier row are kept, as are rows with differing contexts or empty answers under "keep". A
+    kept row may be listed more than once. Repeated rows are those among the first million rows kept.
     """
 
     path: str
@@ -73,6 +73,7 @@ class PreferenceReport(FileReport):
     too_long: tuple[int, ...]
     refused: tuple[int, ...]
     bad_margins: tuple[int, ...]
+    repeated: tuple[int, ...] = ()
     unit: str = "line"
 
     kept = "{pairs} pairs"
@@ -87,6 +88,7 @@ class PreferenceReport(FileReport):
         "too_long": "too long even with only the last question; dropped",
         "refused": "rejected by the chat template or the style; dropped",
         "bad_margins": "with a margin that is not a number of at least 0; read as 0",
+        "repeated": "with the dialogue and the answers of an earlier row; kept, so they weigh more in training",
     }
 
 

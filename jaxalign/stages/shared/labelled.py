@@ -12,6 +12,7 @@ from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.sources.base import SourceReport, few_dialogues, few_held_out, held_out_count, split_by_prompt
 from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.lazy import LazyRecords
+from jaxalign.data.sources.repeats import distinct_pairs
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
@@ -101,6 +102,16 @@ def labelled_split(
     train, held_out = split_by_prompt(pairs, section.held_out_share, context.config.seed, minimum)
     sources.print_few(context, few_dialogues(train, held_out, minimum))
     return train, held_out, None
+
+
+def held_out_once(context: StageContext, held_out: Sequence[Comparison]) -> Sequence[Comparison]:
+    """The held-out pairs without repeated ones, whose number is printed: an interval takes its pairs to be independent."""
+    distinct = distinct_pairs(held_out)
+    repeated = len(held_out) - len(distinct)
+    if repeated:
+        print(f"[{context.title}] {repeated:,} of {len(held_out):,} held-out pairs repeat others and are counted once",
+              flush=True)
+    return distinct
 
 
 def pair_loader(

@@ -14,7 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.records import Comparison
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.labelled import labelled_split
+from jaxalign.stages.shared.labelled import held_out_once, labelled_split
 
 _HUMAN = "preference.human:"
 """The beginning of `Prompt.source` of pairs from the files of `preference.human`."""
@@ -27,7 +27,7 @@ class PreferencePairs:
     Attributes:
       train: the training pairs; those of `preference.human` come last.
       choosing: the held-out pairs on which early stopping measures the loss; empty without early stopping.
-      held_out: the held-out pairs on which the accuracy is measured.
+      held_out: the held-out pairs on which the accuracy is measured, without repeated ones.
       report: the report on the data files; None for the pairs of stage compare.
       human: the report on each file of `preference.human`.
     """
@@ -55,7 +55,7 @@ def preference_pairs(context: StageContext, tokenizer: Tokenizer) -> PreferenceP
     human, reports = _human_pairs(context, tokenizer)
     if human:
         train, held_out = _with_human(context, train, held_out, human)
-    choosing, held_out = held_out_parts(context, held_out)
+    choosing, held_out = held_out_parts(context, held_out_once(context, held_out))
     return PreferencePairs(train, choosing, held_out, report, reports)
 
 

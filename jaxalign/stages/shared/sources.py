@@ -121,7 +121,7 @@ def prompts(
         return read_rows(source, kind, _where(config), first + count)[first:]
     every, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
     fitted = fit_prompts(every, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
-    place = " and ".join(map(str, reads.data_files(config))) or _where(config)
+    place = _place(config, purpose)
     if not every and purpose != "helpful":
         raise UserError(f"{place} has no {purpose} prompts; give more prompts"
                         + (", set config.data.eval, or raise config.data.held_out_share" if purpose == "evaluate" else ""))
@@ -135,6 +135,9 @@ def prompts(
     if config.data.window and len(fitted.prompts) < count:
         print(f"[{stage}] warning: {len(fitted.prompts):,} {purpose} prompts are used, not the {count:,} of the config, since "
               f"config.data.window is {config.data.window:,}; raise it", flush=True)
+    elif 0 < len(fitted.prompts) < count:
+        print(f"[{stage}] {len(fitted.prompts):,} {purpose} prompts are used, since there are fewer than the {count:,} of the "
+              "config", flush=True)
     first = first_prompt(context.round, len(fitted.prompts), count)
     return in_turn(fitted.prompts, config)[first : first + count]
 
@@ -184,6 +187,13 @@ def data_summary(sets: PromptSets) -> dict[str, Any]:
 
 def _where(config: Config) -> str:
     return f"config.data.source {config.data.source!r}"
+
+
+def _place(config: Config, purpose: str) -> str:
+    """The files that hold the prompts of a purpose, or the source, for error messages."""
+    files, own = reads.data_files(config), f"data.{'eval' if purpose == 'evaluate' else purpose}"
+    named = [path for path, field in files.items() if field == own]
+    return " and ".join(map(str, named or [path for path, field in files.items() if field != "data.eval"])) or _where(config)
 
 
 def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from jaxalign.endpoint.redaction import shown_url
+from jaxalign.reasons import MOSTLY
 from jaxalign.registry.core import names_in
-from jaxalign.tracking.formatting import capitalized
+from jaxalign.tracking.formatting import capitalized, percent
 from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.requests import FIELD
 from jaxalign.tracking.workdir import RunFiles
@@ -160,6 +161,11 @@ def _training_sentences(run: RunFiles) -> list[str]:
         phrases = [_reward_phrase(run, part) for part in parts]
         sentences.append(f"The reward of RL was {phrases[0]}." if len(phrases) == 1 else
                          f"The reward of RL was the sum of {joined(phrases)}.")
+    _, changed = run.stage("ppo").column("score_changed")
+    if parts and changed and (mean := sum(changed) / len(changed)) > MOSTLY:
+        setting = (run.config.get("ppo") or {}).get("missing_eos")
+        sentences.append(f"But ppo.missing_eos ({setting}) changed the scores of {percent(mean)} of the responses, which have no "
+                         "stop token.")
     return sentences
 
 

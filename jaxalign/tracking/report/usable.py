@@ -77,7 +77,7 @@ def loss_sentences(run: RunFiles) -> list[str]:
     return sentences
 
 
-_NO_LOSS = ("evaluated", "in_red_team", "bad_margins")  # Rows that are used, and whose text is not changed.
+_NO_LOSS = ("evaluated", "in_red_team", "bad_margins", "repeated")  # Rows that are used, and whose text is not changed.
 _LEFT_OUT = {"dropped": "dropped because they did not fit or the text format rejected them",
              "cut": "cut at their oldest turns"}
 
