@@ -164,8 +164,8 @@ def _training_sentences(run: RunFiles) -> list[str]:
     _, changed = run.stage("ppo").column("score_changed")
     if parts and changed and (mean := sum(changed) / len(changed)) > MOSTLY:
         setting = (run.config.get("ppo") or {}).get("missing_eos")
-        sentences.append(f"But ppo.missing_eos ({setting}) changed the scores of {percent(mean)} of the responses, which have no "
-                         "stop token.")
+        sentences.append(f"But ppo.missing_eos ({setting}) changed the scores of {percent(mean)} of the responses, which have "
+                         "no stop token.")
     return sentences
 
 
