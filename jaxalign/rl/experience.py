@@ -195,8 +195,10 @@ def _metrics(
     def mean(x):
         return masked_mean(x.astype(jnp.float32), scored)
 
+    scores = scores if scores.ndim == 1 else jnp.sum(scores, axis=1)
     return ExperienceMetrics(
-        score=mean(scores if scores.ndim == 1 else jnp.sum(scores, axis=1)),
+        score=mean(scores),
+        score_std=jnp.sqrt(mean(jnp.square(scores - mean(scores)))),
         reward=mean(jnp.sum(rewards, axis=1)),
         kl_k1=mean(k1),
         kl_k3=mean(k3),

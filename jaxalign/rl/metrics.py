@@ -20,6 +20,7 @@ class ExperienceMetrics:
 
     Attributes:
       score: the score of a response, in the reward's unit.
+      score_std: the standard deviation of the scores, in the same unit, not a mean.
       reward: the sum of a response's rewards: its score and the penalties in the reward.
       kl_k1, kl_k3: two estimates of a response's KL to the reference, in nats.
       kl_full: the KL computed over the whole vocabulary, in nats; None unless it is in the reward.
@@ -38,6 +39,7 @@ class ExperienceMetrics:
     """
 
     score: jax.Array
+    score_std: jax.Array
     reward: jax.Array
     kl_k1: jax.Array
     kl_k3: jax.Array

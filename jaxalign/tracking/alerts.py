@@ -27,6 +27,7 @@ _LENGTH_RATIO = 2.0
 _ENTROPY_SHARE, _ENTROPY_MOST = 0.1, 0.1
 _LEAST_EFFECTIVE = 0.3
 _FEW_ROWS = 3  # Rows that show that training learns nothing, or something else than the reward.
+_EQUAL = 1e-6  # The largest standard deviation of equal scores, over their size or 1: float32 means are rounded.
 _NOISES = 2.0  # Standard deviations of one row; the means of `WINDOW` rows differ by 4.5 standard errors then.
 _STALL_SECONDS, _STALL_STEPS = 120.0, 10.0
 
@@ -230,6 +231,17 @@ def _score_changed(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
                  "keeps these scores")
 
 
+def _constant_score(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
+    rows = list(alerts._last)[-_FEW_ROWS:]
+    spreads = [one["score_std"] / max(1.0, abs(one["score"])) for one in rows if {"score", "score_std"} <= one.keys()]
+    if len(spreads) < _FEW_ROWS or not all(spread <= _EQUAL for spread in spreads):
+        return None
+    return Alert("constant_score", row["step"], f"all responses of {_FEW_ROWS} iterations have the same score, "
+                 f"{row['score']:.4g}, so the reward teaches nothing",
+                 "read the samples, and check the reward on a good and on a bad response; for a verifier, check that the "
+                 "prompts have the columns that it reads")
+
+
 def _no_gradient(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
     rows = list(alerts._last)[-_FEW_ROWS:]
     if len(rows) < _FEW_ROWS or any(one.get("grad_norm") != 0 for one in rows):
@@ -241,7 +253,8 @@ def _no_gradient(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
 
 _CHECKS: dict[str, Callable[[Alerts, Mapping[str, Any]], Alert | None]] = {
     "not_finite": _not_finite, "skipped": _skipped, "kl": _kl, "reward": _reward, "length": _length, "entropy": _entropy,
-    "effective_samples": _effective, "score_changed": _score_changed, "no_gradient": _no_gradient,
+    "effective_samples": _effective, "score_changed": _score_changed, "constant_score": _constant_score,
+    "no_gradient": _no_gradient,
 }
 
 

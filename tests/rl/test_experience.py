@@ -74,6 +74,7 @@ def test_everything_equals_a_loop(made):
         totals.append(rewards.sum())
         kls.append(d.sum())
     assert metrics.score == pytest.approx(np.mean(scores), abs=1e-4)
+    assert metrics.score_std == pytest.approx(np.std(scores), abs=1e-4)
     assert metrics.reward == pytest.approx(np.mean(totals), abs=1e-4)
     assert metrics.kl_k1 == pytest.approx(np.mean(kls), abs=1e-4)
     assert metrics.response_length == sampled.response_length.mean()

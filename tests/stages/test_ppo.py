@@ -33,7 +33,7 @@ TINIEST = 1e-12  # smaller than any rounding error
 def test_a_step_reports_every_metric_of_the_data_formats_page():
     checks = []
     state, metrics = iterate(on_checks=checks.extend)
-    promised = """score reward kl_k1 kl_k3 kl_coef entropy ratio_mean ratio_max clip_fraction value_clip_fraction
+    promised = """score score_std reward kl_k1 kl_k3 kl_coef entropy ratio_mean ratio_max clip_fraction value_clip_fraction
         policy_loss value_loss explained_variance response_length eos_rate approx_kl grad_norm critic_grad_norm
         sampler_gap epochs_run score_changed""".split()
     assert set(promised) <= set(metrics[0])

@@ -38,6 +38,7 @@ def test_ordinary_training_raises_no_alert():
     ("effective_samples", "effective_sample_share", lambda n: 0.2, 9, "20% of the samples"),
     # The means of three rows are 0.4, 0.53 and 0.67: the first above 0.5 is that of row 20.
     ("score_changed", "score_changed", lambda n: 0.4 if n < 20 else 0.8, 20, "53% of the responses of 3 iterations"),
+    ("constant_score", "score_std", lambda n: 0.2 if n < 40 or n == 41 else 1e-8, 44, "have the same score, "),
     ("no_gradient", "grad_norm", lambda n: 0.0 if n in (3, 4) or n > 20 else 1.0, 23, "3 steps in a row is 0"),
 ])
 def test_a_sign_of_trouble_raises_its_alert_at_the_row_that_shows_it(name, metric, values, step, says):
