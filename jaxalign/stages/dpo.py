@@ -21,7 +21,7 @@ from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import held_out_once, labelled_split, pair_loader, print_report
-from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.stages.shared.training import policy_inputs, read_part
 from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.tracking.metrics import read_metrics
@@ -99,6 +99,7 @@ def _train_in_memory(context: StageContext, tokenizer: Tokenizer, judged: bool) 
     for _ in trainer.fit_arrays(train, loader, held_out):
         pass
     steps = section.steps or loader.steps(section.epochs)
+    extra |= read_part(len(train.label), section.batch, steps)
     return trainer, {"steps": steps, "train_rows": len(train.label), "cut": train.cut}, extra
 
 

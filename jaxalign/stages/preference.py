@@ -31,7 +31,7 @@ from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import pair_loader, print_report
 from jaxalign.stages.shared.preference_pairs import PreferencePairs, held_out_parts, is_human, preference_pairs
-from jaxalign.stages.shared.training import policy_inputs
+from jaxalign.stages.shared.training import policy_inputs, read_part
 from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.loop import Step
@@ -133,7 +133,9 @@ class _InMemory:
         """The parts of the summary about training and about the data."""
         section = self._context.config.preference
         steps = section.steps or self._loaders[0].steps(section.epochs)
-        return {"steps": steps, "train_pairs": len(self.measured.label), "cut": self.measured.cut}, self._extra
+        pairs = len(self.measured.label)
+        extra = self._extra | read_part(pairs, section.batch, steps)
+        return {"steps": steps, "train_pairs": pairs, "cut": self.measured.cut}, extra
 
 
 class _InWindows(_InMemory):

@@ -9,6 +9,7 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.pipeline.results import read_results
 from jaxalign.storage import LocalStorage
+from jaxalign.tracking.report.usable import row_sentences, warnings
 from jaxalign.tracking.workdir import read_run
 
 from .pages import render_page
@@ -79,6 +80,17 @@ def test_the_reward_of_rl_is_named(tmp_path, reward, shown):
     run = make_run(tmp_path)
     change(run / "config.json", reward=reward)
     assert shown in lead(run) and "and its scores were the reward of RL" not in lead(run)
+
+
+@pytest.mark.parametrize(("share", "shown", "warned"), [(0.002, "0.2%", True), (0.75, "75.0%", False)])
+def test_a_stage_that_read_a_part_of_its_rows_is_named(tmp_path, share, shown, warned):
+    run = make_run(tmp_path)
+    assert not any("steps of stage sft" in sentence for sentence in row_sentences(read_run(run)))
+    change(run / "sft" / "summary.json", steps=10, read_share=share)
+    found = read_run(run)
+    assert f"The 10 steps of stage sft read only {shown} of its rows." in row_sentences(found)
+    warning = f"Warning: stage sft read only {shown} of its rows; raise its steps or epochs."
+    assert (warning in warnings(found)) == warned
 
 
 @pytest.mark.parametrize(("share", "said"), [(0.75, True), (0.25, False)])

@@ -21,6 +21,7 @@ from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.loop import Loop
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.tracker import make_trackers
+from jaxalign.trainers.extent import read_share
 from jaxalign.trainers.inputs import TrainerInputs, peak_flops
 from jaxalign.trainers.sft import SFT, held_out_loss
 
@@ -80,6 +81,12 @@ def policy_inputs(context: StageContext, model: Model, shared: bool, **loop: Any
     )
 
 
+def read_part(rows: int, batch: int, steps: int) -> dict[str, float]:
+    """The share of the rows that training reads, for a summary; empty if it reads all."""
+    share = read_share(rows, batch, steps)
+    return {"read_share": share} if share < 1 else {}
+
+
 def train_supervised(
     context: StageContext,
     section: PretrainConfig | SFTConfig | BestOfNConfig,
@@ -98,6 +105,8 @@ def train_supervised(
     rows = read_metrics(context.directory / "metrics.jsonl")
     summary = {"steps": steps, "tokens": int(sum(row["tokens"] for row in rows))}
     summary |= {"loss_first": rows[0]["loss"], "loss_last": float(np.mean([row["loss"] for row in rows[-10:]]))}
+    if isinstance(train, PackedBatch):
+        summary |= read_part(len(train.tokens), section.batch_rows, steps)
     summary["held_out_loss"] = None
     if held_out is not None:
         summary["held_out_loss"] = held_out_loss(inputs.model, trainer.weights, held_out, section.batch_rows)

@@ -15,6 +15,7 @@ from jaxalign.data.sources.reports import (
     rows_of_reason,
 )
 from jaxalign.reasons import (
+    MOSTLY,
     advice,
     audit_warnings,
     few_usable,
@@ -51,11 +52,20 @@ def row_sentences(run: RunFiles) -> list[str]:
             cut = f"; {trained['cut']:,} of them, with their prompts, were cut to sft.row_length tokens"
         held_out = f" and {revised['usable'] - answers:,} were held out to measure the loss" if revised else ""
         sentences.append(f"Fine-tuning used {answers:,} answers{cut}{held_out}.")
+    sentences += _partly_read(run)
     if compared.get("pairs"):
         sentences.append(pairs_sentence(compared) + ".")
         if "margin" in compared["calibration"]:
             sentences.append(capitalized(self_agreement_sentence(compared)) + ".")
     return sentences
+
+
+def _partly_read(run: RunFiles) -> Iterator[str]:
+    """A sentence for each stage whose steps read a part of its rows."""
+    for label, stage in run.runs.items():
+        if "read_share" in stage.summary:
+            steps, read = stage.summary["steps"], percent(stage.summary["read_share"])
+            yield f"The {steps:,} steps of stage {label} read only {read} of its rows."
 
 
 def loss_sentences(run: RunFiles) -> list[str]:
@@ -102,7 +112,7 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
 
 def warnings(run: RunFiles) -> list[str]:
     """Sentences that start with "Warning", if rows were ignored, few can be used, or the judge's verdicts say little."""
-    problems, revised = [*_ignored(run), *_dropped(run)], _revised(run)
+    problems, revised = [*_ignored(run), *_dropped(run), *_mostly_unread(run)], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
@@ -129,6 +139,13 @@ def _dropped(run: RunFiles) -> Iterator[str | None]:
     for field, content in _files(run):
         kept = content[field] + content.get("undesirable", 0)
         yield mostly_dropped(content["path"], content["rows"], kept, rows_of_reason(content, "too_long"))
+
+
+def _mostly_unread(run: RunFiles) -> Iterator[str]:
+    """A sentence for each stage whose steps read less than half of its rows."""
+    for label, stage in run.runs.items():
+        if (share := stage.summary.get("read_share", 1.0)) < MOSTLY:
+            yield f"stage {label} read only {percent(share)} of its rows; raise its steps or epochs"
 
 
 def _revised(run: RunFiles) -> Mapping[str, Any]:
