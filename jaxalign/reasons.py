@@ -201,6 +201,18 @@ def mostly_dropped(path: str, rows: int, kept: int, too_long: int) -> str | None
     return f"only {kept:,} of {rows:,} rows of {path} can be used" + (longer if too_long > MOSTLY * (rows - kept) else "")
 
 
+LARGE_CONTRADICTED = 0.05
+"""Too many rows contradict an earlier row if their share is larger."""
+
+
+def often_contradicted(path: str, kept: int, contradicted: int) -> str | None:
+    """A sentence if more than 5% of the rows of a file that are kept contradict an earlier row; else None."""
+    if contradicted <= LARGE_CONTRADICTED * kept:
+        return None
+    return (f"{contradicted:,} of {kept:,} rows of {path} contradict an earlier row; remove these rows, or correct their "
+            "labels or data.columns")
+
+
 def label_warnings(summary: Mapping[str, Any]) -> list[str]:
     """Sentences with remedies if few pairs have a decided label, if most have no verdict at all, if the judge gave most of its
     probability to text other than the options, or if many of the decided labels are due to chance.

@@ -111,6 +111,7 @@ def test_the_common_forms_of_a_pair_give_the_same_dialogues():
         {"prompt": _messages(q), "chosen": _messages(a), "rejected": _messages(b)},
         {"prompt": "q", "chosen": "a", "rejected": "b"},
         {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " a", "rejected": " b"},
+        {"prompt": "Human: q\n\nAssistant:", "chosen": " a", "rejected": " b"},
     ]
     for row in shapes:
         assert parse_pair(row) == expected, row

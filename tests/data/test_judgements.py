@@ -12,6 +12,7 @@ from jaxalign.data.sources.base import split_by_prompt, unique_prompts
 from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.errors import UserError
+from jaxalign.reasons import often_contradicted
 from jaxalign.records import Demonstration, Message, Prompt
 
 
@@ -46,6 +47,16 @@ def test_prompts_and_completions_can_be_text_or_messages(tmp_path, name):
     assert [one.prompt.id for one in found] == ["rows:1", "rows:2", "rows:3", "rows:4"]
     assert (report.rows, report.desirable, report.undesirable) == (4, 2, 2)
     assert report.sentences() == [f"{path}: 4 rows read, 2 good and 2 bad answers kept"]
+
+
+def test_repeated_and_contradicted_answers_are_counted_and_told(tmp_path):
+    rows = [row(), row(), row(label=False), row("other", label=False), row(label=True)]
+    found, report = read_judgements(write(tmp_path / "rows.jsonl", rows))
+    assert len(found) == 5 and report.repeated == (2, 5) and report.contradicted == (3,)
+    assert report.sentences()[-1] == (
+        f"warning: 1 of 5 rows of {tmp_path / 'rows.jsonl'} contradict an earlier row; remove these rows, or correct their "
+        "labels or data.columns")
+    assert often_contradicted("x", 100, 5) is None and often_contradicted("x", 100, 6) is not None
 
 
 @pytest.mark.parametrize(("bad", "reason"), [

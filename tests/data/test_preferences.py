@@ -69,11 +69,18 @@ def test_rows_that_repeat_an_earlier_row_are_kept_and_listed(tmp_path):
     rows = [pair, swapped, pair, {**pair, "prompt": "r"}, _row(["q", "good"], ["q", "bad"]), swapped]
     pairs, report = read_preferences(_write(tmp_path / "pairs.jsonl", rows))
     assert report.repeated == (3, 5, 6) and report.pairs == 6
+    assert report.contradicted == (2, 6)
     assert "3 with the dialogue and the answers of an earlier row; kept, so they weigh more in training (lines 3, 5, 6)" in (
         report.sentences())
     assert [pairs[index] for index in (0, 1, 3)] == distinct_pairs(pairs)
-    assert distinct_pairs([dataclasses.replace(pairs[0], label=0.5), *pairs[:2]]) == [
-        dataclasses.replace(pairs[0], label=0.5), *pairs[:2]]
+
+
+def test_a_repeated_pair_with_another_label_is_distinct(tmp_path):
+    pair = Comparison(Prompt("x", (Message("user", "q"),), "human"), "good", "bad", label=1.0)
+    other = dataclasses.replace(pair, prompt=dataclasses.replace(pair.prompt, id="y"))
+    assert distinct_pairs([pair, other]) == [pair]
+    for changed in (dataclasses.replace(other, label=0.5), dataclasses.replace(other, response_a="bad", response_b="good")):
+        assert distinct_pairs([pair, changed]) == [pair, changed]
 
 
 def test_keep_uses_empty_answers_and_differing_contexts_and_still_lists_them(tmp_path):

@@ -21,6 +21,8 @@ RULE = {"role": "system", "content": "Be brief."}
     ({"prompt": "Hi", "id": 3}, (USER("Hi"),), ("prompt",)),
     ({"prompt": [HI, HELLO, HI]}, (USER("Hi"), ASSISTANT("Hello."), USER("Hi")), ("prompt",)),
     ({"prompt": "\n\nHuman: Hi\n\nAssistant:"}, (USER("Hi"),), ("prompt",)),
+    ({"prompt": "Human: Hi\n\nAssistant:"}, (USER("Hi"),), ("prompt",)),
+    ({"prompt": "Human: Hi"}, (USER("Human: Hi"),), ("prompt",)),
     ({"messages": [RULE, HI, HELLO]}, (SYSTEM("Be brief."), USER("Hi")), ("messages",)),
     ({"chosen": "\n\nHuman: Hi\n\nAssistant: Yes", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}, (USER("Hi"),),
      ("chosen", "rejected")),

@@ -46,6 +46,12 @@ def parse_transcript(text: str) -> Dialogue:
     )
 
 
+def is_transcript(text: str) -> bool:
+    """Whether a text is a transcript and not a single turn: it begins with "\\n\\nHuman:", or with "Human:" and has an
+    assistant's marker."""
+    return text.startswith("\n\nHuman:") or (text.lstrip().startswith("Human:") and "\n\nAssistant:" in text)
+
+
 def parse_messages(value: list[Any]) -> Dialogue:
     """The messages of a list of {"role": "user" | "assistant", "content": text}, with unchanged text.
 
@@ -78,7 +84,7 @@ def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
     """The two whole dialogues of a row with `chosen`, `rejected` and optionally `prompt`, or `messages` in its place.
 
     Without `prompt`, both are whole dialogues. With it, each may also be just the answer: text that does not begin with
-    "\\n\\nHuman:", or messages that do not begin with a user's or a system message.
+    a user's marker, or messages that do not begin with a user's or a system message.
 
     Raises:
       ValueError: a key is missing or malformed, or a dialogue does not end with the assistant's turn.
@@ -161,7 +167,7 @@ def _complete(prompt: Any, answer: Any) -> Dialogue:
     if prompt is None:
         return parse_dialogue(answer)
     if isinstance(answer, str):
-        if answer.startswith("\n\nHuman:"):
+        if is_transcript(answer):
             return parse_transcript(answer)
         return (*_context(prompt), Message("assistant", answer.strip()))
     dialogue = parse_dialogue(answer)
@@ -171,7 +177,7 @@ def _complete(prompt: Any, answer: Any) -> Dialogue:
 def _context(prompt: Any) -> Dialogue:
     if not isinstance(prompt, str):
         return parse_dialogue(prompt)
-    if not prompt.startswith("\n\nHuman:"):
+    if not is_transcript(prompt):
         return (Message("user", prompt),)
     context = parse_transcript(prompt)
     opened = context[-1] == Message("assistant", "")  # The common form "...\n\nAssistant:"; the answer continues it.

@@ -8,10 +8,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_demonstration, parse_judgement
+from jaxalign.data.chat.formatted import is_formatted
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
 from jaxalign.data.sources.lazy import KeptRecords
+from jaxalign.data.sources.repeats import RepeatedRows
 from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport
 from jaxalign.data.sources.rows import data_stem, open_rows
 from jaxalign.errors import UserError
@@ -52,7 +54,11 @@ class AnswerReader:
             listed["broken"].append(BrokenLine(row.line, str(error)))
             return None
         fitting = _fitting(row.line, context, answer, listed, self.keep_empty, self.count_tokens, self.max_tokens)
-        return None if fitting is None else record(Prompt(f"{self.name}:{row.line}", fitting, "human"), answer, *label)
+        if fitting is None:
+            return None
+        if is_formatted((*(message.content for message in fitting), answer)):
+            listed["formatted"].append(row.line)
+        return record(Prompt(f"{self.name}:{row.line}", fitting, "human"), answer, *label)
 
 
 def read_judgements(
@@ -88,18 +94,19 @@ def read_judgements(
     listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
     reader = AnswerReader(data_stem(path), judged, empty_answers == "keep", count_tokens, max_tokens)
     source_rows, rows, good = open_rows(path, columns), 0, 0
-    kept = KeptRecords(source_rows)
+    kept, repeated = KeptRecords(source_rows), RepeatedRows()
     for row in source_rows:
         rows += 1
         record = reader.read(row, listed)
         if record is not None:
             kept.add(row, record)
+            repeated.add(row.line, record)
             good += bool(judged and record.desirable)
         if limit and len(kept) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
                     columns=source_rows.first_columns)
-    lines = {name: tuple(lines) for name, lines in listed.items()}
+    lines = {name: tuple(lines) for name, lines in (listed | repeated.listed()).items()}
     cut = frozenset(listed["cut"])
     whole = dataclasses.replace(reader, count_tokens=None, max_tokens=None)
     answers = kept.records(lambda row: (reader if row.line in cut else whole).read(row, collections.defaultdict(list)))

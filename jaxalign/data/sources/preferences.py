@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxalign.data.chat.dialogues import Answers, cut_to_fit, parse_pair, split_answers
+from jaxalign.data.chat.formatted import is_formatted
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
@@ -71,6 +72,8 @@ class PairReader:
         answers = _answers(row.line, row.value, self.options, listed)
         if answers is None:
             return None
+        if is_formatted((*(message.content for message in answers.context), answers.chosen, answers.rejected)):
+            listed["formatted"].append(row.line)
         prompt = Prompt(f"{self.name}:{row.line}", answers.context, self.source)
         return _comparison(prompt, answers, row, self.options, listed)
 
@@ -127,13 +130,13 @@ def read_preferences(
         pair = reader.read(row, listed)
         if pair is not None:
             kept.add(row, pair)
-            repeated.add(row.line, (pair.prompt.messages, pair.response_a, pair.response_b))
+            repeated.add(row.line, pair)
             has_margin = has_margin or bool(pair.margin)
         if limit and len(kept) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
                     columns=source_rows.first_columns)
-    listed["repeated"] = repeated.lines()
+    listed |= repeated.listed()
     whole = dataclasses.replace(options, count_tokens=None, max_tokens=None)
     cut = frozenset(listed["cut"])
     fitting = dataclasses.replace(reader, options=whole)

@@ -27,7 +27,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.config import Config
-from jaxalign.data.chat.dialogues import Dialogue, parse_dialogue, parse_messages, parse_pair, parse_transcript, split_answers
+from jaxalign.data.chat.dialogues import (
+    Dialogue,
+    is_transcript,
+    parse_dialogue,
+    parse_messages,
+    parse_pair,
+    parse_transcript,
+    split_answers,
+)
+from jaxalign.data.chat.formatted import is_formatted
 from jaxalign.data.sources.base import PromptSets, SourceInputs, split_rows
 from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.json_items import COMMON, prompt_field
@@ -82,7 +91,7 @@ def read_prompts(
     """
     stem, source = name or data_stem(path), name or "file"
     prompts: dict[Dialogue, Prompt] = {}
-    broken, duplicates = list[BrokenLine](), list[int]()
+    broken, duplicates, formatted = list[BrokenLine](), list[int](), list[int]()
     names: set[str] | None = None
     count = 0
     rows, read, total = _open(path, renamed, field, window, seed)
@@ -102,6 +111,8 @@ def read_prompts(
         if messages in prompts:
             duplicates.append(row.line)
             continue
+        if is_formatted(message.content for message in messages):
+            formatted.append(row.line)
         prompts[messages] = Prompt(f"{stem}:{row.line}", messages, source, kept)
         if limit and len(prompts) == limit:
             break
@@ -109,7 +120,8 @@ def read_prompts(
     if not prompts:
         raise UserError(f'{path} has no prompts; give at least one, such as a row with "{field}" or another field that '
                         "docs/data_formats.md lists")
-    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), unit=rows.unit, total_rows=total)
+    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), formatted=tuple(formatted),
+                          unit=rows.unit, total_rows=total)
     return PromptFile(list(prompts.values()), report)
 
 
@@ -268,7 +280,7 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
         messages, fields = parse_messages(value[name]), (name,)
     elif not isinstance(value[name], str):
         raise ValueError(f'"{name}" is of type {type(value[name]).__name__}; a string or a list of messages is expected')
-    elif value[name].startswith("\n\nHuman:"):
+    elif is_transcript(value[name]):
         messages, fields = parse_transcript(value[name]), (name,)
     else:
         messages, fields = (Message("user", value[name]),), (name,)

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jaxalign.data.sources.jsonl import BrokenLine
-from jaxalign.reasons import mostly_dropped
+from jaxalign.reasons import mostly_dropped, often_contradicted
 
+FORMATTED = ("with the markers of a chat template in their text, such as <|im_start|> or a first 'Human:'; kept as plain text, "
+             "so the template is applied again")
+REPEATED = "with the dialogue and the answers of an earlier row; kept, so they weigh more in training"
 _LISTED = 10  # Line numbers that a sentence lists for each reason; it counts the rest.
 
 
@@ -34,8 +37,8 @@ class FileReport:
         return {name: value for name, value in values.items() if name not in left_out or value != left_out[name]}
 
     def sentences(self) -> list[str]:
-        """The numbers of rows read and kept, a sentence for each reason that applies to a row, and a warning if more than half
-        of the rows were dropped."""
+        """The numbers of rows read and kept, a sentence for each reason that applies to a row, and warnings if more than half
+        of the rows were dropped or many contradict others."""
         total = vars(self).get("total_rows")
         rows = f"{self.rows:,} of {total:,} rows read" if total else f"{self.rows} rows read"
         sentences = [f"{self.path}: {rows}, {self.kept.format_map(vars(self))} kept"]
@@ -46,8 +49,9 @@ class FileReport:
             if numbers:
                 sentences.append(f"{len(numbers)} {meaning} ({self.unit}s {', '.join(numbers[:_LISTED])}{more})")
         kept = sum(vars(self)[field] for _, field, _, _ in string.Formatter().parse(self.kept) if field)
-        warning = mostly_dropped(self.path, self.rows, kept, len(getattr(self, "too_long", ())))
-        return [*sentences, *([f"warning: {warning}"] if warning else [])]
+        warnings = (mostly_dropped(self.path, self.rows, kept, len(getattr(self, "too_long", ()))),
+                    often_contradicted(self.path, kept, len(getattr(self, "contradicted", ()))))
+        return [*sentences, *(f"warning: {warning}" for warning in warnings if warning)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,7 @@ class PreferenceReport(FileReport):
     rows = pairs + broken + identical + no_common_question + empty_prompts + too_long + refused, plus differing_contexts and
     empty_answers if those rows are dropped. A dropped row counts under the first reason that drops it. Rows that were cut,
     have a bad margin or repeat an earlier row are kept, as are rows with differing contexts or empty answers under "keep". A
-    kept row may be listed more than once. Repeated rows are those among the first million rows kept.
+    kept row may be listed more than once. Repeated and contradicted rows are those among the first million rows kept.
     """
 
     path: str
@@ -74,6 +78,8 @@ class PreferenceReport(FileReport):
     refused: tuple[int, ...]
     bad_margins: tuple[int, ...]
     repeated: tuple[int, ...] = ()
+    contradicted: tuple[int, ...] = ()
+    formatted: tuple[int, ...] = ()
     unit: str = "line"
 
     kept = "{pairs} pairs"
@@ -88,7 +94,9 @@ class PreferenceReport(FileReport):
         "too_long": "too long even with only the last question; dropped",
         "refused": "rejected by the chat template or the style; dropped",
         "bad_margins": "with a margin that is not a number of at least 0; read as 0",
-        "repeated": "with the dialogue and the answers of an earlier row; kept, so they weigh more in training",
+        "repeated": REPEATED,
+        "contradicted": "with the answers of an earlier row, but the other one chosen; kept, so that the rows cancel",
+        "formatted": FORMATTED,
     }
 
 
@@ -97,7 +105,8 @@ class AnswerReport(FileReport):
     """A report on the rows of a file of answers. Tuples contain line numbers, which start at 1.
 
     rows = the answers kept + broken + empty_prompts + too_long + refused, plus empty_answers if those rows are dropped. A
-    dropped row counts under the first reason that drops it. Rows that were cut are kept, as are empty answers under "keep".
+    dropped row counts under the first reason that drops it. Rows of the other reasons are kept, as are empty answers under
+    "keep". Repeated and contradicted rows are those among the first million rows kept.
     """
 
     path: str
@@ -108,6 +117,9 @@ class AnswerReport(FileReport):
     cut: tuple[int, ...]
     too_long: tuple[int, ...]
     refused: tuple[int, ...]
+    repeated: tuple[int, ...] = ()
+    contradicted: tuple[int, ...] = ()
+    formatted: tuple[int, ...] = ()
     unit: str = "line"
 
     reasons = {  # noqa: RUF012
@@ -117,6 +129,9 @@ class AnswerReport(FileReport):
         "cut": "too long, oldest turns cut",
         "too_long": "too long even with only the last question; dropped",
         "refused": "rejected by the chat template or the style; dropped",
+        "repeated": REPEATED,
+        "contradicted": "with the answer of an earlier row, but the opposite label; kept, so that the rows cancel",
+        "formatted": FORMATTED,
     }
 
 
@@ -156,6 +171,7 @@ class PromptReport(FileReport):
     duplicates: tuple[int, ...]
     evaluated: tuple[int, ...] = ()
     in_red_team: tuple[int, ...] = ()
+    formatted: tuple[int, ...] = ()
     unit: str = "line"
     total_rows: int = 0
 
@@ -166,6 +182,7 @@ class PromptReport(FileReport):
         "duplicates": "with the dialogue of an earlier row; dropped",
         "evaluated": "used only for evaluation",
         "in_red_team": "also in config.data.red_team; used only there",
+        "formatted": FORMATTED,
     }
 
 

@@ -21,6 +21,7 @@ from jaxalign.reasons import (
     few_usable,
     label_warnings,
     mostly_dropped,
+    often_contradicted,
     pairs_sentence,
     self_agreement_sentence,
     usable_sentence,
@@ -87,7 +88,8 @@ def loss_sentences(run: RunFiles) -> list[str]:
     return sentences
 
 
-_NO_LOSS = ("evaluated", "in_red_team", "bad_margins", "repeated")  # Rows that are used, and whose text is not changed.
+_NO_LOSS = ("evaluated", "in_red_team", "bad_margins", "repeated", "contradicted", "formatted")
+"""Reasons of rows that are used, and whose text is not changed."""
 _LEFT_OUT = {"dropped": "dropped because they did not fit or the text format rejected them",
              "cut": "cut at their oldest turns"}
 
@@ -135,10 +137,11 @@ def _ignored(run: RunFiles) -> Iterator[str]:
 
 
 def _dropped(run: RunFiles) -> Iterator[str | None]:
-    """A sentence for each file of which more than half of the rows were dropped."""
+    """Sentences for each file of which more than half of the rows were dropped, or many rows contradict others."""
     for field, content in _files(run):
         kept = content[field] + content.get("undesirable", 0)
         yield mostly_dropped(content["path"], content["rows"], kept, rows_of_reason(content, "too_long"))
+        yield often_contradicted(content["path"], kept, rows_of_reason(content, "contradicted"))
 
 
 def _mostly_unread(run: RunFiles) -> Iterator[str]:
