@@ -56,6 +56,9 @@ from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, trainer_shardin
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
 
+_PROBE = "Héllo, world! 3 + 4 = 7; 你好\n\tdef f(x): return x"
+"""A text that the tokenizers of two families encode differently."""
+
 
 class PPO(PolicyTrainer):
     """Reinforcement learning of a language model, with any advantage estimator and policy loss.
@@ -318,6 +321,9 @@ class PPO(PolicyTrainer):
             if own != expected:
                 raise UserError(f"PPO(reward) has a tokenizer of {own} ids and the policy's has {expected}; a RewardModel with "
                                 "the policy's tokenizer is expected")
+            if reward.tokenizer.encode(_PROBE) != self.tokenizer.encode(_PROBE):
+                raise UserError(f"PPO(reward) has another tokenizer than the policy, although both have {own} ids; a "
+                                "RewardModel with the policy's tokenizer is expected")
             scorer = dataclasses.replace(scorer, clip=self.section.score_clip)
             return LearntReward(scorer, FrozenRole(params), "reward model")
         return as_reward(reward, self.tokenizer, policy=self.inputs.model)

@@ -15,6 +15,7 @@ from jaxalign.config.arguments import as_text
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import checked
 from jaxalign.data.chat.dialogues import ANSWER_KEYS, Dialogue, parse_judgement, parse_messages, parse_pair, split_answers
+from jaxalign.data.sources.base import row_fault
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
 
@@ -219,6 +220,7 @@ def _are_messages(value: Any) -> bool:
 def as_pair(row: Any, where: str, number: int = 0) -> Comparison:
     """One pair of answers. Raises UserError, which names `where`, if the row is not a pair."""
     if isinstance(row, Comparison):
+        _require_valid(row, "comparisons", where)
         return row
     if not isinstance(row, Mapping) or not {"chosen", "rejected"} <= set(row):
         raise _bad_row(row, where, _PAIR_FORM)
@@ -244,9 +246,17 @@ def as_pair(row: Any, where: str, number: int = 0) -> Comparison:
     return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin, weight=weight)
 
 
+def _require_valid(record: Comparison | Judgement, kind: str, where: str) -> None:
+    """Raises UserError if a record that is given as a row is not valid. kind: as in `row_fault`."""
+    fault = row_fault(record, kind, keep_empty=True)
+    if fault is not None:
+        raise UserError(f"{where} {fault}")
+
+
 def as_judgement(row: Any, where: str, number: int = 0) -> Judgement:
     """One judged answer. Raises UserError, which names `where`, if the row is not a judged answer."""
     if isinstance(row, Judgement):
+        _require_valid(row, "judgements", where)
         return row
     key = next((name for name in ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None
     if key is None or not {"prompt", "label"} <= set(row):

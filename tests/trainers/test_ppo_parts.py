@@ -5,7 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
+from jaxalign.data.tokenizers.load import load_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.language_model import LanguageModel
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
 from jaxalign.registry.objectives import Objective
 from jaxalign.registry.policy_losses import PolicyLoss
@@ -52,6 +55,17 @@ def test_a_list_of_rewards_is_their_weighted_sum_and_each_mean_is_a_metric():
     assert metrics["score_constant"] == metrics["score_constant-2"] == 3
     parts = 2 * 3 + 0.5 * metrics["score_tokens"] - 3 + 10 * metrics["score_reward model"]
     assert metrics["score_tokens"] >= 1 and metrics["score"] == pytest.approx(parts, rel=1e-5)
+
+
+def test_a_reward_model_with_another_tokenizer_of_the_same_size_is_refused(tmp_path):
+    policy, pairs = language_model(), [{"prompt": "Warum?", "chosen": "Weil es so ist.", "rejected": "Nein, nie im Leben!"}] * 2
+    train_tokenizer([text for row in pairs for text in row.values()] * 4, 120, tmp_path / "tokenizer.model")
+    other = load_tokenizer(tmp_path / "tokenizer.model")
+    assert other.vocab_size == policy.tokenizer.vocab_size
+    reward = RewardModel(LanguageModel(policy.model, policy.weights, other, "plain", 64), members=1, epochs=1, batch=1)
+    list(reward.fit(pairs))
+    with pytest.raises(UserError, match=r"PPO\(reward\) has another tokenizer than the policy, although both have 120 ids"):
+        PPO(policy, reward, **FIELDS)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,7 @@ class Tensor:
 
 
 PAIR = {"prompt": "Hi.", "chosen": "A.", "rejected": "B."}
+RECORD = Comparison(Prompt("x", (Message("user", "Hi."),), "mine"), "A.", "B.", label=1.0)
 
 
 @pytest.mark.parametrize(("data", "message"), [
@@ -83,6 +86,8 @@ PAIR = {"prompt": "Hi.", "chosen": "A.", "rejected": "B."}
     ([PAIR | {"prompt": 3}], r"DPO.fit\(pairs\)\[0\]\['prompt'\] is of type int"),
     ([PAIR | {"prompt": [USER, ANSWER]}],
      r"ends with the assistant message 'Hello.'; a prompt must end with a non-empty user message"),
+    ([RECORD, dataclasses.replace(RECORD, response_b="A.")], r"DPO.fit\(pairs\)\[1\] has two equal answers, 'A.'"),
+    ([dataclasses.replace(RECORD, label=float("nan"))], r"DPO.fit\(pairs\)\[0\] has the label nan; the probability in"),
     ({"prompt": ["Hi."], "chosen": ["A.", "C."], "rejected": ["B."]},
      r"the columns of DPO.fit\(pairs\) differ in length: prompt has 1, chosen has 2, rejected has 1"),
     ({"prompt": "Hi.", "chosen": "A.", "rejected": "B."}, r"is a mapping whose 'prompt' is of type str; give a list of rows"),

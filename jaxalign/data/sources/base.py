@@ -150,7 +150,7 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
         except Exception as error:
             raise UserError(f"{where}: reading row {index} of its {length} {kind} raised {kind_and_place(error)}: "
                             f"{error}") from error
-        fault = _fault(row, kind, keep_empty)
+        fault = row_fault(row, kind, keep_empty)
         if fault is None and isinstance(row, Prompt):
             fault = f"has the id {row.id!r} of an earlier row; ids must differ" if row.id in ids else None
             ids.add(row.id)
@@ -160,8 +160,8 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
     return rows
 
 
-def _fault(row: Any, kind: str, keep_empty: bool) -> str | None:
-    """What is wrong with a row, as the end of a sentence; None if it is valid."""
+def row_fault(row: Any, kind: str, keep_empty: bool) -> str | None:
+    """What is wrong with a row, as the end of a sentence; None if it is valid. The arguments are those of `read_rows`."""
     if kind == "text":
         if isinstance(row, tuple) and row and all(isinstance(segment, str) for segment in row):
             return None
@@ -185,6 +185,8 @@ def _fault(row: Any, kind: str, keep_empty: bool) -> str | None:
     if record is Judgement:
         label = row.desirable
         return None if isinstance(label, bool) else f"has the label desirable={label!r}; True or False is expected"
+    if row.response_a == row.response_b:
+        return f"has two equal answers, {row.response_a[:40]!r}, so it teaches nothing; leave the row out"
     label, margin = row.label, row.margin
     if isinstance(label, bool) or not isinstance(label, (int, float)) or not 0 <= label <= 1:
         return f"has the label {label!r}; the probability in [0, 1] that response_a is the better one is expected"
