@@ -245,7 +245,8 @@ def _analysed(program: PlannedProgram, usable: int | None, report: Report, secon
     if module is None:
         traffic, unread = None, ("its collectives are unknown: neither the compiler nor JAX provides the compiled text",)
     elif mesh is not None and mesh.size > 1:
-        traffic = collectives(module, dict(mesh.shape), program.turns)
+        gpu = mesh.devices.flat[0].platform == "gpu"
+        traffic = collectives(module, dict(mesh.shape), program.turns, gpu)
     copied = {} if module is None else copied_in_loops(module)
     if copied and 2 * sum(copied.values()) < report.memory.arguments:  # Small copies are not worth a warning.
         copied = {}

@@ -72,10 +72,15 @@ class Collective:
         return self.wire * self.times
 
 
-def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1) -> tuple[Collective, ...]:
+def collectives(
+    module: Module, mesh: Mapping[str, int], unknown_trips: int = 1, gpu: bool = False
+) -> tuple[Collective, ...]:
     """The collectives of a program that was compiled for a mesh with these axes (outermost first) and sizes.
 
     An asynchronous collective counts once. A loop with a data-dependent number of iterations counts `unknown_trips` times.
+
+    gpu: whether the program is for GPUs. Their compiler copies a collective with its channel when it peels an iteration off a
+    loop, and each copy is executed. That of TPUs writes one collective that it overlaps with other work several times.
     """
     by_channel: dict[object, Collective] = {}
     for computation in module.computations.values():
@@ -88,9 +93,8 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
             elif kind not in KINDS:
                 continue
             one = _collective(module, computation, instruction, kind, mesh, unknown_trips)
-            # A collective that the TPU compiler overlaps with other work appears several times in the text, with one channel.
-            channel = re.search(r"channel_id=(\d+)", instruction.attributes)
-            key = int(channel[1]) if channel else one.name
+            channel = None if gpu else re.search(r"channel_id=(\d+)", instruction.attributes)
+            key = int(channel[1]) if channel else (computation.name, one.name)
             other = by_channel.get(key, one)
             larger = one if one.total > other.total else other
             by_channel[key] = dataclasses.replace(larger, overlapped=one.overlapped or other.overlapped)

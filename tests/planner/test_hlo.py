@@ -206,6 +206,44 @@ def test_collectives_as_the_tpu_compiler_writes_them():
     assert warning.startswith("the compiler gathers weights a second time") and "params['w']" in warning
 
 
+PEELED = """HloModule jit_f, is_scheduled=true
+
+%body (c: (s32[], bf16[16,8], bf16[2,8])) -> (s32[], bf16[16,8], bf16[2,8]) {
+  %c = (s32[], bf16[16,8]{1,0}, bf16[2,8]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %w.1 = bf16[2,8]{1,0} get-tuple-element(%c), index=2
+  %begun.1 = (bf16[2,8]{1,0}, bf16[16,8]{1,0}) all-gather-start(%w.1), channel_id=7, replica_groups=[1,8]<=[8], dimensions={0}
+  %ended.1 = bf16[16,8]{1,0} all-gather-done(%begun.1)
+  ROOT %t = (s32[], bf16[16,8]{1,0}, bf16[2,8]{1,0}) tuple(%next, %ended.1, %w.1)
+}
+
+%condition (d: (s32[], bf16[16,8], bf16[2,8])) -> pred[] {
+  %d = (s32[], bf16[16,8]{1,0}, bf16[2,8]{1,0}) parameter(0)
+  %j = s32[] get-tuple-element(%d), index=0
+  %most = s32[] constant(3)
+  ROOT %less = pred[] compare(%j, %most), direction=LT
+}
+
+ENTRY %main (w: bf16[2,8]) -> bf16[16,8] {
+  %w = bf16[2,8]{1,0} parameter(0), metadata={op_name="params"}
+  %zero = s32[] constant(0)
+  %begun = (bf16[2,8]{1,0}, bf16[16,8]{1,0}) all-gather-start(%w), channel_id=7, replica_groups=[1,8]<=[8], dimensions={0}
+  %ended = bf16[16,8]{1,0} all-gather-done(%begun)
+  %carry = (s32[], bf16[16,8]{1,0}, bf16[2,8]{1,0}) tuple(%zero, %ended, %w)
+  %loop = (s32[], bf16[16,8]{1,0}, bf16[2,8]{1,0}) while(%carry), condition=%condition, body=%body
+  ROOT %last = bf16[16,8]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_a_gather_that_the_gpu_compiler_peels_off_a_loop_is_executed_besides_those_in_the_loop():
+    """Four gathers of 256 bytes over 8 devices send 4 x 224 bytes: one before the loop and three in it, with one channel."""
+    gathers = collectives(parse(PEELED), AXES, gpu=True)
+    assert sorted(one.times for one in gathers) == [1, 3] and sum(one.total for one in gathers) == 4 * 224
+
+
 ASYNCHRONOUS = """HloModule jit_f, is_scheduled=true
 
 %slice (p: bf16[6,1,8], i: s32[]) -> bf16[1,1,8] {
