@@ -197,7 +197,7 @@ def mostly_dropped(path: str, rows: int, kept: int, too_long: int) -> str | None
     that were dropped because of their length."""
     if not 0 < kept < MOSTLY * rows:
         return None
-    longer = "; raise model.max_length, and max_length or row_length of the stage, if model and memory allow longer rows"
+    longer = "; raise model.max_length, and preference.max_length for pairs and judged answers, if model and memory allow it"
     return f"only {kept:,} of {rows:,} rows of {path} can be used" + (longer if too_long > MOSTLY * (rows - kept) else "")
 
 

@@ -156,7 +156,7 @@ def test_a_file_whose_rows_are_mostly_too_long_has_a_warning_with_the_remedy(tmp
     _, report = read_preferences(_write(path, rows), **limits)
     assert len(report.too_long) == 3
     assert report.sentences()[-1] == (f"warning: only 2 of 5 rows of {path} can be used; raise model.max_length, and "
-                                      "max_length or row_length of the stage, if model and memory allow longer rows")
+                                      "preference.max_length for pairs and judged answers, if model and memory allow it")
     _, report = read_preferences(_write(path, rows[1:]), **limits)
     assert not any("warning" in sentence for sentence in report.sentences())  # Half of the rows are kept.
 
