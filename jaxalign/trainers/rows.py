@@ -14,7 +14,15 @@ from typing import Any
 from jaxalign.config.arguments import as_text
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import checked
-from jaxalign.data.chat.dialogues import ANSWER_KEYS, Dialogue, parse_judgement, parse_messages, parse_pair, split_answers
+from jaxalign.data.chat.dialogues import (
+    ANSWER_KEYS,
+    Dialogue,
+    asked,
+    parse_judgement,
+    parse_messages,
+    parse_pair,
+    split_answers,
+)
 from jaxalign.data.sources.base import row_fault
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
@@ -188,14 +196,19 @@ def as_example(row: Any, where: str) -> Example:
         raise UserError(f"{where} is an empty string; {_EXAMPLE_FORM} is expected")
     if not isinstance(row, Mapping):
         raise _bad_row(row, where, _EXAMPLE_FORM)
-    if "messages" in row:
-        return _answered(row["messages"], where)
+    listed = next((name for name in ("messages", "conversations") if name in row), None)
+    if listed is not None:
+        return _answered(row[listed], where)
     key = next((name for name in ANSWER_KEYS if name in row), None)
     if key is None and isinstance(row.get("text"), str):
         return as_example(row["text"], where)
-    if key is None or "prompt" not in row:
+    try:
+        prompt = asked(row)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if key is None or prompt is None:
         raise _bad_row(row, where, _EXAMPLE_FORM)
-    messages, answer = _messages(row["prompt"], f"{where}['prompt']", _EXAMPLE_FORM), row[key]
+    messages, answer = _messages(prompt, f"{where}['prompt']", _EXAMPLE_FORM), row[key]
     return messages, as_text(answer, f"{where}[{key!r}]")
 
 

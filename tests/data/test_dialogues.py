@@ -112,6 +112,8 @@ def test_the_common_forms_of_a_pair_give_the_same_dialogues():
         {"prompt": "q", "chosen": "a", "rejected": "b"},
         {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " a", "rejected": " b"},
         {"prompt": "Human: q\n\nAssistant:", "chosen": " a", "rejected": " b"},
+        {"question": "q", "system": "", "chosen": "a", "rejected": "b"},
+        {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
     ]
     for row in shapes:
         assert parse_pair(row) == expected, row

@@ -136,6 +136,10 @@ SAID = {"role": "assistant", "content": " four "}
     ({"messages": "\n\nHuman: one\n\nAssistant: two"}, TALK[:1], "two"),
     ({"prompt": [SYSTEM, *TALK], "completion": [SAID]}, [SYSTEM, *TALK], " four "),
     ({"prompt": "one", "response": " two "}, TALK[:1], "two"),
+    ({"instruction": "one", "input": "", "output": "two"}, TALK[:1], "two"),
+    ({"instruction": "Add.", "input": "1 2", "output": "3"}, [{"role": "user", "content": "Add.\n\n1 2"}], "3"),
+    ({"system": "Be brief.", "question": "one", "answer": "two"}, [SYSTEM, *TALK[:1]], "two"),
+    ({"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "two"}]}, TALK[:1], "two"),
 ])
 def test_the_last_message_of_a_dialogue_is_the_answer_to_imitate(tmp_path, given, messages, answer):
     found, report = read_judgements(write(tmp_path / "rows.jsonl", [given]), judged=False)

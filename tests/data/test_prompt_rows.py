@@ -22,6 +22,7 @@ RULE = {"role": "system", "content": "Be brief."}
     ({"prompt": [HI, HELLO, HI]}, (USER("Hi"), ASSISTANT("Hello."), USER("Hi")), ("prompt",)),
     ({"prompt": "\n\nHuman: Hi\n\nAssistant:"}, (USER("Hi"),), ("prompt",)),
     ({"prompt": "Human: Hi\n\nAssistant:"}, (USER("Hi"),), ("prompt",)),
+    ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]}, (USER("Hi"),), ("conversations",)),
     ({"prompt": "Human: Hi"}, (USER("Human: Hi"),), ("prompt",)),
     ({"messages": [RULE, HI, HELLO]}, (SYSTEM("Be brief."), USER("Hi")), ("messages",)),
     ({"chosen": "\n\nHuman: Hi\n\nAssistant: Yes", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}, (USER("Hi"),),
@@ -49,7 +50,7 @@ def test_the_configured_field_comes_first():
 
 
 @pytest.mark.parametrize(("row", "reason"), [
-    ({}, 'no "prompt", "messages", "chosen", "question" or "instruction"'),
+    ({}, 'no "prompt", "messages", "conversations", "chosen", "question" or "instruction"'),
     ({"prompt": 3}, "of type int"),
     ({"prompt": []}, "non-empty user turn"),
     ({"messages": [HELLO]}, "non-empty user turn"),

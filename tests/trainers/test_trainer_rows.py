@@ -21,6 +21,8 @@ ASKED = (Message("user", "Hi."),)
     {"prompt": [USER], "chosen": "A.", "rejected": "B."},
     {"chosen": [USER, A], "rejected": [USER, B]},
     {"prompt": [USER], "chosen": [A], "rejected": [B]},
+    {"instruction": "Hi.", "input": "", "chosen": "A.", "rejected": "B."},
+    {"question": "Hi.", "chosen": "A.", "rejected": "B."},
     Comparison(Prompt("p", ASKED, "x"), "A.", "B.", 1.0),
 ])
 def test_every_form_of_a_pair_gives_the_same_pair(row):
@@ -34,8 +36,10 @@ def test_columns_are_turned_into_rows():
 
 
 def test_examples_prompts_and_judgements():
-    examples = as_examples(["text", {"prompt": "Hi.", "response": "A."}, {"messages": [USER, ANSWER]}], "rows")
-    assert examples == [(None, "text"), (ASKED, "A."), (ASKED, "Hello.")]
+    said = [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hello."}]
+    examples = as_examples(["text", {"prompt": "Hi.", "response": "A."}, {"messages": [USER, ANSWER]}, {"conversations": said},
+                            {"instruction": "Hi.", "input": "", "output": "A."}], "rows")
+    assert examples == [(None, "text"), (ASKED, "A."), (ASKED, "Hello."), (ASKED, "Hello."), (ASKED, "A.")]
     prompts = as_prompts(["Hi.", [USER], {"prompt": "Hi.", "answer": 3}, Prompt("p", ASKED, "x")], "prompts")
     assert {prompt.messages for prompt in prompts} == {ASKED} and prompts[2].columns == {"answer": 3}
     rows = [{"prompt": "Hi.", "completion": "A.", "label": True}, Judgement(Prompt("p", ASKED, "x"), "B.", False)]

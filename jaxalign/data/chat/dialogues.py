@@ -16,8 +16,10 @@ from jaxalign.records import Message
 
 ROLES = {"Human": "user", "Assistant": "assistant"}
 SPEAKERS = {role: name for name, role in ROLES.items()}
-ANSWER_KEYS = ("response", "completion", "answer")
+ANSWER_KEYS = ("response", "completion", "answer", "output")
 """Names of the field of an answer, by priority."""
+_SENDERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+"""The role of each sender in rows of ShareGPT."""
 _MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 
 Dialogue = tuple[Message, ...]
@@ -55,7 +57,7 @@ def is_transcript(text: str) -> bool:
 def parse_messages(value: list[Any]) -> Dialogue:
     """The messages of a list of {"role": "user" | "assistant", "content": text}, with unchanged text.
 
-    The first message may also have the role "system".
+    The first message may also have the role "system". {"from": "human" | "gpt", "value": text}, as in ShareGPT, is also read.
 
     Raises:
       ValueError: an item is malformed.
@@ -63,6 +65,8 @@ def parse_messages(value: list[Any]) -> Dialogue:
     messages = []
     for index, item in enumerate(value, start=1):
         role, content = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
+        if isinstance(item, dict) and "from" in item and "role" not in item:
+            role, content = _SENDERS.get(str(item["from"])), item.get("value")
         allowed = role in tuple(SPEAKERS) or (index == 1 and role == "system")
         if not allowed or not isinstance(content, str):
             roles = "'user', 'assistant' or 'system'" if index == 1 else "'user' or 'assistant'"
@@ -81,7 +85,7 @@ def parse_dialogue(value: Any) -> Dialogue:
 
 
 def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
-    """The two whole dialogues of a row with `chosen`, `rejected` and optionally `prompt`, or `messages` in its place.
+    """The two whole dialogues of a row with `chosen`, `rejected` and optionally a prompt (`asked`).
 
     Without `prompt`, both are whole dialogues. With it, each may also be just the answer: text that does not begin with
     a user's marker, or messages that do not begin with a user's or a system message.
@@ -94,7 +98,7 @@ def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
         if key not in row:
             raise ValueError(f"the key {key!r} is missing")
         try:
-            dialogue = _complete(row.get("prompt", row.get("messages")), row[key])
+            dialogue = _complete(asked(row), row[key])
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
         if not dialogue or dialogue[-1].role != "assistant":
@@ -121,25 +125,49 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
 
 
 def parse_demonstration(row: dict[str, Any]) -> tuple[Dialogue, str]:
-    """(context, answer) of a row with `messages`, which end with the answer, or with `prompt` and `response`.
+    """(context, answer) of a row with `messages` (or `conversations`), which end with the answer, or with a prompt (`asked`)
+    and one of `ANSWER_KEYS`.
 
-    `prompt` and `response` (or `completion`, or `answer`) are as in `parse_judgement`.
+    Prompt and answer are as in `parse_judgement`.
 
     Raises:
       ValueError: a key is missing or malformed.
     """
-    if "messages" in row:
+    listed = next((name for name in ("messages", "conversations") if name in row), None)
+    if listed is not None:
         try:
-            dialogue = parse_dialogue(row["messages"])
+            dialogue = parse_dialogue(row[listed])
         except ValueError as error:
-            raise ValueError(f"messages: {error}") from error
+            raise ValueError(f"{listed}: {error}") from error
         if [message.role for message in dialogue[-2:]] != ["user", "assistant"]:
-            raise ValueError("messages: they do not end with a user's message and the assistant's answer")
+            raise ValueError(f"{listed}: they do not end with a user's message and the assistant's answer")
         return dialogue[:-1], dialogue[-1].content
-    key = next((name for name in ANSWER_KEYS if name in row), None)
-    if key is None or "prompt" not in row:
+    key, prompt = next((name for name in ANSWER_KEYS if name in row), None), asked(row)
+    if key is None or prompt is None:
         raise ValueError('there is neither "messages" nor "prompt" with "response"')
-    return _answered(row["prompt"], row[key])
+    return _answered(prompt, row[key])
+
+
+def asked(row: dict[str, Any]) -> Any:
+    """The prompt of an answered row: "prompt", "messages", "question", or "instruction" and "input" joined by a blank line as
+    in Alpaca; None if it has none. A text in "system" goes before a question or an instruction.
+
+    Raises:
+      ValueError: an instruction or its input is not text.
+    """
+    for name in ("prompt", "messages"):
+        if row.get(name) is not None:
+            return row[name]
+    system, name = row.get("system"), "question" if row.get("question") is not None else "instruction"
+    if row.get(name) is None:
+        return None
+    parts = [row[name], *([row["input"]] if name == "instruction" and row.get("input") is not None else [])]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{name} and input must be strings" if len(parts) > 1 else f"{name} must be a string")
+    asked = {"role": "user", "content": "\n\n".join(part for part in parts if part.strip())}
+    if isinstance(system, str) and system.strip():
+        return [{"role": "system", "content": system}, asked]
+    return [asked]
 
 
 def _answered(prompt: Any, completion: Any) -> tuple[Dialogue, str]:

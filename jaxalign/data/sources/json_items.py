@@ -12,7 +12,7 @@ from jaxalign.data.sources.jsonl import UTF8_BOM, BrokenLine, JsonRow, checked_v
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 
-COMMON = ("prompt", "messages", "chosen", "question", "instruction")
+COMMON = ("prompt", "messages", "conversations", "chosen", "question", "instruction")
 """Fields of common data sets that contain the prompt, by priority."""
 
 _START = 4096  # Bytes in which an array begins.

@@ -7,7 +7,7 @@ A row is one of:
 
 - a string: the user's only turn;
 - an object with the configured prompt field, or with "prompt": a string, a transcript, or a list of {"role", "content"};
-- an object with "messages": a list of {"role", "content"};
+- an object with "messages": a list of {"role", "content"}, or "conversations": a list of {"from", "value"}, as in ShareGPT;
 - an object with "chosen": a transcript or list of messages, as in HH-RLHF and UltraFeedback; with "rejected", the turns that
   both share;
 - an object with "question", or with "instruction" and optionally "input", as in Alpaca.
