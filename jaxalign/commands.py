@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
@@ -16,6 +17,9 @@ MEMORY_SHARE = 0.95
 """The share of a GPU's memory that JAX reserves for the commands. JAX's own default is 0.75."""
 _SHARES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _HELP = ("-h", "--help", "-help", "--helpfull", "--helpshort")
+
+_STAGE = re.compile(r"(\[[^\]]+\] )?(.*)", re.DOTALL)
+"""A message, with the stage at its beginning if it has one."""
 
 Explain = Callable[[BaseException], tuple[str, int] | None]
 """Returns the message and the exit code of an error that the user can correct; None for any other error."""
@@ -49,14 +53,15 @@ def reserve_memory(environ: MutableMapping[str, str] | None = None) -> None:
 
 
 class _Warnings(logging.Handler):
-    """Prints a record as the stages print their warnings: "warning: ..."."""
+    """Prints a record as the stages print their warnings: "warning: ..." or "[ppo] warning: ..."."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
+        stage, text = _STAGE.fullmatch(record.getMessage()).groups()
+        print(f"{stage or ''}{record.levelname.lower()}: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
+def plain_warnings() -> Iterator[None]:
     """Prints the log records of jaxalign with the level and the message only, while the body of the `with` statement runs."""
     logger, handler = logging.getLogger("jaxalign"), _Warnings(logging.WARNING)
     propagates = logger.propagate
@@ -91,7 +96,7 @@ def run_command(
         return 0
     reserve_memory()
     try:
-        with _plain_warnings():
+        with plain_warnings():
             code = body(argv) or 0
         sys.stdout.flush()
         return code

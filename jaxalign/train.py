@@ -26,6 +26,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from jaxalign import pipeline
+from jaxalign.commands import plain_warnings
 from jaxalign.config import Config, default_for, from_config_dict, overrides, reference, schema
 from jaxalign.config.stages import stage_names
 from jaxalign.errors import UserError, print_error, run_to_the_end, shown
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         group, rest = distributed.take_flags(argv[1:])
         options, rest = take_options(rest, (), switches=("dry-run",))
         config, workdir, overwrite = read_arguments([argv[0], *rest])
-        with output_may_fail(), distributed.running(group, _explain):
+        with output_may_fail(), plain_warnings(), distributed.running(group, _explain):
             (pipeline.dry_run if options else pipeline.run)(config, workdir, overwrite)
         return 0
     except BaseException as error:

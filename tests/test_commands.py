@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import subprocess
 import sys
 
@@ -47,6 +48,19 @@ def test_an_error_that_the_user_can_correct_is_one_sentence(error, explained, co
 def test_other_errors_are_raised(error, explained):
     with pytest.raises(type(error)):
         run_command(["program"], "", failing(error), explained)
+
+
+def test_warnings_of_the_library_have_the_form_of_those_of_stages(capsys):
+    log = logging.getLogger("jaxalign")
+
+    def body(argv):
+        log.warning("%d rows are left out", 3)
+        log.warning("[ppo] all scores are equal")
+        log.info("a detail")
+
+    assert run_command(["program"], "", body) == 0
+    assert capsys.readouterr().err == "warning: 3 rows are left out\n[ppo] warning: all scores are equal\n"
+    assert not log.handlers and log.propagate
 
 
 @pytest.mark.process

@@ -46,4 +46,4 @@ def warn_of_extent(stage: str, *sentences: str | None) -> None:
     """Logs the sentences that are not None as warnings of a stage, in the first process."""
     for sentence in sentences:
         if sentence and hosts.is_first():
-            logging.getLogger("jaxalign").warning(f"{stage}: {sentence}")
+            logging.getLogger("jaxalign").warning(f"[{stage}] {sentence}")

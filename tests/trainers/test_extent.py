@@ -34,5 +34,4 @@ def test_a_trainer_tells_both_before_its_first_step(caplog):
     trainer = SFT(language_model(), steps=1, batch_rows=1, row_length=48, optimizer=Optimizer(learning_rate=0.0))
     next(trainer.fit(EXAMPLES * 4))
     said = [record.getMessage() for record in caplog.records]
-    assert [sentence.partition(":")[0] for sentence in said] == ["SFT", "SFT"]
-    assert "training reads 1 of " in said[0] and said[1] == "SFT: the learning rate is 0, so no weight changes"
+    assert said[0].startswith("[SFT] training reads 1 of ") and said[1] == "[SFT] the learning rate is 0, so no weight changes"
