@@ -45,8 +45,8 @@ class PreferenceConfig(PackedPairs):
                             when("early_stopping", True))
     patience: int = field(3, "Stop after this many consecutive evaluations without a lower held-out loss.", at_least(1),
                           when("early_stopping", True))
-    human: tuple[str, ...] = field((), "Preference files (chosen/rejected, JSONL, optionally .gz) whose pairs are added to the "
-                                   "pairs of stage compare.")
+    human: tuple[str, ...] = field((), "Files of preferences (chosen/rejected), in any format of docs/data_formats.md, whose "
+                                   "pairs are added to the pairs of stage compare.")
     human_weight: float = field(1.0, "Weight of the loss of a pair from a file of human; a pair of stage compare has weight 1.",
                                 above(0), unless("human", (), "to a preference file"))
     on_failure: str = field("warn", "If the interval of the held-out accuracy does not exceed the best baseline: warn, or stop "
