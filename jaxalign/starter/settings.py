@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from jaxalign.config import Config, default_config, from_config_dict
 from jaxalign.starter.facts import ALWAYS_THINKS, BASE, MARKED, THINKS, ModelFacts
+from jaxalign.trainers.extent import RL, SUPERVISED, usual_rate
 
 STAGES = ("revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 LONGEST = 1024
 """The largest model.max_length in a written config, unless the model's thoughts need more."""
-DEFAULT_RATES = 3e7
-"""Parameters below which the default learning rates, which suit small models, stay."""
 
 
 class InFolder(str):
@@ -125,13 +124,10 @@ def _sizes() -> tuple[Setting, ...]:
 
 
 def _rates(facts: ModelFacts, choice: StarterChoice) -> tuple[Setting, ...]:
-    """Adapters take about ten times the learning rate of all weights."""
-    if facts.parameters < DEFAULT_RATES:
-        return ()
-    factor = (10 if choice.storage.settings else 1) * (10 if facts.parameters < 10 * DEFAULT_RATES else 1)
-    rates = {"sft": 1e-5, "preference": 1e-5, "ppo": 1e-6}
-    return (*(Setting(f"{stage}.optimizer.learning_rate", float(f"{factor * rate:.0e}")) for stage, rate in rates.items()),
-            Setting("ppo.critic_optimizer.learning_rate", float(f"{factor * 1e-5:.0e}")))
+    fields = {f"{stage}.optimizer": SUPERVISED for stage in ("sft", "preference")}
+    fields |= {"ppo.optimizer": RL, "ppo.critic_optimizer": SUPERVISED}
+    rates = {field: usual_rate(facts.parameters, bool(choice.storage.settings), large) for field, large in fields.items()}
+    return tuple(Setting(f"{field}.learning_rate", float(f"{rate:.0e}")) for field, rate in rates.items() if rate is not None)
 
 
 def own_judge(facts: ModelFacts, choice: StarterChoice) -> SettingBlock:

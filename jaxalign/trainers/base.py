@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
+from jaxalign.config import PretrainConfig
 from jaxalign.config.arguments import make_folder
 from jaxalign.config.constraints import at_least
 from jaxalign.config.schema import checked
@@ -35,7 +36,7 @@ from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.steps.work import learning_packed, learning_pairs
 from jaxalign.storage import write_atomically
-from jaxalign.trainers.extent import rows_warning, schedule_warning, warn_of_extent
+from jaxalign.trainers.extent import rate_warning, rows_warning, schedule_warning, warn_of_extent
 from jaxalign.trainers.inputs import Frozen, TrainerInputs
 
 CHECKS = "checks.json"
@@ -165,7 +166,8 @@ class Trainer:
         inputs, model, section, self.stopping = self.inputs, self.inputs.model, self.section, stopping
         total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
         self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps)
-        warn_of_extent(inputs.loop.stage, rows_warning(loader, total_steps), schedule_warning(section.optimizer, total_steps))
+        warn_of_extent(inputs.loop.stage, rows_warning(loader, total_steps), schedule_warning(section.optimizer, total_steps),
+                       None if isinstance(section, PretrainConfig) else rate_warning(section.optimizer, model))
         abstract = abstract_state(model, optimizer)
         is_packed = (rows.kind if isinstance(rows, RowsOnDemand) else type(rows)) is PackedBatch
         learning = learning_packed if is_packed else learning_pairs

@@ -1,13 +1,17 @@
-"""Warnings about training that changes little: few of the rows are read, or the learning rate stays far below its peak."""
+"""Warnings about training that changes too little or too much: few of the rows are read, the learning rate stays far below its
+peak, or it is far above those that suit models of this size."""
 
 from __future__ import annotations
 
 import logging
+import math
 
+import jax
 import optax
 
 from jaxalign.config import Optimizer
 from jaxalign.data.loader import EpochLoader, InOrder
+from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.reasons import MOSTLY
 from jaxalign.tracking.formatting import percent
@@ -40,6 +44,40 @@ def schedule_warning(optimizer: Optimizer | optax.GradientTransformation, steps:
         return None
     return (f"the warm-up has {optimizer.warmup_steps:,} steps but training {steps:,}, so the learning rate reaches only "
             f"{percent(reached)} of its peak; lower warmup_steps")
+
+
+SMALL, LARGE = 3e7, 3e8
+"""Parameters from which the default learning rates are too high, and from which the rates of large models apply."""
+SUPERVISED, RL = 1e-5, 1e-6
+"""Usual learning rates of AdamW for all weights of large models, as in TRL, OpenRLHF and the papers (docs/python.md)."""
+_FAR = 10
+"""A rate needs a warning if it is more than so many times the usual one."""
+
+
+def usual_rate(parameters: int, adapters: bool, large: float = SUPERVISED) -> float | None:
+    """The usual learning rate for a model; None for a small one, which the default rates suit.
+
+    Args:
+      parameters: the number of the model's parameters.
+      adapters: whether only adapters are trained, which take about ten times the rate.
+      large: the rate for all weights of a large model, `SUPERVISED` or `RL`.
+    """
+    if parameters < SMALL:
+        return None
+    return large * (10 if adapters else 1) * (10 if parameters < LARGE else 1)
+
+
+def rate_warning(optimizer: Optimizer | optax.GradientTransformation, model: Model, large: float = SUPERVISED) -> str | None:
+    """A sentence if AdamW's learning rate is far above the usual one for a model. large: as in `usual_rate`."""
+    if not isinstance(optimizer, Optimizer) or optimizer.kind != "adamw":
+        return None
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.base.abstract()))
+    usual = usual_rate(parameters, model.lora is not None, large)
+    if usual is None or optimizer.learning_rate <= _FAR * usual * (1 + 1e-6):
+        return None
+    trained = "adapters of a model" if model.lora is not None else "all weights of a model"
+    return (f"the learning rate is {optimizer.learning_rate:g}, but about {usual:.0e} is usual for {trained} of "
+            f"{parameters / 1e9:.2g} billion parameters; lower optimizer.learning_rate, or the model may lose what it knows")
 
 
 def warn_of_extent(stage: str, *sentences: str | None) -> None:

@@ -42,7 +42,7 @@ from jaxalign.steps.state import TrainState, abstract_state, init_state
 from jaxalign.tracking.timing import Timeline
 from jaxalign.trainers.answers import answer_pairs, packed
 from jaxalign.trainers.base import Step, Trainer
-from jaxalign.trainers.extent import schedule_warning, warn_of_extent
+from jaxalign.trainers.extent import rate_warning, schedule_warning, warn_of_extent
 from jaxalign.trainers.inputs import TrainerInputs, peak_flops
 
 
@@ -129,7 +129,7 @@ class OnlineDPO(Trainer):
             shown=("loss", "decided", "kl"), timeline=parts.timeline, peak=peak_flops(model, parts.shardings),
         )
         updates = section.iterations * section.epochs * section.minibatches
-        warn_of_extent(inputs.loop.stage, schedule_warning(section.optimizer, updates))
+        warn_of_extent(inputs.loop.stage, schedule_warning(section.optimizer, updates), rate_warning(section.optimizer, model))
         self.training = loop.begin(init, self._offload_optimizer(abstract_state(model, self.optimizer)), self._iterate)
         yield from self.training
 

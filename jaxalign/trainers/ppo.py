@@ -49,7 +49,7 @@ from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.early_stopping import SCORE
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
-from jaxalign.trainers.extent import schedule_warning, warn_of_extent
+from jaxalign.trainers.extent import RL, rate_warning, schedule_warning, warn_of_extent
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, peak_flops, settings_from
 from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, trainer_shardings
@@ -258,7 +258,8 @@ class PPO(PolicyTrainer):
                 stop=None if alarms is None else lambda state, completed: alarms.ended(completed),
             )
             updates = section.iterations * section.epochs * section.minibatches
-            warn_of_extent(inputs.loop.stage, schedule_warning(section.optimizer, updates))
+            warn_of_extent(inputs.loop.stage, schedule_warning(section.optimizer, updates),
+                           rate_warning(section.optimizer, setup.policy, RL))
             abstract = iteration.offload_optimizer_state(abstract_ppo_state(setup))
             step = iteration if alarms is None else functools.partial(alarms.step, iteration)
             begin = loop.begin if self.stopping is None else functools.partial(self.stopping.begin, loop)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import optax
 import pytest
 
-from jaxalign.config import Optimizer
+from jaxalign.config import Mesh, Optimizer
 from jaxalign.data.loader import EpochLoader, InOrder
-from jaxalign.trainers.extent import read_share, rows_warning, schedule_warning
+from jaxalign.models.adapters.lora import LoraAdapters
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import make_sharding
+from jaxalign.trainers.extent import RL, SUPERVISED, rate_warning, read_share, rows_warning, schedule_warning
 from jaxalign.trainers.sft import SFT
 from tests.trainers.small import EXAMPLES, language_model
 
@@ -28,6 +32,26 @@ def test_steps_that_read_less_than_half_of_the_rows_are_told():
 ])
 def test_a_schedule_that_hardly_changes_the_weights_is_told(optimizer, steps, said):
     assert schedule_warning(optimizer, steps) == said
+
+
+def model_of(layers: int, embed: int, adapters: bool = False) -> Model:
+    config = DecoderConfig(vocab=1000, layers=layers, embed=embed, heads=8, kv_heads=8, head_dim=embed // 8, mlp=4 * embed)
+    return Model(config, "lm", make_sharding(Mesh()), LoraAdapters(2, 4.0, ("*",)) if adapters else None)
+
+
+# 12 * layers * embed^2 weights: 1.6 million, 38 million and 6.4 billion.
+@pytest.mark.parametrize(("model", "rate", "large", "usual"), [
+    (model_of(8, 128), 1.0, SUPERVISED, None),
+    (model_of(12, 512), 2e-3, SUPERVISED, "1e-04"), (model_of(12, 512), 1e-3, SUPERVISED, None),
+    (model_of(32, 4096), 5e-4, SUPERVISED, "1e-05"), (model_of(32, 4096), 1e-4, SUPERVISED, None),
+    (model_of(32, 4096, adapters=True), 2e-4, SUPERVISED, None), (model_of(32, 4096, adapters=True), 2e-3, SUPERVISED, "1e-04"),
+    (model_of(32, 4096), 1.5e-4, RL, "1e-06"), (model_of(32, 4096), 1e-5, RL, None),
+])
+def test_a_rate_that_suits_only_small_models_is_told(model, rate, large, usual):
+    said = rate_warning(Optimizer(learning_rate=rate), model, large)
+    assert said is None if usual is None else f"the learning rate is {rate:g}, but about {usual} is usual for " in said
+    assert rate_warning(optax.sgd(rate), model, large) is None
+    assert rate_warning(Optimizer(kind="adafactor", learning_rate=rate), model, large) is None
 
 
 def test_a_trainer_tells_both_before_its_first_step(caplog):
