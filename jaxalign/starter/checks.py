@@ -9,10 +9,11 @@ from pathlib import Path
 from jaxalign.config import Config
 from jaxalign.diagnosis.findings import Finding
 from jaxalign.errors import UserError
+from jaxalign.planner.hardware import Cluster
 from jaxalign.starter.facts import BASE, KINDS, ModelFacts
 from jaxalign.starter.judging import Judged, best, check_judge
-from jaxalign.starter.memory import fit, this_device
-from jaxalign.starter.settings import STORAGES, StarterChoice, make_config, template_sets
+from jaxalign.starter.memory import Fit, fit, these_devices
+from jaxalign.starter.settings import STORAGES, StarterChoice, WeightStorage, make_config, template_sets
 from jaxalign.starter.trial import try_revisions
 
 Say = Callable[[Finding], None]
@@ -44,16 +45,28 @@ def choose(facts: ModelFacts, folder: Path, load: bool, say: Say) -> StarterChoi
 
 def _storage(facts: ModelFacts, folder: Path, say: Say) -> tuple[StarterChoice, bool]:
     """(the choice with the first storage that fits into memory, or the last one; whether it fits)."""
-    device = this_device()
+    cluster = these_devices()
     for storage in STORAGES:
-        choice = StarterChoice(template_sets(facts)[0], storage)
-        found = fit(make_config(facts, choice, folder), device)
+        choice, found = _sharded(facts, folder, storage, cluster)
         if found.fits:
             say(Finding("memory", "ok", f"{found.sentence()}, with {storage.words}"))
             return choice, True
     say(Finding("memory", "problem", f"{found.sentence()}, even with {storage.words}; take a smaller model, or a larger device "
                 "(jaxalign plan tells which one suffices)"))
     return choice, False
+
+
+def _sharded(facts: ModelFacts, folder: Path, storage: WeightStorage, cluster: Cluster) -> tuple[StarterChoice, Fit]:
+    """(the choice for all devices of a cluster, or for half of them until they divide the model; its memory)."""
+    devices = cluster.devices
+    while True:
+        choice = StarterChoice(template_sets(facts)[0], storage, devices=devices)
+        try:
+            return choice, fit(make_config(facts, choice, folder), dataclasses.replace(cluster, shape=(devices,)))
+        except UserError:
+            if devices == 1:
+                raise
+            devices //= 2
 
 
 def _asked(facts: ModelFacts, folder: Path, choice: StarterChoice, say: Say) -> StarterChoice:

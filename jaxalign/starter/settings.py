@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxalign.config import Config, default_config, from_config_dict
 from jaxalign.starter.facts import ALWAYS_THINKS, BASE, MARKED, THINKS, ModelFacts
+from jaxalign.starter.memory import MOST_DEVICES
 from jaxalign.trainers.extent import RL, SUPERVISED, usual_rate
 
 STAGES = ("revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
@@ -62,12 +63,14 @@ class StarterChoice:
       storage: one of `STORAGES`.
       rehearsal: whether the model cannot judge, so that the limits of labels are lifted for a run that only shows the steps.
       keep: further outcomes in `sft.keep`.
+      devices: the devices over which the run is sharded.
     """
 
     templates: str
     storage: WeightStorage = STORAGES[0]
     rehearsal: bool = False
     keep: tuple[str, ...] = ()
+    devices: int = 1
 
 
 def template_sets(facts: ModelFacts) -> tuple[str, ...]:
@@ -97,6 +100,10 @@ def blocks(facts: ModelFacts, choice: StarterChoice) -> tuple[SettingBlock, ...]
         model.append(Setting("data.thinking", "off", "the policy answers without thoughts"))
     return (
         SettingBlock("The model.", (*model, *choice.storage.settings)),
+        *([SettingBlock("The devices.", (
+            Setting("mesh.fsdp", choice.devices, "shards weights and batches; batches are multiples of it"),
+            Setting("sft.batch_rows", MOST_DEVICES),
+        ))] if choice.devices > 1 else ()),
         SettingBlock("Your files.", (
             Setting("data.source", "prompts_jsonl"), Setting("data.red_team", InFolder("red_team.jsonl")),
             Setting("data.helpful", InFolder("helpful.jsonl")),

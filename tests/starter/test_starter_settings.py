@@ -10,10 +10,10 @@ import pytest
 
 from jaxalign import train
 from jaxalign.config import from_config_dict
-from jaxalign.planner.hardware import Chip, Cluster
+from jaxalign.starter.checks import _sharded
 from jaxalign.starter.facts import BASE, CHAT, MARKED, THINKS, ModelFacts
 from jaxalign.starter.files import write_config
-from jaxalign.starter.memory import fit, this_device
+from jaxalign.starter.memory import cluster_of, fit, these_devices
 from jaxalign.starter.settings import STORAGES, StarterChoice, lengths, make_config, template_sets
 from tests.folders import write_model
 
@@ -40,6 +40,27 @@ def test_a_rehearsal_keeps_the_scores_of_answers_that_do_not_end():
     for keep, rule in (((), "replace"), (("grown",), "replace"), (("grown", "cut_off"), "none")):
         choice = StarterChoice("transcript", STORAGES[0], True, keep)
         assert make_config(facts(kind=BASE), choice, pathlib.Path()).ppo.missing_eos == rule
+
+
+@pytest.mark.parametrize("kind", [BASE, CHAT])
+def test_a_config_for_several_devices_is_that_for_one_and_a_mesh(tmp_path, kind):
+    model = facts(kind=kind)
+    one, eight = (make_config(model, StarterChoice(template_sets(model)[0], devices=count), tmp_path) for count in (1, 8))
+    assert (one.mesh.fsdp, eight.mesh.fsdp, eight.sft.batch_rows) == (1, 8, 8)
+    sft = dataclasses.replace(eight.sft, batch_rows=one.sft.batch_rows)
+    assert dataclasses.replace(eight, mesh=one.mesh, sft=sft) == one
+    write_config(tmp_path, model, StarterChoice(template_sets(model)[0], devices=8), tmp_path)
+    assert train.read_arguments(["train", f"--config={tmp_path / 'config.py'}"])[0] == eight
+
+
+# The tiny model has width 16, and 6 and 12 have no power of 2 above 2 and 4 as a divisor.
+@pytest.mark.parametrize(("embed", "devices"), [(16, 8), (12, 4), (6, 2)])
+def test_the_mesh_has_as_many_devices_as_divide_the_model(tmp_path, embed, devices):
+    folder = write_model(tmp_path / "model", max_length=1024, embed=embed)
+    for platform in ("gpu", "tpu"):
+        cluster = cluster_of("c", platform, 1e9, 8)
+        choice, found = _sharded(facts(folder=folder, positions=1024), tmp_path, STORAGES[0], cluster)
+        assert choice.devices == found.devices == devices and f"each of {devices} devices of c" in found.sentence()
 
 
 def test_a_name_with_quotes_is_written(tmp_path):
@@ -69,9 +90,8 @@ def test_the_memory_of_a_run_has_at_least_its_weights(tmp_path):
     """PPO holds policy, critic, reference and preference model in float32, and two moments of the first two."""
     folder = write_model(tmp_path / "model", max_length=1024)
     model = facts(folder=folder, positions=1024)
-    chip = Chip("c", "cpu", 1e9, 1.0, 1.0, 1.0, 1.0, 0, 1, 1, None, "", 1, "")
-    found = fit(make_config(model, StarterChoice("chat"), tmp_path), Cluster(chip, (1,), 1, 1e9))
+    found = fit(make_config(model, StarterChoice("chat"), tmp_path), cluster_of("c", "cpu", 1e9, 1))
     weights = 2 * (16 * (4 + 2 + 2) * 4 + 16 * 16 + 3 * 16 * 20)  # Attention and MLP of two layers, without tables and norms.
     assert found.peak > 4 * weights * (4 + 2 * 2) and found.fits
-    assert not fit(make_config(model, StarterChoice("chat"), tmp_path), Cluster(chip, (1,), 1, 1e3)).fits
-    assert 1e8 < this_device().usable < 1e14
+    assert not fit(make_config(model, StarterChoice("chat"), tmp_path), cluster_of("c", "cpu", 1e3, 1)).fits
+    assert 1e8 < these_devices().usable < 1e14
