@@ -59,6 +59,17 @@ def test_later_rounds_and_unread_stages_are_named(tmp_path, capsys):
     assert lines[-1].startswith("5 of 5 stages")
 
 
+def test_rates_that_are_too_high_for_the_model_are_named(tmp_path, capsys):
+    """32 layers of 16 * 1024^2 weights are 0.54 billion, for which 1e-5 is usual, and 1e-6 in RL."""
+    large = CONFIG["model"] | {"embed": 1024, "layers": 32, "mlp": 4096, "heads": 8, "kv_heads": 8, "head_dim": 128}
+    optimizers = {"sft": 1e-5, "preference": 1e-3, "ppo": 1e-4}
+    sections = {name: CONFIG[name] | {"optimizer": {"learning_rate": rate}} for name, rate in optimizers.items()}
+    warned = [line for line in plan(capsys, tmp_path / "new", model=large, **sections) if line.startswith("warning")]
+    assert [line.split(", but")[0] for line in warned] == [
+        "warning: [preference] the learning rate is 0.001", "warning: [ppo] the learning rate is 0.0001"]
+    assert "about 1e-05 is usual for all weights of a model of 0.54 billion" in warned[0] and "about 1e-06" in warned[1]
+
+
 def refusal(workdir, **changes) -> str:
     with pytest.raises(UserError) as error:
         pipeline.dry_run(from_config_dict(changes), workdir)

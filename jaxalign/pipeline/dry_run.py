@@ -62,22 +62,30 @@ def dry_run(config: Config, workdir: str | os.PathLike, overwrite: bool = False,
 
         check_harness(config)
     if pending:
-        lines = [f"warning: {sentence}" for sentence in unread(config, load)] + lines
-        _check_model(config)
+        lines = [f"warning: {sentence}" for sentence in (*unread(config, load), *_check_model(config))] + lines
         _check_rows(config, storage, pending, load)
     if hosts.is_first():
         print("\n".join(lines), flush=True)
 
 
-def _check_model(config: Config) -> None:
+def _check_model(config: Config) -> list[str]:
+    """Checks the mesh and the placements. Returns sentences on learning rates that are too high for the model."""
     # Imported here, with JAX, so that a mistake in the arguments is reported at once.
     from jaxalign.planner.estimate import check_divides
     from jaxalign.planner.shapes import policy_model
     from jaxalign.stages.shared.placements import check_placements
     from jaxalign.stages.shared.run_models import sharding
+    from jaxalign.trainers.extent import RL, SUPERVISED, rate_warning
 
-    check_divides(policy_model(config, sharding(config.mesh)), config.mesh)
+    policy = policy_model(config, sharding(config.mesh))
+    check_divides(policy, config.mesh)
     check_placements(config, config.stages)
+    sentences = []
+    for record in stages_in_order(config.stages):
+        optimizer = getattr(getattr(config, record.name, None), "optimizer", None)
+        if record.name != "pretrain" and (said := rate_warning(optimizer, policy, RL if record.name == "ppo" else SUPERVISED)):
+            sentences.append(f"[{record.name}] {said}")
+    return sentences
 
 
 def _check_rows(config: Config, storage: LocalStorage, pending: list[str], load: Load) -> None:
