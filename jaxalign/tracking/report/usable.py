@@ -19,11 +19,13 @@ from jaxalign.reasons import (
     advice,
     audit_warnings,
     few_usable,
+    few_verdicts_of,
     label_warnings,
     mostly_dropped,
     often_contradicted,
     pairs_sentence,
     self_agreement_sentence,
+    uninformative_rewards,
     usable_sentence,
 )
 from jaxalign.tracking.formatting import capitalized, percent, share
@@ -125,6 +127,8 @@ def warnings(run: RunFiles) -> list[str]:
             problems += [place + sentence for sentence in label_warnings(stage.summary)]
     if run.audit:
         problems += audit_warnings(run.audit["audit"])
+    problems += [few_verdicts_of(row) for row in run.evaluation.get("win_rates") or ()]
+    problems.append(uninformative_rewards(run.stage("dpo").summary.get("held_out")))
     return [f"Warning: {sentence}." for sentence in problems if sentence]
 
 
