@@ -8,7 +8,10 @@ import json
 import pytest
 
 from jaxalign.config import Config, DataConfig, ModelConfig, from_config_dict
+from jaxalign.data.sources.base import Split
 from jaxalign.errors import UserError
+from jaxalign.records import Demonstration, Message, Prompt
+from jaxalign.registry.data_sources import DataSourceRecord
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from tests import made_tokenizers
@@ -48,6 +51,35 @@ def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys)
     assert made.left_out == {"the rl prompts": {"total": 3, "dropped": 1, "cut": 0}}
     with pytest.raises(UserError, match="no evaluate prompt"):
         sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
+
+
+def long_rows(lengths, name):
+    return [Demonstration(Prompt(f"{name}{i}", (Message("user", f"{name} {i}"),), name), "word " * length)
+            for i, length in enumerate(lengths)]
+
+
+def long_split(inputs):
+    """Three of six training rows and one of two held-out rows do not fit into 40 tokens. One must lose turns."""
+    turns = Message("user", "word " * 100), Message("assistant", "yes"), Message("user", "and now")
+    cut = Demonstration(Prompt("cut", turns, "train"), "word")
+    return Split([*long_rows((3, 100, 4, 100, 100), "train"), cut], long_rows((100, 3), "held"))
+
+
+LONG = DataSourceRecord("long", demonstrations=long_split)
+
+
+def test_left_out_rows_of_both_parts_are_counted(tmp_path, capsys):
+    config = from_config_dict({
+        "stages": ("sft",), "model": {"source": "huggingface", "path": "x", "max_length": 40},
+        "data": {"source": f"{__file__}:LONG", "style": "hh"},
+    })
+    made = StageContext(config, tmp_path, tmp_path / "sft", False)
+    train, held_out, _ = sources.source_rows(made, WordTokenizer(), "demonstrations")
+    assert [row.prompt.id for row in (*train, *held_out)] == ["train0", "train2", "cut", "held1"]
+    assert list(made.left_out.values()) == [{"total": 8, "dropped": 4, "cut": 1}]
+    cut, dropped = capsys.readouterr().out.splitlines()
+    assert cut.startswith("[sft] 1 of 8 rows of config.data.source") and cut.endswith("since they exceed 40 tokens")
+    assert dropped.startswith("[sft] 4 of 8 rows of config.data.source")
 
 
 def test_a_changed_tokenizer_or_template_counts_as_a_changed_model(tmp_path):

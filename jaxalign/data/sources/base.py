@@ -245,13 +245,14 @@ def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], in
 
 def fit_answered(
     rows: Sequence[Answered], count_tokens: Callable[[Dialogue, str], int], max_tokens: int
-) -> tuple[list[Answered], int]:
+) -> tuple[list[Answered], int, int]:
     """Cuts the dialogue of each row at a turn, oldest turns first, until it fits with each of the row's answers.
 
     Returns:
-      The rows that fit, and the number of dropped rows: too long even with only the last turn, or refused by the template.
+      The rows that fit, the number of dropped rows (too long even with only the last turn, or refused by the template), and
+      the number of the other rows that lost turns.
     """
-    fitted = []
+    fitted, cut = [], 0
     for row in rows:
         answers = (row.response,) if isinstance(row, Demonstration) else (row.response_a, row.response_b)
         try:
@@ -259,8 +260,9 @@ def fit_answered(
         except DialogueRefused:
             context = None
         if context is not None:
+            cut += len(context) < len(row.prompt.messages)
             fitted.append(dataclasses.replace(row, prompt=dataclasses.replace(row.prompt, messages=context)))
-    return fitted, len(rows) - len(fitted)
+    return fitted, len(rows) - len(fitted), cut
 
 
 def unique_prompts(rows: Sequence[Answered]) -> list[Prompt]:

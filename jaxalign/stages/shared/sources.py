@@ -68,8 +68,7 @@ def source_rows(
     print_few(context, split.few)
     train, held_out = split.train, split.held_out
     if not split.fitted:
-        train = fitting(context, tokenizer, train, most, _where(config))
-        held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
+        train, held_out = fitting(context, tokenizer, (train, held_out), most, _where(config))
     return train, held_out, split.report
 
 
@@ -201,30 +200,37 @@ def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
     return lambda messages, answer: len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
 
 
-def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_length: int, where: str) -> list:
-    """The comparisons or judgements of at most `max_length` tokens, their dialogues cut at a turn if needed.
+def fitting(context: StageContext, tokenizer: Tokenizer, parts: Sequence[Sequence], max_length: int, where: str) -> list[list]:
+    """The rows of each part that have at most `max_length` tokens, their dialogues cut at a turn if needed.
 
-    Prints the number of rows that do not fit, or that the chat template or the style rejects.
+    Prints and records how many rows of all parts were cut, and how many do not fit or are rejected by the chat template or the
+    style.
 
     Args:
+      parts: rows with answers, such as those to train on and those held out.
       max_length: the maximum length of a dialogue with its answer; model.max_length is a further limit.
       where: the origin of the rows for error messages.
 
     Raises:
-      UserError: none fits.
+      UserError: none of the rows of a part fits.
     """
     config = context.config
     most = min(max_length, config.model.max_length)
-
-    kept, dropped = fit_answered(rows, token_counter(tokenizer, config), most)
-    if not kept:
-        raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
-                        "config.model.max_length")
+    fitted = [fit_answered(rows, token_counter(tokenizer, config), most) for rows in parts]
+    for rows, (kept, _, _) in zip(parts, fitted, strict=True):
+        if rows and not kept:
+            raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
+                            "config.model.max_length")
+    total, dropped, cut = sum(map(len, parts)), sum(part[1] for part in fitted), sum(part[2] for part in fitted)
+    if dropped or cut:
+        context.left_out[where] = {"total": total, "dropped": dropped, "cut": cut}
+    if cut:
+        print(f"[{context.title}] {cut} of {total} rows of {where} lost their oldest turns, since they exceed {most} tokens",
+              flush=True)
     if dropped:
-        context.left_out[where] = {"total": len(rows), "dropped": dropped, "cut": 0}
-        print(f"[{context.title}] {dropped} of {len(rows)} rows of {where} were left out: they do not fit into {most} "
+        print(f"[{context.title}] {dropped} of {total} rows of {where} were left out: they do not fit into {most} "
               f"tokens, or {_rejecting(config)} them", flush=True)
-    return kept
+    return [kept for kept, _, _ in fitted]
 
 
 def _build(inputs: SourceInputs, kind: str) -> Any:
