@@ -56,6 +56,9 @@ class BestOfNStage(BuiltinStage):
         _check_share(context, len(rows), len(chosen))
         answers = ((row_prompt(row).messages, row["response"]) for row in chosen)
         packed_rows, cut = packed(tokenizer, answers, config.data.style, section.row_length)
+        if cut:
+            print(f"[{context.title}] warning: {cut:,} of {len(chosen):,} chosen answers, with their prompts, are cut to "
+                  f"best_of_n.row_length ({section.row_length} tokens); raise it", flush=True)
         steps = EpochLoader(len(packed_rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
         extra = summarise(rows, section.n) | {"chosen": len(chosen), "chosen_share": len(chosen) / len(rows), "cut": cut}
         train_supervised(context, section, policy_inputs(context, model, shared=False), packed_rows, None, steps, lambda: extra)
