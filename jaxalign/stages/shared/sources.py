@@ -24,6 +24,7 @@ from jaxalign.data.sources.base import (
 )
 from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.sources.prompts import in_turn, mixed
+from jaxalign.data.sources.reports import MixtureReport
 from jaxalign.data.sources.window_rows import WindowRows, prompts_of_answered
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
@@ -152,15 +153,16 @@ def first_prompt(number: int, total: int, count: int) -> int:
 def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     """The source's own prompts by purpose, or the distinct prompts of its answered rows.
 
-    The reports on files of prompts are printed.
+    The reports on the files that were read are printed.
     """
     config, record = context.config, data_source(context.config)
     if record.prompts is None:
         kind = next(kind for kind in ("comparisons", "judgements", "demonstrations") if getattr(record, kind) is not None)
         if not config.data.window:
-            train, held_out, _ = source_rows(context, tokenizer, kind)
-            return PromptSets(unique_prompts(train), unique_prompts(held_out))
-        given = prompts_of_answered(open_window_rows(context, tokenizer, kind), config.data, config.seed)
+            train, held_out, report = source_rows(context, tokenizer, kind)
+            given = PromptSets(unique_prompts(train), unique_prompts(held_out), reports=_file_reports(report))
+        else:
+            given = prompts_of_answered(open_window_rows(context, tokenizer, kind), config.data, config.seed)
     else:
         given = _build(SourceInputs(config), "prompts")
     if isinstance(given, PromptSets):
@@ -179,8 +181,13 @@ def print_few(context: StageContext, few: str) -> None:
         print(f"[{context.title}] {few}", flush=True)
 
 
+def _file_reports(report: SourceReport | None) -> tuple[SourceReport, ...]:
+    """The reports on the single files of a report; empty without one."""
+    return report.files if isinstance(report, MixtureReport) else (report,) if report else ()
+
+
 def data_summary(sets: PromptSets) -> dict[str, Any]:
-    """The part of a stage's summary about the files of prompts; empty if no file was read."""
+    """The part of a stage's summary about the files that gave its prompts; empty if no file was read."""
     return {"data": {"files": [report.to_dict() for report in sets.reports]}} if sets.reports else {}
 
 
