@@ -304,7 +304,7 @@ def split_by_prompt(
     Raises:
       UserError: nothing would be left to train on.
     """
-    digests = _digests(rows, seed)
+    digests = dialogue_digests(rows, seed)
     distinct = np.unique(digests)
     total = len(distinct)
     count = held_out_count(total, max(1, round(held_out_share * total)), minimum) if held_out_share > 0 else 0
@@ -327,13 +327,13 @@ def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | 
 
 def few_dialogues(train: Sequence[Prompted], held_out: Sequence[Prompted], minimum: int) -> str:
     """`few_held_out` for the distinct dialogues of a split."""
-    held = len(np.unique(_digests(held_out)))
+    held = len(np.unique(dialogue_digests(held_out)))
     if not 0 < held < minimum:
         return ""  # Without the pass over the training rows.
-    return few_held_out(held + len(np.unique(_digests(train))), held, minimum)
+    return few_held_out(held + len(np.unique(dialogue_digests(train))), held, minimum)
 
 
-def _digests(rows: Sequence[Prompted], seed: int = 0) -> np.ndarray:
+def dialogue_digests(rows: Sequence[Prompted], seed: int = 0) -> np.ndarray:
     """The first 64 bits of a hash of the seed and each row's dialogue, uint64."""
     return np.fromiter((dialogue_digest(row, seed) for row in rows), np.uint64, len(rows))
 

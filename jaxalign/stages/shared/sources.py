@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.base import (
+    PURPOSES,
     CountTokens,
     DataSource,
     FittedPrompts,
@@ -16,6 +19,7 @@ from jaxalign.data.sources.base import (
     SourceInputs,
     SourceReport,
     Split,
+    dialogue_digests,
     fit_answered,
     fit_prompts,
     read_rows,
@@ -34,6 +38,9 @@ from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
+
+_MOST_COMPARED = 100_000
+"""The number of prompts of each part of a custom source that are compared with the held-out ones."""
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
@@ -65,7 +72,10 @@ def source_rows(
     most = config.model.max_length
     if kind != "demonstrations":
         most = min(config.preference.max_length, most)
-    split = _checked(config, _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
+    given = _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind)
+    split = _checked(config, given, kind)
+    if isinstance(given, Split) and _is_custom(config, kind):
+        _warn_of_shared(context, [split.train], split.held_out)
     print_few(context, split.few)
     train, held_out = split.train, split.held_out
     if not split.fitted:
@@ -165,6 +175,8 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
             given = prompts_of_answered(open_window_rows(context, tokenizer, kind), config.data, config.seed)
     else:
         given = _build(SourceInputs(config), "prompts")
+        if _is_custom(config, "prompts"):
+            _warn_of_shared_prompts(context, given)
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
             print(f"[{context.title}] {sentence}", flush=True)
@@ -173,6 +185,33 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     split = _split(config, given, "prompts")
     print_few(context, split.few)
     return PromptSets(split.train, split.held_out, fitted=split.fitted)
+
+
+def _warn_of_shared_prompts(context: StageContext, given: Any) -> None:
+    """`_warn_of_shared` for the first `_MOST_COMPARED` prompts of each part, if the source has split its prompts itself."""
+    if isinstance(given, Split):
+        trained, held_out = [given.train], given.held_out
+    elif isinstance(given, PromptSets):
+        trained = [part for purpose in PURPOSES if purpose != "evaluate" and (part := getattr(given, purpose)) is not None]
+        held_out = given.evaluate
+    else:
+        return
+    if held_out is None or not trained:
+        return
+    where = _where(context.config)
+    held_out, *trained = (read_rows(part, "prompts", where, _MOST_COMPARED) for part in (held_out, *trained))
+    _warn_of_shared(context, trained, held_out)
+
+
+def _warn_of_shared(context: StageContext, trained: Sequence[Sequence], held_out: Sequence) -> None:
+    """Prints a warning if held-out dialogues are also in the parts to train on. Rows of tables are not read again for this."""
+    if any(isinstance(part, LazyRecords) for part in (held_out, *trained)):
+        return
+    held = np.unique(dialogue_digests(held_out))
+    shared = int(np.isin(held, np.concatenate([dialogue_digests(part) for part in trained])).sum())
+    if shared:
+        print(f"[{context.title}] warning: {shared:,} of {len(held):,} held-out dialogues are also trained on, so held-out "
+              "measures are too good; remove them from one side", flush=True)
 
 
 def print_few(context: StageContext, few: str) -> None:
@@ -243,10 +282,15 @@ def fitting(context: StageContext, tokenizer: Tokenizer, parts: Sequence[Sequenc
 def _build(inputs: SourceInputs, kind: str) -> Any:
     """The result of the source's function for a kind of rows. Raises UserError if a custom function raises an error."""
     function = data_source(inputs.config).load(kind)
-    if getattr(function, "__module__", "").startswith("jaxalign."):
+    if not _is_custom(inputs.config, kind):
         return function(inputs)
     with custom_code(f"{_where(inputs.config)}: building its {kind}"):
         return function(inputs)
+
+
+def _is_custom(config: Config, kind: str) -> bool:
+    """Whether the source's function for a kind of rows is the user's."""
+    return not getattr(data_source(config).load(kind), "__module__", "").startswith("jaxalign.")
 
 
 def is_judged(config: Config) -> bool:
