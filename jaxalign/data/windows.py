@@ -14,7 +14,7 @@ import contextvars
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -291,10 +291,14 @@ class WindowedRows(RowsOnDemand):
             size = len(jax.tree.leaves(arrays)[0])
             order = self.order.shuffled(number, _ROWS, size)
             arrays = jax.tree.map(lambda x: x[order], arrays)
-        counts = {reason: len(places) for reason, places in listed.items() if places}
-        first = {reason: [[place.line, place.reason] if isinstance(place, BrokenLine) else place
-                          for place in listed[reason][: WindowNotes.LISTED]] for reason in counts}
-        return Window(arrays, held_out, WindowNotes(rows, len(documents), size, len(held_out), cut, counts, first))
+        return Window(arrays, held_out, WindowNotes(rows, len(documents), size, len(held_out), cut, *noted(listed)))
+
+
+def noted(listed: Mapping[str, Sequence]) -> tuple[dict[str, int], dict[str, list]]:
+    """The `counts` and `first` of `WindowNotes` from the rows of each reason."""
+    counts = {reason: len(places) for reason, places in listed.items() if places}
+    return counts, {reason: [[place.line, place.reason] if isinstance(place, BrokenLine) else place
+                             for place in listed[reason][: WindowNotes.LISTED]] for reason in counts}
 
 
 def concatenated(parts: Sequence[Any]) -> Any:

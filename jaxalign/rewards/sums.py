@@ -11,20 +11,28 @@ import numpy as np
 
 from jaxalign.algorithms.rewards import combine_scores, length_penalty
 from jaxalign.config import RewardConfig
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt
 from jaxalign.registry.core import names_in
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored
+from jaxalign.rewards.dropped import DroppedRows
 
 
-def sum_of_rewards(
-    parts: Mapping[str, Reward], weights: Sequence[float] = (), length_coef: float = 0.0, length_free: int = 0
-) -> Reward:
-    """The single part itself if its weight is 1 and there is no length penalty; else a `SummedReward`. Weights default to 1."""
-    weights = tuple(weights) or (1.0,) * len(parts)
-    if weights == (1.0,) and not length_coef:
+def sum_of_rewards(parts: Mapping[str, Reward], weights: Sequence[float] = (), settings: RewardConfig | None = None) -> Reward:
+    """The single part itself if its weight is 1 and there is no length penalty; else a `SummedReward`.
+
+    Args:
+      parts: the rewards by name.
+      weights: their weights; empty: 1 each.
+      settings: the length penalty and how many rows the sum may drop, in a stage of a run; None for the defaults of
+        `config.reward`, outside of a run.
+    """
+    in_run, settings, weights = settings is not None, settings or RewardConfig(), tuple(weights) or (1.0,) * len(parts)
+    if weights == (1.0,) and not settings.length_coef:
         return next(iter(parts.values()))
-    return SummedReward(parts, weights, length_coef, length_free)
+    dropped = DroppedRows(f"reward {'+'.join(parts)!r}", settings.max_dropped_share, in_run)
+    return SummedReward(parts, weights, settings.length_coef, settings.length_free, dropped)
 
 
 def is_single(settings: RewardConfig) -> bool:
@@ -48,17 +56,27 @@ class SummedReward(Reward):
 
     A row has a score only if every part has one. If any part scores tokens, the sum scores tokens, and a score of a whole
     response is added at its last token.
+
+    Args:
+      parts: the rewards by name.
+      weights: their weights.
+      length_coef, length_free: the length penalty.
+      dropped: counts the rows that have no score only because that of a part is not finite. The parts count their own rows.
     """
 
     is_checked = True
 
-    def __init__(self, parts: Mapping[str, Reward], weights: Sequence[float], length_coef: float, length_free: int):
+    def __init__(
+        self, parts: Mapping[str, Reward], weights: Sequence[float], length_coef: float, length_free: int, dropped: DroppedRows
+    ):
         self.name = "+".join(parts)
         self.parts, self.weights, self.length = dict(parts), np.asarray(weights, np.float32), (length_coef, length_free)
+        self._dropped = dropped
 
     def score(self, batch: RewardBatch) -> Scored:
         """The summed scores, with the scores of each part and the length penalty, if any, for the metrics."""
         scored = {name: part.score(batch) for name, part in self.parts.items()}
+        self._check_finite(scored, len(batch.prompts))
         total, kept = _weighted_sum(list(scored.values()), self.weights, batch)
         shown = {name: part.scores for name, part in scored.items()} if len(scored) > 1 else {}
         if self.length[0]:
@@ -66,6 +84,23 @@ class SummedReward(Reward):
             total = total + (cost if total.ndim == 1 else at_last_token(cost, batch, total.shape[1]))
             shown = shown | {"length": cost}
         return Scored(total, kept, shown)
+
+    def _check_finite(self, scored: Mapping[str, Scored], rows: int) -> None:
+        """Counts the rows that every part keeps although a score is not finite. rows: those without padding.
+
+        Raises:
+          UserError: their share is above `config.reward.max_dropped_share`.
+        """
+        names = [name for name, weight in zip(scored, self.weights, strict=True) if weight]
+        kept, finite = fetch((
+            [scored[name].kept for name in names if scored[name].kept is not None],
+            [_is_finite(scored[name].scores) for name in names],
+        ))
+        lost = np.logical_and.reduce([np.ones(rows, bool), *(np.asarray(part, bool)[:rows] for part in kept)])
+        faults = {name: lost & ~part[:rows] for name, part in zip(names, finite, strict=True)}
+        faulty = [name for name, fault in faults.items() if fault.any()]
+        dropped = int(np.logical_or.reduce([np.zeros(rows, bool), *faults.values()]).sum())
+        self._dropped.check(dropped, rows, f"scores of {' and '.join(faulty)} are not finite")
 
     def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
         """A listener that calls the listeners of all parts; None if no part has one."""
@@ -78,6 +113,12 @@ class SummedReward(Reward):
                 listener(ended)
 
         return call_all
+
+
+def _is_finite(scores):
+    """bool [B]: whether all scores of each response are finite. scores: [B], or [B, N]."""
+    finite = jnp.isfinite(jnp.asarray(scores, jnp.float32))
+    return finite if finite.ndim == 1 else finite.all(axis=1)
 
 
 def at_last_token(scores_B, batch: RewardBatch, N: int):

@@ -14,6 +14,7 @@ from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejecti
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
+from jaxalign.data.sources.base import PromptSets
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
@@ -22,7 +23,7 @@ from jaxalign.reasons import MOSTLY, too_few
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
-from jaxalign.stages.shared import loops, reads, run_models
+from jaxalign.stages.shared import loops, reads, run_models, sources
 from jaxalign.stages.shared.answering import sampled_answers
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.builtin import BuiltinStage
@@ -49,15 +50,19 @@ class BestOfNStage(BuiltinStage):
         config, section = context.config, context.config.best_of_n
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
-        shards = Shards(context.directory)
-        _choose(context, model, tokenizer, shards)
+        shards, sets = Shards(context.directory), sources.prompt_sets(context, tokenizer)
+        _choose(context, model, tokenizer, sets, shards)
         rows = list(shards.read())
         chosen = [row for row in rows if row["response"] is not None]
         _check_share(context, len(rows), len(chosen))
         answers = ((row_prompt(row).messages, row["response"]) for row in chosen)
         packed_rows, cut = packed(tokenizer, answers, config.data.style, section.row_length)
+        if cut:
+            print(f"[{context.title}] warning: {cut:,} of {len(chosen):,} chosen answers, with their prompts, are cut to "
+                  f"best_of_n.row_length ({section.row_length} tokens); raise it", flush=True)
         steps = EpochLoader(len(packed_rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
         extra = summarise(rows, section.n) | {"chosen": len(chosen), "chosen_share": len(chosen) / len(rows), "cut": cut}
+        extra |= sources.data_summary(sets)
         train_supervised(context, section, policy_inputs(context, model, shared=False), packed_rows, None, steps, lambda: extra)
 
 
@@ -76,11 +81,11 @@ def _check_share(context: StageContext, total: int, chosen: int) -> None:
               flush=True)
 
 
-def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
+def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, sets: PromptSets, shards: Shards) -> None:
     """Samples n answers to every prompt and writes the best one, chunk by chunk."""
     section, timing, scoring = context.config.best_of_n, loops.timing(context, model), None
     key = context.key("best_of_n", streams.SAMPLES)
-    sampled = sampled_answers(context, "best_of_n", model, tokenizer, shards, section.n, key, timing)
+    sampled = sampled_answers(context, "best_of_n", model, tokenizer, sets, shards, section.n, key, timing)
     for queue, prompts, rollout in sampled:
         scorer, preference = scoring = scoring or load_scorer(context, "preference", model)
         for number, own in queue.chunks.items():

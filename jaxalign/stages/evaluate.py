@@ -98,7 +98,8 @@ class EvaluateStage(BuiltinStage):
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
         measures = likelihoods.LikelihoodMeasures(config, tokenizer)
-        prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
+        sets = sources.prompt_sets(context, tokenizer)
+        prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens, sets)
         shards, names = Shards(context.directory), evaluated(config)
         # Raises an error before any answer is sampled if the rubrics name no value of the prompts' column.
         kinds = kinds_of(prompts, section.rubric_column, load_rubrics(section.rubrics)) if section.rubrics else {}
@@ -123,7 +124,7 @@ class EvaluateStage(BuiltinStage):
             print(f"[{self.name}] {gold_labels_sentence(summary['labels'])}", flush=True)
         columns = breakdown(rows, names, compared) if config.data.eval else {}
         summary |= ({"by_column": columns} if columns else {}) | ({"lm_eval": measured} if measured else {})
-        write_json(context.directory / "summary.json", summary)
+        write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
 
     def publish(self, config: Config, workdir: Path) -> None:
         """Copies the summary without the counts of requests, which depend on the stored answers."""

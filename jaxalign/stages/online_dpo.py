@@ -64,7 +64,8 @@ class OnlineDPOStage(BuiltinStage):
         meter = loops.Meter(timeline, model)
         judge = judges.make_judge(context, self.name, judging, section.batch, meter, trains=True)
         labeller = judges.make_labeller(context, judge)
-        prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
+        sets = sources.prompt_sets(context, tokenizer)
+        prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens, sets)
         ids = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
 
         def label(pairs: Sequence[Pair], key: jax.Array, first: int) -> list[Comparison]:
@@ -91,4 +92,4 @@ class OnlineDPOStage(BuiltinStage):
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
         summary["checks"] = read_object(context.directory / CHECKS, list)
         summary |= {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]}
-        write_json(context.directory / "summary.json", summary | placed.values)
+        write_json(context.directory / "summary.json", summary | placed.values | sources.data_summary(sets))

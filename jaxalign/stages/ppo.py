@@ -80,7 +80,8 @@ class PPOStage(BuiltinStage):
         for _ in trainer.fit_encoded(prompts, ids):
             pass
         self._save(context, trainer)
-        write_json(context.directory / "summary.json", self._summary(context) | shares | placed.values)
+        summary = self._summary(context) | shares | placed.values | sources.data_summary(sets)
+        write_json(context.directory / "summary.json", summary)
 
     def _save(self, context: StageContext, trainer: PPO) -> None:
         """Saves the stage's parameters: the newest ones, or those of the best measured policy if an alarm ended RL."""

@@ -6,6 +6,7 @@ Writes tokenizer.model, checkpoints, params, metrics and a summary. With `steps`
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 
@@ -23,6 +24,7 @@ from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.training import stage_inputs, train_supervised
 from jaxalign.steps.checkpoint import save_params
+from jaxalign.tracking.formatting import short_percent
 
 
 @STAGES.declare(
@@ -61,14 +63,36 @@ class PretrainStage(Stage):
             save_params(context.directory / "params", init())
             write_json(context.directory / "summary.json", {"steps": 0, "tokens": 0})
             return
-        train, held_out = (_pack(documents, tokenizer, config.pretrain) for documents in (text.train, text.held_out))
+        (train, lengths), (held_out, _) = (
+            _pack(documents, tokenizer, config.pretrain) for documents in (text.train, text.held_out)
+        )
+        cut = _cut_documents(lengths, config.pretrain.row_length)
         # All parameters are trained, and nothing else reads their initial values.
         inputs = stage_inputs(context, model, weights=init, trained=lambda params: params)
-        train_supervised(context, config.pretrain, inputs, train, held_out, config.pretrain.steps)
+        train_supervised(context, config.pretrain, inputs, train, held_out, config.pretrain.steps, lambda: cut)
 
 
-def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBatch:
-    """Packed rows. Text that a model writes, and its eos, has loss weight 1; other text has `context_weight`."""
+def _cut_documents(lengths: Sequence[int], row_length: int) -> dict[str, int]:
+    """The part of the summary about documents that lose their ends, which is also printed.
+
+    Args:
+      lengths: the tokens of each document.
+      row_length: the tokens that are kept of a document.
+    """
+    lost = [length - row_length for length in lengths if length > row_length]
+    if lost:
+        percentage = short_percent(sum(lost) / (sum(lost) + len(lost) * row_length))
+        print(f"[pretrain] warning: {len(lost):,} of {len(lengths):,} documents are longer than pretrain.row_length "
+              f"({row_length} tokens) and lose {percentage} of their tokens; raise it, or split them", flush=True)
+    return {"documents": len(lengths), "cut": len(lost)}
+
+
+def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> tuple[PackedBatch, list[int]]:
+    """(packed rows, the length of each document in tokens before it was cut).
+
+    Text that a model writes, and its eos, has loss weight 1; other text has `context_weight`.
+    """
+    lengths: list[int] = []
 
     def encoded():
         for document in documents:
@@ -78,6 +102,7 @@ def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBat
                 piece = tokenizer.encode_segments([segment])
                 ids = ids + piece
                 weights = weights + [1.0 if written else section.context_weight] * len(piece)
+            lengths.append(len(ids))
             yield ids, weights
 
-    return pack(encoded(), section.row_length)[0]
+    return pack(encoded(), section.row_length)[0], lengths

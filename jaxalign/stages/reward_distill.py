@@ -21,7 +21,7 @@ from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
-from jaxalign.data.sources.base import split_by_prompt
+from jaxalign.data.sources.base import PromptSets, split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
@@ -71,7 +71,8 @@ class RewardDistillStage(BuiltinStage):
         config, section = context.config, context.config.reward_distill
         tokenizer = run_models.load_tokenizer(context)
         policy = run_models.make_model(config, tokenizer.vocab_size)
-        _answer(context, policy, tokenizer)
+        sets = sources.prompt_sets(context, tokenizer)
+        _answer(context, policy, tokenizer, sets)
         teacher = load_scorer(context, "preference", policy)
         model = student_model(section, policy)
         fresh, held_out = split_by_prompt(
@@ -104,7 +105,7 @@ class RewardDistillStage(BuiltinStage):
             for name, weights in (("teacher", teacher[1]), ("student", params))
         }
         write_json(context.directory / SPEED, speed([teacher, (student, params)], arrays[0], section.batch))
-        write_json(context.directory / "summary.json", summary)
+        write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
 
     def _train(self, context: StageContext, model: Model, teacher: tuple[Scorer, Params], train: ScoredPairs):
         """(params, steps) of the student."""
@@ -125,11 +126,12 @@ class RewardDistillStage(BuiltinStage):
         return student.params, loader.steps(section.epochs)
 
 
-def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
+def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer, sets: PromptSets) -> None:
     """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk."""
     n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), loops.timing(context, policy)
     key = context.key("reward_distill", "samples")
-    for queue, prompts, rollout in sampled_answers(context, "reward_distill", policy, tokenizer, shards, n, key, timing):
+    sampled = sampled_answers(context, "reward_distill", policy, tokenizer, sets, shards, n, key, timing)
+    for queue, prompts, rollout in sampled:
         texts = styles.response_texts(tokenizer, rollout)
         rows = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]
         shards.write_all(queue, rows)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from jaxalign.records import Message, Prompt, Rollout
 from jaxalign.stages import best_of_n
 from jaxalign.stages.best_of_n import _rows, summarise
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from tests.feedback.fakes import WordTokenizer
 from tests.small_run import read, rows, run
@@ -101,6 +103,23 @@ def test_the_best_answer_that_ended_is_chosen():
 def test_the_expected_best_is_the_mean_over_subsets():
     found = summarise([{"scores": [1.0, 2.0, 6.0]}], 3)
     assert found["expected_best"] == pytest.approx([3.0, (2 + 6 + 6) / 3, 6.0])
+
+
+def test_chosen_answers_that_are_cut_are_counted_in_the_log(tmp_path, capsys, monkeypatch):
+    """Seven words exceed a row of 8 tokens with the markers of the dialogue and the eos; one word does not."""
+    config = from_config_dict({"best_of_n": {"row_length": 8, "n": 2}, "data": {"style": "hh"}})
+    context = StageContext(config, tmp_path, tmp_path / "best_of_n", False)
+    row = {"prompt_id": "a", "messages": [{"role": "user", "content": "Hi"}], "source": "rl", "score": 1, "scores": [1, 0]}
+    Shards(context.directory).write(0, [row | {"response": "w " * 7}, row | {"response": "w"}])
+    for name in ("run_models", "_choose", "policy_inputs"):
+        monkeypatch.setattr(best_of_n, name, MagicMock())
+    best_of_n.run_models.load_tokenizer.return_value = WordTokenizer()
+    trained = []
+    monkeypatch.setattr(best_of_n, "train_supervised", lambda *arguments: trained.append(arguments[-1]()))
+    best_of_n.BestOfNStage().run(context)
+    assert trained[0]["cut"] == 1
+    assert capsys.readouterr().out == ("[best_of_n] warning: 1 of 2 chosen answers, with their prompts, are cut to "
+                                       "best_of_n.row_length (8 tokens); raise it\n")
 
 
 def test_a_small_share_of_prompts_with_a_chosen_answer_is_warned_about_or_stops_the_stage(tmp_path, capsys):

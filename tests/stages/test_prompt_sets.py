@@ -8,6 +8,7 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.data.chat.model_style import resolve_auto
+from jaxalign.data.sources.reports import rows_of_reason
 from jaxalign.errors import UserError
 from jaxalign.stages.shared import judges, reads, sources
 from jaxalign.stages.shared.base import StageContext
@@ -70,6 +71,33 @@ def test_evaluation_prompts_are_not_trained_on(tmp_path, files):
 def test_a_file_of_which_every_prompt_is_evaluated_is_refused(tmp_path, files):
     with pytest.raises(UserError, match=r"all 40 prompts of .*bad.jsonl are used for evaluation"):
         texts(context(tmp_path, red_team=files["red_team"], eval=files["red_team"]), "red_team")
+
+
+@pytest.mark.parametrize(("window", "read"), [(0, "10 rows read, 3 pairs kept"), (10, "10 of 10 rows read in 1 window, ")])
+def test_rows_dropped_from_answered_files_are_counted_where_only_their_prompts_are_used(tmp_path, capsys, window, read):
+    pairs = [{"prompt": f"why {i}", "chosen": "yes", "rejected": "yes" if i < 7 else "no"} for i in range(10)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data = {"train": str(tmp_path / "pairs.jsonl"), "window": window, "min_held_out": 0}
+    made = context(tmp_path, source="preferences_jsonl", **data)
+    sets = sources.prompt_sets(made, WordTokenizer())
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith(f"[ppo] {tmp_path / 'pairs.jsonl'}: {read}")
+    assert shown[1] == "[ppo] 7 with two equal answers; dropped (lines 1, 2, 3, 4, 5, 6, 7)"
+    assert shown[2] == f"[ppo] warning: only 3 of 10 rows of {tmp_path / 'pairs.jsonl'} can be used"
+    (report,) = sources.data_summary(sets)["data"]["files"]
+    assert (report["rows"], report["pairs"], rows_of_reason(report, "identical")) == (10, 3, 7)
+
+
+def test_every_file_of_a_mixture_is_counted(tmp_path, capsys):
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, count in zip(paths, (4, 6), strict=True):
+        pairs = [{"prompt": f"{path.stem} {i}", "chosen": "yes", "rejected": "no"} for i in range(count)]
+        path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    made = context(tmp_path, source="preferences_jsonl", train=str(paths[0]), extra_train=(str(paths[1]),))
+    sets = sources.prompt_sets(made, WordTokenizer())
+    files = sources.data_summary(sets)["data"]["files"]
+    assert [(file["path"], file["pairs"]) for file in files] == [(str(paths[0]), 4), (str(paths[1]), 6)]
+    assert capsys.readouterr().out.count("rows read") == 2
 
 
 def test_own_rl_prompts_keep_their_columns(tmp_path, files):

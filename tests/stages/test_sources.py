@@ -8,7 +8,10 @@ import json
 import pytest
 
 from jaxalign.config import Config, DataConfig, ModelConfig, from_config_dict
+from jaxalign.data.sources.base import PromptSets, Split
 from jaxalign.errors import UserError
+from jaxalign.records import Demonstration, Message, Prompt
+from jaxalign.registry.data_sources import DataSourceRecord
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from tests import made_tokenizers
@@ -48,6 +51,79 @@ def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys)
     assert made.left_out == {"the rl prompts": {"total": 3, "dropped": 1, "cut": 0}}
     with pytest.raises(UserError, match="no evaluate prompt"):
         sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
+
+
+def long_rows(lengths, name):
+    return [Demonstration(Prompt(f"{name}{i}", (Message("user", f"{name} {i}"),), name), "word " * length)
+            for i, length in enumerate(lengths)]
+
+
+def long_split(inputs):
+    """Three of six training rows and one of two held-out rows do not fit into 40 tokens. One must lose turns."""
+    turns = Message("user", "word " * 100), Message("assistant", "yes"), Message("user", "and now")
+    cut = Demonstration(Prompt("cut", turns, "train"), "word")
+    return Split([*long_rows((3, 100, 4, 100, 100), "train"), cut], long_rows((100, 3), "held"))
+
+
+LONG = DataSourceRecord("long", demonstrations=long_split)
+
+
+def test_left_out_rows_of_both_parts_are_counted(tmp_path, capsys):
+    config = from_config_dict({
+        "stages": ("sft",), "model": {"source": "huggingface", "path": "x", "max_length": 40},
+        "data": {"source": f"{__file__}:LONG", "style": "hh"},
+    })
+    made = StageContext(config, tmp_path, tmp_path / "sft", False)
+    train, held_out, _ = sources.source_rows(made, WordTokenizer(), "demonstrations")
+    assert [row.prompt.id for row in (*train, *held_out)] == ["train0", "train2", "cut", "held1"]
+    assert list(made.left_out.values()) == [{"total": 8, "dropped": 4, "cut": 1}]
+    cut, dropped = capsys.readouterr().out.splitlines()
+    assert cut.startswith("[sft] 1 of 8 rows of config.data.source") and cut.endswith("since they exceed 40 tokens")
+    assert dropped.startswith("[sft] 4 of 8 rows of config.data.source")
+
+
+def asked(numbers, name="p"):
+    return [Prompt(f"{name}{i}", (Message("user", f"why {i}"),), name) for i in numbers]
+
+
+def answered_split(inputs):
+    """The dialogues 3 and 4 are on both sides, 3 twice."""
+    train, held_out = ([Demonstration(prompt, "because") for prompt in asked(numbers)]
+                       for numbers in ((0, 1, 2, 3, 4, 3), (3, 4, 5, 6, 3)))
+    return Split(train, held_out)
+
+
+SHARED = DataSourceRecord("shared", demonstrations=answered_split)
+SHARED_PROMPTS = DataSourceRecord("shared_prompts", prompts=lambda inputs: Split(asked(range(5)), asked((4, 5, 6))))
+SHARED_SETS = DataSourceRecord("shared_sets", prompts=lambda inputs: PromptSets(
+    asked(range(5)), asked(range(4, 9), "eval"), helpful=asked((7, 8, 9), "helpful")))
+APART = DataSourceRecord("apart", prompts=lambda inputs: Split(asked(range(5)), asked((5, 6))))
+UNSPLIT = DataSourceRecord("unsplit", prompts=lambda inputs: [*asked(range(9)), *asked(range(9), "again")])
+
+
+def custom(tmp_path, name, stage="ppo"):
+    config = from_config_dict({
+        "stages": (stage,), "model": {"source": "huggingface", "path": "x", "max_length": 40}, "ppo": {"max_new_tokens": 8},
+        "data": {"source": f"{__file__}:{name}", "style": "hh", "min_held_out": 0},
+        "reward": {"source": "callable", "callable": "mine.py:score"},
+    })
+    return StageContext(config, tmp_path, tmp_path / stage, False)
+
+
+@pytest.mark.parametrize(("name", "shared"), [
+    ("SHARED", "2 of 4"), ("SHARED_PROMPTS", "1 of 3"), ("SHARED_SETS", "3 of 5"), ("APART", None), ("UNSPLIT", None)])
+def test_held_out_dialogues_of_custom_sources_that_are_trained_on_are_warned_about(tmp_path, capsys, name, shared):
+    sources.prompt_sets(custom(tmp_path, name), WordTokenizer())
+    assert capsys.readouterr().out == (
+        f"[ppo] warning: {shared} held-out dialogues are also trained on, so held-out measures are too good; remove them from "
+        "one side\n" if shared else ""
+    )
+
+
+def test_a_stage_that_trains_on_the_rows_also_warns_about_shared_dialogues(tmp_path, capsys):
+    train, held_out, _ = sources.source_rows(custom(tmp_path, "SHARED", "sft"), WordTokenizer(), "demonstrations")
+    assert (len(train), len(held_out)) == (6, 5)
+    assert capsys.readouterr().out.startswith("[sft] warning: 2 of 4 held-out dialogues are also trained on")
 
 
 def test_a_changed_tokenizer_or_template_counts_as_a_changed_model(tmp_path):

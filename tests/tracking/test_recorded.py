@@ -157,6 +157,22 @@ def test_lost_rows_are_counted_with_their_shares_near_the_top(tmp_path):
         assert sentence in shown and shown.index(sentence) < shown.index("The base model"), sentence
 
 
+def test_cut_texts_of_every_stage_that_cuts_are_counted(tmp_path):
+    run = make_run(tmp_path)
+    change(run / "config.json", stages=["pretrain", "sft", "preference", "best_of_n", "dpo", "report"])
+    for stage, summary in {"pretrain": {"documents": 200, "cut": 30}, "preference": {"train_pairs": 20, "cut": 4},
+                           "best_of_n": {"chosen": 8, "cut": 2}, "dpo": {"train_rows": 9, "cut": 7}}.items():
+        change(run / stage / "summary.json", **summary)
+    shown = lead(run)
+    for sentence in (
+        "30 (15.0%) of the documents of pretraining were cut to pretrain.row_length.",
+        "4 (10.0%) of the answers of the preference model's pairs, with their prompts, were cut to preference.max_length.",
+        "2 (25.0%) of the answers chosen by best_of_n, with their prompts, were cut to best_of_n.row_length.",
+        "7 of the answers of DPO, with their prompts, were cut to dpo.max_length.",
+    ):
+        assert sentence in shown, sentence
+
+
 def test_a_file_of_which_most_rows_were_dropped_has_a_warning(tmp_path):
     run = make_run(tmp_path)
     report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 20, "too_long": list(range(60)), "cut": [], "broken": []}

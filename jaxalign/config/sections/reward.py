@@ -6,15 +6,21 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, between, one_of, registered
-from jaxalign.config.reading import chosen, unless
+from jaxalign.config.reading import ReadBy, chosen, unless
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
+from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord, data_source
 from jaxalign.registry.judges import judge_record
 from jaxalign.registry.rewards import REWARDS, RewardSource, reward_records
 from jaxalign.registry.stages import made_before
 
 _SOURCE = chosen("source", REWARDS)
+_IN_SUMS = ReadBy(
+    "source", lambda value, name: len(names_in(value)) > 1 or _SOURCE.reads(value, name),
+    lambda value, name: f"{_SOURCE.readers(value, name)}, or to a sum",
+)
+"""As `_SOURCE`, and also read by every sum."""
 _MISSING = {
     "comparisons": "there is no preference model",
     "answers": "there are no expected answers to compare with",
@@ -59,7 +65,7 @@ class RewardConfig(Section):
     timeout_s: float = field(60.0, "Seconds after which a call counts as failed.", above(0), _SOURCE)
     backoff_s: float = field(1.0, "Seconds before the first retry; doubled before each later one.", at_least(0), _SOURCE)
     max_dropped_share: float = field(0.5, "Stop with an error if a larger fraction of a batch has no score.", between(0.0, 1.0),
-                                     _SOURCE)
+                                     (_IN_SUMS, unless("weights", (), "to one weight"), unless("length_coef", 0.0, "above 0")))
 
     def check(self, config: WholeConfig, name: str) -> None:
         """Checks the requirements of each part of the reward."""

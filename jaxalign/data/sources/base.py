@@ -247,13 +247,14 @@ def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], in
 
 def fit_answered(
     rows: Sequence[Answered], count_tokens: Callable[[Dialogue, str], int], max_tokens: int
-) -> tuple[list[Answered], int]:
+) -> tuple[list[Answered], int, int]:
     """Cuts the dialogue of each row at a turn, oldest turns first, until it fits with each of the row's answers.
 
     Returns:
-      The rows that fit, and the number of dropped rows: too long even with only the last turn, or refused by the template.
+      The rows that fit, the number of dropped rows (too long even with only the last turn, or refused by the template), and
+      the number of the other rows that lost turns.
     """
-    fitted = []
+    fitted, cut = [], 0
     for row in rows:
         answers = (row.response,) if isinstance(row, Demonstration) else (row.response_a, row.response_b)
         try:
@@ -261,8 +262,9 @@ def fit_answered(
         except DialogueRefused:
             context = None
         if context is not None:
+            cut += len(context) < len(row.prompt.messages)
             fitted.append(dataclasses.replace(row, prompt=dataclasses.replace(row.prompt, messages=context)))
-    return fitted, len(rows) - len(fitted)
+    return fitted, len(rows) - len(fitted), cut
 
 
 def unique_prompts(rows: Sequence[Answered]) -> list[Prompt]:
@@ -304,7 +306,7 @@ def split_by_prompt(
     Raises:
       UserError: nothing would be left to train on.
     """
-    digests = _digests(rows, seed)
+    digests = dialogue_digests(rows, seed)
     distinct = np.unique(digests)
     total = len(distinct)
     count = held_out_count(total, max(1, round(held_out_share * total)), minimum) if held_out_share > 0 else 0
@@ -327,13 +329,13 @@ def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | 
 
 def few_dialogues(train: Sequence[Prompted], held_out: Sequence[Prompted], minimum: int) -> str:
     """`few_held_out` for the distinct dialogues of a split."""
-    held = len(np.unique(_digests(held_out)))
+    held = len(np.unique(dialogue_digests(held_out)))
     if not 0 < held < minimum:
         return ""  # Without the pass over the training rows.
-    return few_held_out(held + len(np.unique(_digests(train))), held, minimum)
+    return few_held_out(held + len(np.unique(dialogue_digests(train))), held, minimum)
 
 
-def _digests(rows: Sequence[Prompted], seed: int = 0) -> np.ndarray:
+def dialogue_digests(rows: Sequence[Prompted], seed: int = 0) -> np.ndarray:
     """The first 64 bits of a hash of the seed and each row's dialogue, uint64."""
     return np.fromiter((dialogue_digest(row, seed) for row in rows), np.uint64, len(rows))
 

@@ -12,10 +12,10 @@ from jaxalign.config import DataConfig
 from jaxalign.data.sources.base import PromptSets, dialogue_digest, unique_prompts
 from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
-from jaxalign.data.sources.reports import WINDOW_REASONS, PromptReport
+from jaxalign.data.sources.reports import WINDOW_REASONS
 from jaxalign.data.sources.row_files import ListedRows
 from jaxalign.data.sources.tables import TableRows
-from jaxalign.data.windows import WindowNotes, WindowOrder
+from jaxalign.data.windows import WindowNotes, WindowOrder, noted
 from jaxalign.reasons import mostly_dropped
 from jaxalign.records import Comparison, Demonstration, Judgement
 
@@ -77,18 +77,13 @@ def prompts_of_answered(source: WindowRows, data: DataConfig, seed: int) -> Prom
     Raises:
       UserError: too many of the rows are broken.
     """
-    table, listed = source.rows, collections.defaultdict(list)
-    index = list(window_of_prompts(table, data.window, seed))
+    listed = collections.defaultdict(list)
+    index = list(window_of_prompts(source.rows, data.window, seed))
     records = [record for _, record in source.records(index, listed)]
-    broken = listed["broken"]
-    check_bad_share(table.path, broken, len(index), data.max_bad_share, table.unit, table.place,
-                    columns=table.first_columns)
-    parts = ([row for row in records if is_held_out(row, data.held_out_share, seed) == held] for held in (False, True))
-    train, held_out = map(unique_prompts, parts)
-    report = PromptReport(
-        str(table.path), len(index), len(train) + len(held_out), tuple(broken), (), unit=table.unit, total_rows=len(table)
-    )
-    return PromptSets(train, held_out, reports=(report,))
+    parts = [[row for row in records if is_held_out(row, data.held_out_share, seed) == held] for held in (False, True)]
+    report, (train, held_out) = WindowReport(source, data.max_bad_share, source.reader.kept), map(len, parts)
+    report.add(WindowNotes(len(index), train, 0, held_out, 0, *noted(listed)))
+    return PromptSets(*map(unique_prompts, parts), reports=(report,))
 
 
 @dataclasses.dataclass

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import jax
 
 from jaxalign.data.chat import styles
+from jaxalign.data.sources.base import PromptSets
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Model
 from jaxalign.records import Prompt, Rollout
@@ -19,8 +20,8 @@ from jaxalign.tracking.progress import Progress
 
 
 def sampled_answers(
-    context: StageContext, stage: str, policy: Model, tokenizer: Tokenizer, shards: Shards, n: int, key: jax.Array,
-    timing: loops.Timing,
+    context: StageContext, stage: str, policy: Model, tokenizer: Tokenizer, sets: PromptSets, shards: Shards, n: int,
+    key: jax.Array, timing: loops.Timing,
 ) -> Iterator[tuple[Queue, list[Prompt], Rollout]]:
     """Yields (queue, its prompts, n answers to each) for every queue of RL prompts with a chunk that is not written yet.
 
@@ -29,13 +30,14 @@ def sampled_answers(
       stage: the stage's name; its config section has prompts, batch and the sampling fields.
       policy: the policy's architecture; weights are read only if a chunk is missing.
       tokenizer: encodes the prompts.
+      sets: the prompts of the data source.
       shards: the files of the chunks, which the caller writes.
       n: the number of answers to each prompt. Rows [i * n, (i + 1) * n) of the rollout answer the i-th prompt of the queue.
       key: the PRNG key of the samples.
       timing: records the phase "generate".
     """
     config, section = context.config, getattr(context.config, stage)
-    prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
+    prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens, sets)
     left = shards.unfinished(queues(len(prompts), section.batch // n))
     done = len(prompts) - sum(len(queue.rows) for queue in left)
     with Progress(context.title, len(prompts), done, unit="prompt") as progress:

@@ -97,7 +97,7 @@ def labelled_split(
     """
     if not sources.made_in(context.config, "compare"):
         return sources.source_rows(context, tokenizer, "comparisons", margins)
-    pairs = sources.fitting(context, tokenizer, labelled_pairs(context), section.max_length, "stage compare")
+    (pairs,) = sources.fitting(context, tokenizer, (labelled_pairs(context),), section.max_length, "stage compare")
     minimum = context.config.data.min_held_out
     train, held_out = split_by_prompt(pairs, section.held_out_share, context.config.seed, minimum)
     sources.print_few(context, few_dialogues(train, held_out, minimum))

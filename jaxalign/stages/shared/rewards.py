@@ -66,7 +66,7 @@ def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer) -> R
         record.name: as_reward(record.load("make")(inputs), tokenizer, settings, record.name)
         for record in reward_records(context.config.reward.source)
     }
-    return sum_of_rewards(parts, settings.weights, settings.length_coef, settings.length_free)
+    return sum_of_rewards(parts, settings.weights, settings)
 
 
 @REWARDS.declare(

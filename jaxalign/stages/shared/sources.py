@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.base import (
+    PURPOSES,
     CountTokens,
     DataSource,
     FittedPrompts,
@@ -16,6 +19,7 @@ from jaxalign.data.sources.base import (
     SourceInputs,
     SourceReport,
     Split,
+    dialogue_digests,
     fit_answered,
     fit_prompts,
     read_rows,
@@ -24,6 +28,7 @@ from jaxalign.data.sources.base import (
 )
 from jaxalign.data.sources.lazy import LazyRecords
 from jaxalign.data.sources.prompts import in_turn, mixed
+from jaxalign.data.sources.reports import MixtureReport
 from jaxalign.data.sources.window_rows import WindowRows, prompts_of_answered
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
@@ -33,6 +38,9 @@ from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
+
+_MOST_COMPARED = 100_000
+"""The number of prompts of each part of a custom source that are compared with the held-out ones."""
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
@@ -64,12 +72,14 @@ def source_rows(
     most = config.model.max_length
     if kind != "demonstrations":
         most = min(config.preference.max_length, most)
-    split = _checked(config, _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind), kind)
+    given = _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind)
+    split = _checked(config, given, kind)
+    if isinstance(given, Split) and _is_custom(config, kind):
+        _warn_of_shared(context, [split.train], split.held_out)
     print_few(context, split.few)
     train, held_out = split.train, split.held_out
     if not split.fitted:
-        train = fitting(context, tokenizer, train, most, _where(config))
-        held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
+        train, held_out = fitting(context, tokenizer, (train, held_out), most, _where(config))
     return train, held_out, split.report
 
 
@@ -153,17 +163,20 @@ def first_prompt(number: int, total: int, count: int) -> int:
 def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     """The source's own prompts by purpose, or the distinct prompts of its answered rows.
 
-    The reports on files of prompts are printed.
+    The reports on the files that were read are printed.
     """
     config, record = context.config, data_source(context.config)
     if record.prompts is None:
         kind = next(kind for kind in ("comparisons", "judgements", "demonstrations") if getattr(record, kind) is not None)
         if not config.data.window:
-            train, held_out, _ = source_rows(context, tokenizer, kind)
-            return PromptSets(unique_prompts(train), unique_prompts(held_out))
-        given = prompts_of_answered(open_window_rows(context, tokenizer, kind), config.data, config.seed)
+            train, held_out, report = source_rows(context, tokenizer, kind)
+            given = PromptSets(unique_prompts(train), unique_prompts(held_out), reports=_file_reports(report))
+        else:
+            given = prompts_of_answered(open_window_rows(context, tokenizer, kind), config.data, config.seed)
     else:
         given = _build(SourceInputs(config), "prompts")
+        if _is_custom(config, "prompts"):
+            _warn_of_shared_prompts(context, given)
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
             print(f"[{context.title}] {sentence}", flush=True)
@@ -174,14 +187,46 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     return PromptSets(split.train, split.held_out, fitted=split.fitted)
 
 
+def _warn_of_shared_prompts(context: StageContext, given: Any) -> None:
+    """`_warn_of_shared` for the first `_MOST_COMPARED` prompts of each part, if the source has split its prompts itself."""
+    if isinstance(given, Split):
+        trained, held_out = [given.train], given.held_out
+    elif isinstance(given, PromptSets):
+        trained = [part for purpose in PURPOSES if purpose != "evaluate" and (part := getattr(given, purpose)) is not None]
+        held_out = given.evaluate
+    else:
+        return
+    if held_out is None or not trained:
+        return
+    where = _where(context.config)
+    held_out, *trained = (read_rows(part, "prompts", where, _MOST_COMPARED) for part in (held_out, *trained))
+    _warn_of_shared(context, trained, held_out)
+
+
+def _warn_of_shared(context: StageContext, trained: Sequence[Sequence], held_out: Sequence) -> None:
+    """Prints a warning if held-out dialogues are also in the parts to train on. Rows of tables are not read again for this."""
+    if any(isinstance(part, LazyRecords) for part in (held_out, *trained)):
+        return
+    held = np.unique(dialogue_digests(held_out))
+    shared = int(np.isin(held, np.concatenate([dialogue_digests(part) for part in trained])).sum())
+    if shared:
+        print(f"[{context.title}] warning: {shared:,} of {len(held):,} held-out dialogues are also trained on, so held-out "
+              "measures are too good; remove them from one side", flush=True)
+
+
 def print_few(context: StageContext, few: str) -> None:
     """Prints the sentence of `Split.few`, if there is one."""
     if few:
         print(f"[{context.title}] {few}", flush=True)
 
 
+def _file_reports(report: SourceReport | None) -> tuple[SourceReport, ...]:
+    """The reports on the single files of a report; empty without one."""
+    return report.files if isinstance(report, MixtureReport) else (report,) if report else ()
+
+
 def data_summary(sets: PromptSets) -> dict[str, Any]:
-    """The part of a stage's summary about the files of prompts; empty if no file was read."""
+    """The part of a stage's summary about the files that gave its prompts; empty if no file was read."""
     return {"data": {"files": [report.to_dict() for report in sets.reports]}} if sets.reports else {}
 
 
@@ -201,39 +246,51 @@ def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
     return lambda messages, answer: len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
 
 
-def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_length: int, where: str) -> list:
-    """The comparisons or judgements of at most `max_length` tokens, their dialogues cut at a turn if needed.
+def fitting(context: StageContext, tokenizer: Tokenizer, parts: Sequence[Sequence], max_length: int, where: str) -> list[list]:
+    """The rows of each part that have at most `max_length` tokens, their dialogues cut at a turn if needed.
 
-    Prints the number of rows that do not fit, or that the chat template or the style rejects.
+    Prints and records how many rows of all parts were cut, and how many do not fit or are rejected by the chat template or the
+    style.
 
     Args:
+      parts: rows with answers, such as those to train on and those held out.
       max_length: the maximum length of a dialogue with its answer; model.max_length is a further limit.
       where: the origin of the rows for error messages.
 
     Raises:
-      UserError: none fits.
+      UserError: none of the rows of a part fits.
     """
     config = context.config
     most = min(max_length, config.model.max_length)
-
-    kept, dropped = fit_answered(rows, token_counter(tokenizer, config), most)
-    if not kept:
-        raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
-                        "config.model.max_length")
+    fitted = [fit_answered(rows, token_counter(tokenizer, config), most) for rows in parts]
+    for rows, (kept, _, _) in zip(parts, fitted, strict=True):
+        if rows and not kept:
+            raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
+                            "config.model.max_length")
+    total, dropped, cut = sum(map(len, parts)), sum(part[1] for part in fitted), sum(part[2] for part in fitted)
+    if dropped or cut:
+        context.left_out[where] = {"total": total, "dropped": dropped, "cut": cut}
+    if cut:
+        print(f"[{context.title}] {cut} of {total} rows of {where} lost their oldest turns, since they exceed {most} tokens",
+              flush=True)
     if dropped:
-        context.left_out[where] = {"total": len(rows), "dropped": dropped, "cut": 0}
-        print(f"[{context.title}] {dropped} of {len(rows)} rows of {where} were left out: they do not fit into {most} "
+        print(f"[{context.title}] {dropped} of {total} rows of {where} were left out: they do not fit into {most} "
               f"tokens, or {_rejecting(config)} them", flush=True)
-    return kept
+    return [kept for kept, _, _ in fitted]
 
 
 def _build(inputs: SourceInputs, kind: str) -> Any:
     """The result of the source's function for a kind of rows. Raises UserError if a custom function raises an error."""
     function = data_source(inputs.config).load(kind)
-    if getattr(function, "__module__", "").startswith("jaxalign."):
+    if not _is_custom(inputs.config, kind):
         return function(inputs)
     with custom_code(f"{_where(inputs.config)}: building its {kind}"):
         return function(inputs)
+
+
+def _is_custom(config: Config, kind: str) -> bool:
+    """Whether the source's function for a kind of rows is the user's."""
+    return not getattr(data_source(config).load(kind), "__module__", "").startswith("jaxalign.")
 
 
 def is_judged(config: Config) -> bool:

@@ -97,10 +97,9 @@ _LEFT_OUT = {"dropped": "dropped because they did not fit or the text format rej
 
 
 def _incomplete(run: RunFiles) -> Iterator[str]:
-    """Sentences on texts that were cut, or reached the length limit, in the stages sft, revise, ppo and evaluate."""
-    trained, revised = run.stage("sft").summary, run.stage("revise").summary
-    if trained.get("cut"):
-        yield f"{share(trained['cut'], trained['answers'])} of the answers of fine-tuning were cut to sft.row_length."
+    """Sentences on texts that were cut, or reached the length limit."""
+    yield from _cut(run)
+    revised = run.stage("revise").summary
     total = (revised.get("prompts") or 0) * (revised.get("rounds") or 1) + (revised.get("helpful_prompts") or 0)
     if revised.get("incomplete"):
         yield f"{share(revised['incomplete'], total)} of the answers and revisions did not end within revise.max_new_tokens."
@@ -112,6 +111,27 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
     if unended:
         shares = joined([f"{percent(rate)} for {model_phrase(model, run.used)}" for model, rate in unended.items()])
         yield f"Answers of the evaluation that did not end within evaluate.max_new_tokens: {shares}."
+
+
+_CUT = {
+    "pretrain": ("documents", 1, "documents of pretraining", "pretrain.row_length"),
+    "sft": ("answers", 1, "answers of fine-tuning", "sft.row_length"),
+    "preference": ("train_pairs", 2, "answers of the preference model's pairs, with their prompts,", "preference.max_length"),
+    "best_of_n": ("chosen", 1, "answers chosen by best_of_n, with their prompts,", "best_of_n.row_length"),
+    "dpo": (None, 1, "answers of DPO, with their prompts,", "dpo.max_length"),
+}
+"""By stage: the field of the summary that counts its rows (None: the texts of a row differ in number), the texts of a row, what
+they are, and the field that cut them."""
+
+
+def _cut(run: RunFiles) -> Iterator[str]:
+    """A sentence for each stage and round in which texts lost tokens."""
+    for label, stage in run.runs.items():
+        name, _, place = label.partition(", ")
+        if name in _CUT and (cut := stage.summary.get("cut")):
+            total, each, texts, field = _CUT[name]
+            where = f" in {place}" if place else ""
+            yield f"{share(cut, each * (stage.summary.get(total) or 0))} of the {texts} were cut to {field}{where}."
 
 
 def warnings(run: RunFiles) -> list[str]:
