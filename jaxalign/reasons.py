@@ -239,6 +239,21 @@ def label_warnings(summary: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
+def unfinished_answers(summary: Mapping[str, Any], limit: int) -> str | None:
+    """A sentence if more than half of the answers that stage compare sampled reached the length limit; else None.
+
+    Args:
+      summary: that of stage compare.
+      limit: compare.max_new_tokens.
+    """
+    answers = 2 * (summary["pairs"] - summary["outcomes"].get("missing_answer", 0))
+    unfinished = summary.get("unfinished") or 0
+    if unfinished <= MOSTLY * answers:
+        return None
+    return (f"{unfinished:,} of the {answers:,} compared answers did not end within compare.max_new_tokens ({limit}), but "
+            "training on them treats each as complete; raise it, or start from a model that ends its answers")
+
+
 def few_verdicts(problems: Mapping[str, int], total: int, pair: str) -> str | None:
     """A sentence if the judge gave no verdict on more than half of the pairs of answers of two models; else None.
 

@@ -177,7 +177,7 @@ def test_a_file_of_which_most_rows_were_dropped_has_a_warning(tmp_path):
     run = make_run(tmp_path)
     report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 20, "too_long": list(range(60)), "cut": [], "broken": []}
     change(run / "preference" / "summary.json", data=report)
-    assert "Warning: only 20 of 80 rows of in/pairs.jsonl can be used; raise model.max_length, and preference.max_length" in lead(run)
+    assert "Warning: only 20 of 80 rows of in/pairs.jsonl can be used; raise model.max_length, and preference" in lead(run)
 
 
 def test_settings_without_an_effect_are_listed_apart(tmp_path):
