@@ -320,6 +320,13 @@ def test_a_broken_config_is_reported_in_one_sentence(tmp_path, text, message):
         read_config(tmp_path / "none")
 
 
+def test_the_parent_of_a_model_folder_is_refused_with_the_folder(tmp_path):
+    (tmp_path / "parent" / "hf").mkdir(parents=True)
+    (tmp_path / "parent" / "hf" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"with config\.json, is expected: .*parent/hf has one$"):
+        read_config(tmp_path / "parent")
+
+
 def test_weights_that_do_not_fit_the_config_are_listed(tmp_path):
     folder = _write(tmp_path / "hf")
     layers_3 = Model(read_config(folder).decoder)

@@ -69,10 +69,13 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
 
 
 def _without_config(path: pathlib.Path) -> UserError:
-    """The error for a folder without config.json, such as one with the adapters that PEFT writes."""
+    """The error for a folder without config.json, such as one with the adapters that PEFT writes, or the parent of the right
+    one."""
     folder = path.parent
     if not os.path.isfile(adapters := folder / "adapter_config.json"):
-        return UserError(f"{path} does not exist; a folder in Hugging Face format, with config.json, is expected")
+        inside = sorted(folder.glob("*/config.json"))
+        near = f": {inside[0].parent} has one" if len(inside) == 1 else ""
+        return UserError(f"{path} does not exist; a folder in Hugging Face format, with config.json, is expected{near}")
     fields = read_object(adapters)
     base = fields.get("base_model_name_or_path")
     has = f"{folder} has only adapters (adapter_config.json) of the base model {base or '(not named there)'}"

@@ -265,8 +265,8 @@ def fitting(context: StageContext, tokenizer: Tokenizer, parts: Sequence[Sequenc
     fitted = [fit_answered(rows, token_counter(tokenizer, config), most) for rows in parts]
     for rows, (kept, _, _) in zip(parts, fitted, strict=True):
         if rows and not kept:
-            raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
-                            "config.model.max_length")
+            raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise config.model.max_length, and "
+                            "max_length of the stage or, for the rows of a data source, config.preference.max_length")
     total, dropped, cut = sum(map(len, parts)), sum(part[1] for part in fitted), sum(part[2] for part in fitted)
     if dropped or cut:
         context.left_out[where] = {"total": total, "dropped": dropped, "cut": cut}
