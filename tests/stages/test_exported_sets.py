@@ -17,6 +17,7 @@ from jaxalign.export import main
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import labelled, sources
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.fitting import token_counter
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.stages.shared.preference_pairs import preference_pairs
 from jaxalign.stages.shared.shards import Shards
@@ -98,7 +99,7 @@ def test_answers_read_back_give_the_packed_rows_of_the_run(run, form):
         path = folders[form == "parquet"] / "sft" / f"{split}.{form}"
         data = dataclasses.replace(config.data, source="messages_jsonl", train=str(path), red_team="", held_out_share=0.0)
         files = dataclasses.replace(config, data=data, stages=("sft",))
-        inputs = sources.SourceInputs(files, sources.token_counter(tokenizer, files), files.model.max_length, False)
+        inputs = sources.SourceInputs(files, token_counter(tokenizer, files), files.model.max_length, False)
         found = data_source(files).load("demonstrations")(inputs)
         again = [labelled.answer_of(row) for row in (*found.train, *found.held_out)]
         assert again == answers

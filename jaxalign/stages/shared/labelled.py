@@ -21,6 +21,7 @@ from jaxalign.records import Comparison, Demonstration, Judgement, Message, Prin
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.fitting import fit_rows
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 
 Answered = tuple[Sequence[Message], str]
@@ -97,7 +98,7 @@ def labelled_split(
     """
     if not sources.made_in(context.config, "compare"):
         return sources.source_rows(context, tokenizer, "comparisons", margins)
-    (pairs,) = sources.fitting(context, tokenizer, (labelled_pairs(context),), section.max_length, "stage compare")
+    (pairs,) = fit_rows(context, tokenizer, (labelled_pairs(context),), section.max_length, "stage compare")
     minimum = context.config.data.min_held_out
     train, held_out = split_by_prompt(pairs, section.held_out_share, context.config.seed, minimum)
     sources.print_few(context, few_dialogues(train, held_out, minimum))

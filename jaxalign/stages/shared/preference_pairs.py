@@ -12,8 +12,8 @@ from jaxalign.data.sources.reports import PreferenceReport
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison
-from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.fitting import token_counter
 from jaxalign.stages.shared.labelled import held_out_once, labelled_split
 
 _HUMAN = "preference.human:"
@@ -92,7 +92,7 @@ def _human_pairs(context: StageContext, tokenizer: Tokenizer) -> tuple[list[Comp
             empty_answers=data.empty_answers,
             max_bad_share=data.max_bad_share,
             limit=data.limit,
-            count_tokens=sources.token_counter(tokenizer, config),
+            count_tokens=token_counter(tokenizer, config),
             max_tokens=min(section.max_length, config.model.max_length),
             source=f"{_HUMAN}{number}",
         )

@@ -6,21 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.base import (
-    PURPOSES,
-    CountTokens,
     DataSource,
-    FittedPrompts,
     PromptSets,
     SourceInputs,
     SourceReport,
     Split,
-    dialogue_digests,
-    fit_answered,
     fit_prompts,
     read_rows,
     split_rows,
@@ -38,9 +31,8 @@ from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
-
-_MOST_COMPARED = 100_000
-"""The number of prompts of each part of a custom source that are compared with the held-out ones."""
+from jaxalign.stages.shared.fitting import fit_rows, rejecting, report_fitting, token_counter
+from jaxalign.stages.shared.shared_dialogues import warn_of_shared, warn_of_shared_prompts
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
@@ -75,11 +67,11 @@ def source_rows(
     given = _build(SourceInputs(config, token_counter(tokenizer, config), most, margins), kind)
     split = _checked(config, given, kind)
     if isinstance(given, Split) and _is_custom(config, kind):
-        _warn_of_shared(context, [split.train], split.held_out)
+        warn_of_shared(context, [split.train], split.held_out)
     print_few(context, split.few)
     train, held_out = split.train, split.held_out
     if not split.fitted:
-        train, held_out = fitting(context, tokenizer, (train, held_out), most, _where(config))
+        train, held_out = fit_rows(context, tokenizer, (train, held_out), most, _where(config))
     return train, held_out, split.report
 
 
@@ -137,15 +129,15 @@ def prompts(
                         + (", set config.data.eval, or raise config.data.held_out_share" if purpose == "evaluate" else ""))
     if every and not fitted.prompts:
         if fitted.refused:
-            raise UserError(f"{_rejecting(config)} {len(fitted.refused)} of the {len(every)} {purpose} prompts of {place} "
+            raise UserError(f"{rejecting(config)} {len(fitted.refused)} of the {len(every)} {purpose} prompts of {place} "
                             f"({fitted.reason}), and none of the others fits into {most} tokens; correct their roles, or "
                             "change config.data.style")
         raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
-    _report_fitting(context, purpose, len(every), fitted, most)
+    report_fitting(context, purpose, len(every), fitted, most)
     if config.data.window and len(fitted.prompts) < count:
         print(f"[{stage}] warning: {len(fitted.prompts):,} {purpose} prompts are used, not the {count:,} of the config, since "
               f"config.data.window is {config.data.window:,}; raise it", flush=True)
-    elif 0 < len(fitted.prompts) < count:
+    elif every and len(every) < count:
         print(f"[{stage}] {len(fitted.prompts):,} {purpose} prompts are used, since there are fewer than the {count:,} of the "
               "config", flush=True)
     first = first_prompt(context.round, len(fitted.prompts), count)
@@ -176,7 +168,7 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     else:
         given = _build(SourceInputs(config), "prompts")
         if _is_custom(config, "prompts"):
-            _warn_of_shared_prompts(context, given)
+            warn_of_shared_prompts(context, given, _where(config))
     if isinstance(given, PromptSets):
         for sentence in (sentence for report in given.reports for sentence in report.sentences()):
             print(f"[{context.title}] {sentence}", flush=True)
@@ -185,33 +177,6 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
     split = _split(config, given, "prompts")
     print_few(context, split.few)
     return PromptSets(split.train, split.held_out, fitted=split.fitted)
-
-
-def _warn_of_shared_prompts(context: StageContext, given: Any) -> None:
-    """`_warn_of_shared` for the first `_MOST_COMPARED` prompts of each part, if the source has split its prompts itself."""
-    if isinstance(given, Split):
-        trained, held_out = [given.train], given.held_out
-    elif isinstance(given, PromptSets):
-        trained = [part for purpose in PURPOSES if purpose != "evaluate" and (part := getattr(given, purpose)) is not None]
-        held_out = given.evaluate
-    else:
-        return
-    if held_out is None or not trained:
-        return
-    where = _where(context.config)
-    held_out, *trained = (read_rows(part, "prompts", where, _MOST_COMPARED) for part in (held_out, *trained))
-    _warn_of_shared(context, trained, held_out)
-
-
-def _warn_of_shared(context: StageContext, trained: Sequence[Sequence], held_out: Sequence) -> None:
-    """Prints a warning if held-out dialogues are also in the parts to train on. Rows of tables are not read again for this."""
-    if any(isinstance(part, LazyRecords) for part in (held_out, *trained)):
-        return
-    held = np.unique(dialogue_digests(held_out))
-    shared = int(np.isin(held, np.concatenate([dialogue_digests(part) for part in trained])).sum())
-    if shared:
-        print(f"[{context.title}] warning: {shared:,} of {len(held):,} held-out dialogues are also trained on, so held-out "
-              "measures are too good; remove them from one side", flush=True)
 
 
 def print_few(context: StageContext, few: str) -> None:
@@ -239,44 +204,6 @@ def _place(config: Config, purpose: str) -> str:
     files, own = reads.data_files(config), f"data.{'eval' if purpose == 'evaluate' else purpose}"
     named = [path for path, field in files.items() if field == own]
     return " and ".join(map(str, named or [path for path, field in files.items() if field != "data.eval"])) or _where(config)
-
-
-def token_counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
-    """Counts the tokens of a context with an answer in the run's style."""
-    return lambda messages, answer: len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
-
-
-def fitting(context: StageContext, tokenizer: Tokenizer, parts: Sequence[Sequence], max_length: int, where: str) -> list[list]:
-    """The rows of each part that have at most `max_length` tokens, their dialogues cut at a turn if needed.
-
-    Prints and records how many rows of all parts were cut, and how many do not fit or are rejected by the chat template or the
-    style.
-
-    Args:
-      parts: rows with answers, such as those to train on and those held out.
-      max_length: the maximum length of a dialogue with its answer; model.max_length is a further limit.
-      where: the origin of the rows for error messages.
-
-    Raises:
-      UserError: none of the rows of a part fits.
-    """
-    config = context.config
-    most = min(max_length, config.model.max_length)
-    fitted = [fit_answered(rows, token_counter(tokenizer, config), most) for rows in parts]
-    for rows, (kept, _, _) in zip(parts, fitted, strict=True):
-        if rows and not kept:
-            raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise config.model.max_length, and "
-                            "max_length of the stage or, for the rows of a data source, config.preference.max_length")
-    total, dropped, cut = sum(map(len, parts)), sum(part[1] for part in fitted), sum(part[2] for part in fitted)
-    if dropped or cut:
-        context.left_out[where] = {"total": total, "dropped": dropped, "cut": cut}
-    if cut:
-        print(f"[{context.title}] {cut} of {total} rows of {where} lost their oldest turns, since they exceed {most} tokens",
-              flush=True)
-    if dropped:
-        print(f"[{context.title}] {dropped} of {total} rows of {where} were left out: they do not fit into {most} "
-              f"tokens, or {_rejecting(config)} them", flush=True)
-    return [kept for kept, _, _ in fitted]
 
 
 def _build(inputs: SourceInputs, kind: str) -> Any:
@@ -328,26 +255,6 @@ def _split(config: Config, given: Any, kind: str) -> Split:
     if isinstance(split.train, DataSource) and not len(split.train):
         raise UserError(f"{_where(config)} has no {kind} to learn from; give at least one row")
     return split
-
-
-def _rejecting(config: Config) -> str:
-    """The subject of a sentence about dialogues that cannot be encoded."""
-    return "the model's chat template rejects" if config.data.style == "chat" else f"the style {config.data.style!r} rejects"
-
-
-def _report_fitting(context: StageContext, purpose: str, total: int, fitted: FittedPrompts, most: int) -> None:
-    """Prints and records the prompts that were cut or left out."""
-    config, stage = context.config, context.directory.name
-    dropped = len(fitted.too_long) + len(fitted.refused)
-    if dropped or fitted.cut:
-        context.left_out[f"the {purpose} prompts"] = {"total": total, "dropped": dropped, "cut": len(fitted.cut)}
-    if fitted.too_long or fitted.cut:
-        print(f"[{stage}] {len(fitted.cut)} of {total} {purpose} prompts lost their oldest turns and {len(fitted.too_long)} "
-              f"were left out, since they exceed {most} tokens", flush=True)
-    if fitted.refused:
-        listed = ", ".join(fitted.refused[:5]) + (", ..." if len(fitted.refused) > 5 else "")
-        print(f"[{stage}] {len(fitted.refused)} of {total} {purpose} prompts were left out, since {_rejecting(config)} them "
-              f"({listed})", flush=True)
 
 
 def stage_prompts(
