@@ -46,6 +46,7 @@ from jaxalign.trainers.answers import (
 )
 from jaxalign.trainers.base import PolicyTrainer
 from jaxalign.trainers.direct_quality import all_logprobs, held_out_metrics
+from jaxalign.trainers.extent import warn_of_same_rows
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length
@@ -128,6 +129,7 @@ class DPO(PolicyTrainer):
             self.cut = claimed.cut
             loader = EpochLoader(len(claimed.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
             steps_per_epoch = loader.steps(1)
+        warn_of_same_rows("DPO.fit", pairs, held_out)
         measured = None if held_out is None else self._arrays(held_out, "held_out")
 
         def measure(params: Params, completed: int) -> dict[str, float]:

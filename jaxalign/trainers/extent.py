@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import jax
 import optax
@@ -44,6 +45,20 @@ def schedule_warning(optimizer: Optimizer | optax.GradientTransformation, steps:
         return None
     return (f"the warm-up has {optimizer.warmup_steps:,} steps but training {steps:,}, so the learning rate reaches only "
             f"{percent(reached)} of its peak; lower warmup_steps")
+
+
+def warn_of_same_rows(where: str, rows: Any, held_out: Any) -> None:
+    """Warns if rows that a caller holds out are also rows to train on. Only lists and tuples are compared, by their `repr`.
+
+    where: the method that takes both.
+    """
+    if not all(isinstance(part, (list, tuple)) for part in (rows, held_out)):
+        return
+    trained = set(map(repr, rows))
+    same = sum(repr(row) in trained for row in held_out)
+    if same:
+        warn_of_extent(where, f"{same:,} of the {len(held_out):,} rows of held_out are also rows to train on, so the held-out "
+                              "measures are too good; remove them from one of the two")
 
 
 SMALL, LARGE = 3e7, 3e8

@@ -49,7 +49,7 @@ from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.early_stopping import SCORE
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
-from jaxalign.trainers.extent import RL, rate_warning, schedule_warning, warn_of_extent
+from jaxalign.trainers.extent import RL, rate_warning, schedule_warning, warn_of_extent, warn_of_same_rows
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, peak_flops, settings_from
 from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, trainer_shardings
@@ -169,6 +169,7 @@ class PPO(PolicyTrainer):
           UserError: there are no prompts, a prompt is malformed or too long, or their columns differ.
         """
         (asked, ids), section = self._encoded(prompts, "prompts"), self.section
+        warn_of_same_rows("PPO.fit", prompts, held_out)
         measured, measured_ids = ((), ()) if held_out is None else self._encoded(held_out, "held_out")
 
         def measure(params: Params, completed: int) -> dict[str, float]:

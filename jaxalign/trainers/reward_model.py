@@ -32,6 +32,7 @@ from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer
 from jaxalign.trainers.ensembles import make_ensemble
+from jaxalign.trainers.extent import warn_of_same_rows
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
 from jaxalign.trainers.preference_member import MemberRows, PreferenceMember, with_random_head
@@ -137,6 +138,7 @@ class RewardModel(Trainer):
             return self._fit_windows(pairs, held_out, eval_every, patience, window)
         section, seed, measured = self.section, self.inputs.seed, None
         train = as_pairs(pairs, "RewardModel.fit(pairs)")
+        warn_of_same_rows("RewardModel.fit", pairs, held_out)
         if held_out is not None:
             measured = self._arrays(as_pairs(held_out, "RewardModel.fit(held_out)"))
         elif section.early_stopping:

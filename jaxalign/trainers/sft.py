@@ -32,6 +32,7 @@ from jaxalign.steps.loop import Step
 from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer
+from jaxalign.trainers.extent import warn_of_same_rows
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length, warn_of_cut
@@ -105,6 +106,7 @@ class SFT(PolicyTrainer):
             claimed, self.cut = self._packed(rows, "rows")
             batches = EpochLoader(len(claimed.tokens), section.batch_rows, self.inputs.seed)
             steps_per_epoch = batches.steps(1)
+        warn_of_same_rows("SFT.fit", rows, held_out)
         measured = None if held_out is None else self._packed(held_out, "held_out")[0]
 
         def measure(params: Params, completed: int) -> dict[str, float]:

@@ -59,3 +59,14 @@ def test_a_trainer_tells_both_before_its_first_step(caplog):
     next(trainer.fit(EXAMPLES * 4))
     said = [record.getMessage() for record in caplog.records]
     assert said[0].startswith("[SFT] training reads 1 of ") and said[1] == "[SFT] the learning rate is 0, so no weight changes"
+
+
+def test_held_out_rows_that_are_also_trained_on_are_told(caplog):
+    trainer = SFT(language_model(), epochs=1, batch_rows=1, row_length=48)
+    trainer.fit(EXAMPLES[:4], EXAMPLES[2:5])
+    assert [record.getMessage() for record in caplog.records] == [
+        "[SFT.fit] 2 of the 3 rows of held_out are also rows to train on, so the held-out measures are too good; remove them "
+        "from one of the two"]
+    caplog.clear()
+    SFT(language_model(), epochs=1, batch_rows=1, row_length=48).fit(EXAMPLES[:4], EXAMPLES[4:])
+    assert not caplog.records
