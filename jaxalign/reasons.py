@@ -239,41 +239,6 @@ def label_warnings(summary: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def unfinished_answers(summary: Mapping[str, Any], limit: int) -> str | None:
-    """A sentence if more than half of the answers that stage compare sampled reached the length limit; else None.
-
-    Args:
-      summary: that of stage compare.
-      limit: compare.max_new_tokens.
-    """
-    answers = 2 * (summary["pairs"] - summary["outcomes"].get("missing_answer", 0))
-    unfinished = summary.get("unfinished") or 0
-    if unfinished <= MOSTLY * answers:
-        return None
-    return (f"{unfinished:,} of the {answers:,} compared answers did not end within compare.max_new_tokens ({limit}), but "
-            "training on them treats each as complete; raise it, or start from a model that ends its answers")
-
-
-def few_verdicts(problems: Mapping[str, int], total: int, pair: str) -> str | None:
-    """A sentence if the judge gave no verdict on more than half of the pairs of answers of two models; else None.
-
-    Args:
-      problems: the number of pairs without a verdict, by problem.
-      total: the number of pairs.
-      pair: the names of the two models.
-    """
-    without = sum(problems.values())
-    if without <= MOSTLY * total:
-        return None
-    return (f"the judge gave no verdict on {without:,} of the {total:,} pairs of answers of {pair}, and each counts as a tie: "
-            f"{listed(problems, PROBLEMS)}")
-
-
-def few_verdicts_of(row: Mapping[str, Any]) -> str | None:
-    """`few_verdicts` for a row of "win_rates" in the summary of stage evaluate."""
-    return few_verdicts(row.get("problems") or {}, row["total"], f"{row['model']} and {row['against']}")
-
-
 def pair_advice(summary: Mapping[str, Any]) -> str:
     """The remedy for the most frequent reason for which pairs have no decided label."""
     agreement, bias = summary["order_agreement"], summary["position_bias"]
@@ -305,21 +270,6 @@ def audit_warnings(audit: Mapping[str, Any]) -> list[str]:
         warnings.append(f"for {flips['rate']:.0%} of the gold pairs that the judge decides in both orders, it prefers the "
                         f"other answer when the answers are swapped, so it often decides by position; {remedy}")
     return warnings
-
-
-def uninformative_rewards(held_out: Mapping[str, Any] | None) -> str | None:
-    """A sentence if the implicit reward of stage dpo does not prefer the better answers of held-out pairs; else None.
-
-    held_out: "held_out" in the summary of dpo. That of judged answers has no interval, so that nothing is said.
-    """
-    if held_out is None or "low" not in held_out or held_out["low"] > 0.5:
-        return None
-    if held_out["accuracy"] > 0.5:
-        remedy = "hold out more pairs for a narrower interval, or train on more pairs"
-    else:
-        remedy = "train on more pairs or for more epochs, check dpo.optimizer.learning_rate, or correct the labels"
-    return (f"the implicit reward is not reliably better than chance: its held-out accuracy is {_with_interval(held_out)} on "
-            f"{held_out['pairs']:,} pairs; {remedy}")
 
 
 def accuracy_sentence(summary: Mapping[str, Any]) -> str | None:

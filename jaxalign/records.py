@@ -104,7 +104,7 @@ class Comparison:
     known. problem: why the judge gave no verdict, a name in `reasons.PROBLEMS`. outside: the probability that the judge gave to
     no option, averaged over its verdicts, if known. notes: what the judge did not see, names in `reasons.NOTES`.
     disagreement: of a jury, the largest difference between two members' labels. weight: the weight of the pair's loss, at least
-    0. unfinished: "a" and "b" of the responses that reached the length limit.
+    0.
     """
 
     prompt: Prompt
@@ -126,7 +126,6 @@ class Comparison:
     labels: tuple[PrincipleLabel, ...] = ()
     principle: str | None = None
     outcome: str | None = None
-    unfinished: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,16 +19,12 @@ from jaxalign.records import Comparison, Principle, PrincipleLabel, Prompt
 
 
 class Pair(NamedTuple):
-    """Two responses to one prompt.
-
-    missing: whether one of them could not be sampled; both are then empty. unfinished: as in `Comparison`.
-    """
+    """Two responses to one prompt. missing: whether one of them could not be sampled; both are then empty."""
 
     prompt: Prompt
     response_a: str
     response_b: str
     missing: bool = False
-    unfinished: tuple[str, ...] = ()
 
 
 class _Asked(NamedTuple):
@@ -152,7 +148,6 @@ def _comparison(
         notes=tuple(dict.fromkeys(note for verdict in each for note in verdict.notes)),
         disagreement=max(apart) if apart else None,
         labels=tuple(_principle_label(rule, *both) for rule, both in zip(rules, verdicts, strict=False)),
-        unfinished=pair.unfinished,
     )
 
 

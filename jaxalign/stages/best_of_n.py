@@ -95,29 +95,19 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, sets: Pro
                 phase.tokens, phase.flops = scoring_work(scorer, part)
                 scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, part)))
             asked = prompts[begin : begin + len(own)]
-            style = context.config.data.style
-            shards.write(number, _rows(asked, part, scores, section.n, section.threshold, tokenizer, style))
+            shards.write(number, _rows(asked, part, scores, section.n, section.threshold, tokenizer))
 
 
-def _rows(
-    prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer,
-    style: str,
-) -> list[dict]:
-    """One row per prompt: all n scores and the chosen answer, which is None if no complete answer reaches the threshold.
-
-    An answer ends before the next turn that the model wrote (`styles.finish_answer`). Its score is that of the whole response.
-    """
+def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer):
+    """One row per prompt: all n scores and the chosen answer, which is None if no complete answer reaches the threshold."""
     count = len(prompts) * n
     limit = -np.inf if threshold is None else threshold
-    answers, out = styles.answers_of(tokenizer, rollout, style)[:count], []
-    complete = np.asarray([ended and bool(text.strip()) for text, ended in answers])
-    taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, complete))
+    taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, rollout.ended[:count]))
+    texts, out = styles.response_texts(tokenizer, rollout), []
     for i, prompt in enumerate(prompts):
         mine = range(i * n, (i + 1) * n)
         best = next((row for row in mine if taken[row]), None)
-        chosen = {"response": None, "score": None}
-        if best is not None:
-            chosen = {"response": answers[best][0], "score": float(scores[best])}
+        chosen = {"response": None, "score": None} if best is None else {"response": texts[best], "score": float(scores[best])}
         out.append(prompt_row(prompt) | chosen | {"scores": [float(scores[row]) for row in mine]})
     return out
 

@@ -18,7 +18,7 @@ from jaxalign.feedback.decisions import Calibration, calibrate, decide
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.pairs import choose_pair
 from jaxalign.feedback.text_generator import TextGenerator
-from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sentence, unfinished_answers
+from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sentence
 from jaxalign.records import Comparison, Prompt
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
@@ -64,9 +64,8 @@ class CompareStage(BuiltinStage):
         summary = summarise(list(shards.read()), calibration)
         print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
         print(f"[{context.title}] {self_agreement_sentence(summary)}", flush=True)
-        for warning in (*label_warnings(summary), unfinished_answers(summary, config.compare.max_new_tokens)):
-            if warning:
-                print(f"[{context.title}] warning: {warning}", flush=True)
+        for warning in label_warnings(summary):
+            print(f"[{context.title}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
 
 
@@ -123,8 +122,7 @@ def _pairs(
         if chosen is None:
             pairs.append(Pair(prompt, "", "", missing=True))
         else:
-            unfinished = tuple(name for name, i in zip("ab", chosen, strict=True) if not answers[i].complete)
-            pairs.append(Pair(prompt, *(answers[i].text for i in chosen), unfinished=unfinished))
+            pairs.append(Pair(prompt, *(answers[i].text for i in chosen)))
     return pairs
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from jaxalign import streams
 from jaxalign.config import Config, DPOConfig
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.reasons import uninformative_rewards
 from jaxalign.records import Comparison, Judgement
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.registry.stages import STAGES, Batch
@@ -70,9 +69,6 @@ class DPOStage(BuiltinStage):
         measure = separation if judged else accuracy
         summary["held_out"] = measure(section, trainer.inputs.model, trainer.weights, trainer.held_out)
         write_json(context.directory / "summary.json", summary | extra)
-        sentence = uninformative_rewards(summary["held_out"])
-        if sentence:
-            print(f"[{context.title}] warning: {sentence}", flush=True)
 
 
 Trained = tuple[DPO, dict[str, Any], dict[str, Any]]

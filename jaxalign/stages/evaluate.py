@@ -29,7 +29,7 @@ from jaxalign.feedback.rubrics import builtin_rubrics, kinds_of, load_rubrics
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.reasons import few_verdicts_of, gold_labels_sentence
+from jaxalign.reasons import gold_labels_sentence
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
@@ -113,8 +113,6 @@ class EvaluateStage(BuiltinStage):
             summary["win_rates"] = paired.win_rates(compared)
             lines = json_lines(row for contest in compared for row in contest.rows())
             hosts.once(lambda: write_bytes_atomically(context.directory / VERDICTS, lines))
-            for sentence in filter(None, map(few_verdicts_of, summary["win_rates"])):
-                print(f"[{self.name}] warning: {sentence}", flush=True)
         if section.rubrics:
             rated = rubrics.rate_answers(context, model, rows, kinds)
             summary["rubrics"] = rubrics.summarise_ratings(rated, load_rubrics(section.rubrics), names, section.rubric_margin)

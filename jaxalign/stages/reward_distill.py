@@ -132,7 +132,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer, sets: Pr
     key = context.key("reward_distill", "samples")
     sampled = sampled_answers(context, "reward_distill", policy, tokenizer, sets, shards, n, key, timing)
     for queue, prompts, rollout in sampled:
-        texts = styles.response_texts(tokenizer, rollout, context.config.data.style)
+        texts = styles.response_texts(tokenizer, rollout)
         rows = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]
         shards.write_all(queue, rows)
 

@@ -14,7 +14,7 @@ from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config.arguments import as_name, instance_of
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.reasons import PROBLEMS, few_verdicts
+from jaxalign.reasons import MOSTLY, PROBLEMS, listed
 from jaxalign.records import Comparison, Prompt
 from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.callables import call_reward, details
@@ -97,14 +97,12 @@ def evaluate(
 
 def _warn_without_verdicts(compared: Sequence[Comparison], pair: str) -> None:
     """Warns if the judge gave no verdict on more than half of the pairs. Each of those counts one half, as a tie does."""
-    sentence = few_verdicts(problems_of(compared), len(compared), pair)
-    if sentence:
-        logging.getLogger("jaxalign").warning(f"evaluate: {sentence}")
-
-
-def problems_of(compared: Sequence[Comparison]) -> dict[str, int]:
-    """The number of pairs without a verdict, by the reason (`reasons.PROBLEMS`), the most frequent first."""
-    return dict(collections.Counter(c.outcome for c in compared if c.outcome in PROBLEMS).most_common())
+    problems = collections.Counter(c.outcome for c in compared if c.outcome in PROBLEMS)
+    if problems.total() > MOSTLY * len(compared):
+        logging.getLogger("jaxalign").warning(
+            "evaluate: the judge gave no verdict on %d of the %d pairs of answers of %s, and each counts as a tie: %s",
+            problems.total(), len(compared), pair, listed(problems, PROBLEMS),
+        )
 
 
 def contests(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -93,21 +93,11 @@ def test_the_best_answer_that_ended_is_chosen():
     rollout = Rollout(tokens, np.full(8, 1), np.full(8, 2), np.zeros((8, 3)), ended)
     prompts = [Prompt(name, (Message("user", "How?"),), "rl") for name in "ab"]
     scores = np.asarray([9.0, 1.0, 5.0, 2.0, -3.0, -4.0, -5.0, -9.0], np.float32)
-    found = _rows(prompts, rollout, scores, 4, 0.0, WordTokenizer(), "compact")
+    found = _rows(prompts, rollout, scores, 4, 0.0, WordTokenizer())
     assert [row["score"] for row in found] == [5.0, None]
     assert found[0]["response"] is not None and found[1]["response"] is None
-    free = _rows(prompts, rollout, scores, 4, None, WordTokenizer(), "compact")
+    free = _rows(prompts, rollout, scores, 4, None, WordTokenizer())
     assert [row["score"] for row in free] == [5.0, -3.0]
-
-
-def test_an_answer_ends_before_the_turn_that_the_model_invents():
-    """The response that goes on with "Human:" counts as complete without an end token; one that only begins a turn is empty."""
-    words = MagicMock()
-    words.decode.side_effect = ["Paris.\n\nHuman: And Spain?\n\nAssistant: Madrid.", "\n\nHuman: What?", "Rome."]
-    rollout = Rollout(np.ones((3, 4), int), np.full(3, 1), np.full(3, 2), np.zeros((3, 3)), np.asarray([False, False, True]))
-    prompt, scores = Prompt("a", (Message("user", "Where?"),), "rl"), np.asarray([2.0, 3.0, 1.0], np.float32)
-    (row,) = _rows([prompt], rollout, scores, 3, None, words, "hh")
-    assert (row["response"], row["score"]) == ("Paris.", 2.0)
 
 
 def test_the_expected_best_is_the_mean_over_subsets():

@@ -9,11 +9,10 @@ import pytest
 from jaxalign.config import from_config_dict
 from jaxalign.feedback.critique import PolicyAnswer
 from jaxalign.feedback.decisions import Calibration
-from jaxalign.reasons import unfinished_answers
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
 from jaxalign.stages.shared.label_summary import summarise
-from jaxalign.stages.shared.labelled import comparison_row, read_comparisons, row_comparison
+from jaxalign.stages.shared.labelled import read_comparisons
 from jaxalign.stages.shared.shards import Shards
 
 
@@ -89,23 +88,3 @@ def test_a_pair_with_a_missing_answer_is_not_trained_on(monkeypatch):
 
     assert texts(said, ended) == ("yes", "") and texts(ended, said) == ("", "yes")
     assert texts(said, missing) == texts(missing, said) == texts(missing, missing) == ("", "")
-
-
-def test_answers_that_did_not_end_are_counted_and_most_of_them_are_a_warning(monkeypatch, tmp_path):
-    """Training would take the end of a cut text for the end of the answer."""
-    ended, cut = PolicyAnswer("yes", True), PolicyAnswer("because of", False)
-    context = types.SimpleNamespace(config=from_config_dict({"compare": {"samples": 2}}), key=lambda *names: None)
-    monkeypatch.setattr(stage, "answer", lambda *arguments: (ended, cut, cut, PolicyAnswer("as", False)))
-    about = Prompt("test-000", (Message("user", "how"),), "red_team")
-    assert [pair.unfinished for pair in stage._pairs(context, None, [about] * 2, None, 0)] == [("b",), ("a", "b")]
-
-    Shards(tmp_path).write(0, [row(i, 0.9, 0.7) | ({"unfinished": ["a", "b"]} if i < 3 else {}) for i in range(5)])
-    rows = list(Shards(tmp_path).read())
-    assert comparison_row(row_comparison(rows[0]))["unfinished"] == ("a", "b") and "unfinished" not in comparison_row(
-        row_comparison(rows[4]))
-    summary = summarise(rows, Calibration(0.1))
-    assert summary["unfinished"] == 6
-    assert unfinished_answers(summary, 64).startswith(
-        "6 of the 10 compared answers did not end within compare.max_new_tokens (64), but training on them treats each as ")
-    assert unfinished_answers(summary | {"unfinished": 5}, 64) is None
-    assert unfinished_answers({"pairs": 5, "outcomes": {}}, 64) is None  # Of a run before this count.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.reasons import few_verdicts_of
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages.shared.breakdown import Contest
 from jaxalign.stages.shared.paired import paired_differences, win_rates, word_measures
 
 
-def pair(number, first, second, label, decided=True, **fields):
-    return Comparison(Prompt(f"p{number}", (Message("user", "?"),), "eval"), first, second, label, decided=decided, **fields)
+def pair(number, first, second, label, decided=True):
+    return Comparison(Prompt(f"p{number}", (Message("user", "?"),), "eval"), first, second, label, decided=decided)
 
 
 def test_win_rates_count_equal_and_undecided_pairs_as_half():
@@ -24,17 +23,6 @@ def test_win_rates_count_equal_and_undecided_pairs_as_half():
     assert row["rate"] == 0.7 and row["bootstrap_low"] < 0.7 < row["bootstrap_high"]
     assert row["length_difference"] == pytest.approx(1.9) and row["length_controlled_problem"] is None
     assert 0 < row["length_controlled_low"] < row["length_controlled"] < row["length_controlled_high"] < 1
-
-
-def test_pairs_without_a_verdict_are_counted_by_reason_and_most_of_them_are_a_warning():
-    unread = [pair(i, "a", "b", 0.5, decided=False, problem="unreadable", outcome="unreadable") for i in range(3)]
-    (row,) = win_rates([Contest("ppo", "sft", [*unread, pair(3, "a", "b", 0.9)])])
-    assert row["problems"] == {"unreadable": 3} and row["rate"] == (1 + 3 / 2) / 4
-    assert few_verdicts_of(row).startswith(
-        "the judge gave no verdict on 3 of the 4 pairs of answers of ppo and sft, and each counts as a tie: 3 unreadable (")
-    (row,) = win_rates([Contest("ppo", "sft", [*unread, *(pair(i, "a", "b", 0.9) for i in range(3, 6))])])
-    assert few_verdicts_of(row) is None
-    assert "problems" not in win_rates([Contest("ppo", "sft", [pair(0, "a", "b", 0.9)])])[0]
 
 
 def answer(model, number, text, tokens, kind="a", **gold):

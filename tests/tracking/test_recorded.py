@@ -93,15 +93,6 @@ def test_a_stage_that_read_a_part_of_its_rows_is_named(tmp_path, share, shown, w
     assert (warning in warnings(found)) == warned
 
 
-def test_comparisons_without_a_verdict_are_told(tmp_path):
-    run = make_run(tmp_path, gold=False)
-    row = {"model": "ppo", "against": "base", "wins": 2, "total": 20, "undecided": 18, "rate": 0.55, "low": 0.34, "high": 0.74}
-    change(run / "summary.json", win_rates=[row | {"problems": {"unreadable": 17}}])
-    shown = lead(run)
-    assert "which is no clear preference; in 17 of them the judge gave no verdict, and they count as ties." in shown
-    assert "Warning: the judge gave no verdict on 17 of the 20 pairs of answers of ppo and base" in shown
-
-
 @pytest.mark.parametrize(("share", "said"), [(0.75, True), (0.25, False)])
 def test_scores_that_were_mostly_replaced_are_told(tmp_path, share, said):
     run = make_run(tmp_path)
@@ -177,7 +168,7 @@ def test_a_file_of_which_most_rows_were_dropped_has_a_warning(tmp_path):
     run = make_run(tmp_path)
     report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 20, "too_long": list(range(60)), "cut": [], "broken": []}
     change(run / "preference" / "summary.json", data=report)
-    assert "Warning: only 20 of 80 rows of in/pairs.jsonl can be used; raise model.max_length, and preference" in lead(run)
+    assert "Warning: only 20 of 80 rows of in/pairs.jsonl can be used; raise model.max_length, and max_length" in lead(run)
 
 
 def test_settings_without_an_effect_are_listed_apart(tmp_path):

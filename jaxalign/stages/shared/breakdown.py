@@ -11,7 +11,7 @@ import numpy as np
 from jaxalign.records import Comparison
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.formatting import percent
-from jaxalign.trainers.evaluation import problems_of, won
+from jaxalign.trainers.evaluation import won
 
 RED_TEAM = "red_team"
 
@@ -27,10 +27,8 @@ class Contest(NamedTuple):
     labelled: Sequence[Comparison]
 
     def to_dict(self) -> dict[str, Any]:
-        """The names of the models, the result of `won`, and "problems", the pairs without a verdict by reason, if there are
-        any."""
-        names, problems = {"model": self.model, "against": self.against}, problems_of(self.labelled)
-        return names | won(self.labelled) | ({"problems": problems} if problems else {})
+        """The names of the models, and the result of `won`."""
+        return {"model": self.model, "against": self.against} | won(self.labelled)
 
     def rows(self) -> list[dict[str, Any]]:
         """The label of each prompt, for the agreement with people. Equal answers are not decided."""

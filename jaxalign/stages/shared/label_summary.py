@@ -32,7 +32,6 @@ def summarise(rows: Sequence[Mapping[str, Any]], calibration: Calibration) -> di
         "identical_pairs": len(rows) - len(asked),
         "undecided": sum(not pair.decided for pair in asked),
         "unparsable": sum(pair.problem is not None for pair in asked),
-        "unfinished": sum(len(pair.unfinished) for pair in pairs),
         "outcomes": count_outcomes(row.get("outcome") for row in rows),
         "decided_share": sum(pair.decided for pair in asked) / max(1, len(rows)),
         "outside_mass": _mean(outside),

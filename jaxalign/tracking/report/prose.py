@@ -68,11 +68,9 @@ def _other_sentences(run: RunFiles) -> list[str]:
         if row.get("total"):
             unclear = ", which is no clear preference" if row["low"] <= 0.5 <= row["high"] else ""
             winner = capitalized(model_phrase(row["model"], run.used))
-            without = sum((row.get("problems") or {}).values())
-            ties = f"; in {without:,} of them the judge gave no verdict, and they count as ties" if without else ""
             sentences.append(f"{winner} was preferred over {model_phrase(row['against'], run.used)} in "
                              f"{short_percent(row['rate'])} of {row['total']:,} comparisons (95% interval "
-                             f"{short_percent(row['low'])} to {short_percent(row['high'])}){unclear}{ties}.")
+                             f"{short_percent(row['low'])} to {short_percent(row['high'])}){unclear}.")
     if run.evaluation.get("rates"):
         return [*sentences, "The rates of each model are below."]
     return [*sentences, no_rates(run)]

@@ -19,14 +19,11 @@ from jaxalign.reasons import (
     advice,
     audit_warnings,
     few_usable,
-    few_verdicts_of,
     label_warnings,
     mostly_dropped,
     often_contradicted,
     pairs_sentence,
     self_agreement_sentence,
-    unfinished_answers,
-    uninformative_rewards,
     usable_sentence,
 )
 from jaxalign.tracking.formatting import capitalized, percent, share
@@ -104,10 +101,6 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
     total = (revised.get("prompts") or 0) * (revised.get("rounds") or 1) + (revised.get("helpful_prompts") or 0)
     if revised.get("incomplete"):
         yield f"{share(revised['incomplete'], total)} of the answers and revisions did not end within revise.max_new_tokens."
-    compared = run.stage("compare").summary
-    if compared.get("unfinished"):
-        unfinished = share(compared["unfinished"], 2 * compared["pairs"])
-        yield f"{unfinished} of the compared answers did not end within compare.max_new_tokens."
     _, ended = run.stage("ppo").column("eos_rate")
     if ended and ended[-1] < 1:
         yield f"{percent(1 - ended[-1])} of the responses of the last iteration of RL did not end within ppo.max_new_tokens."
@@ -150,12 +143,8 @@ def warnings(run: RunFiles) -> list[str]:
     for place, stage in [("", run.stage("compare")), *later]:
         if stage.summary.get("pairs"):
             problems += [place + sentence for sentence in label_warnings(stage.summary)]
-            limit = (run.config.get("compare") or {}).get("max_new_tokens")
-            problems.append((sentence := unfinished_answers(stage.summary, limit)) and place + sentence)
     if run.audit:
         problems += audit_warnings(run.audit["audit"])
-    problems += [few_verdicts_of(row) for row in run.evaluation.get("win_rates") or ()]
-    problems.append(uninformative_rewards(run.stage("dpo").summary.get("held_out")))
     return [f"Warning: {sentence}." for sentence in problems if sentence]
 
 
