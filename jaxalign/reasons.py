@@ -298,9 +298,30 @@ def uninformative(summary: Mapping[str, Any]) -> str | None:
         name, best = f"the rule that the {length['rule']} answer is better", length["accuracy"]
     if held_out["low"] > best:
         return None
-    if held_out["accuracy"] > best:
-        remedy = "hold out more pairs for a narrower interval, or give more pairs to train on"
-    else:
-        remedy = "give more pairs to train on, train for more epochs (preference.epochs), or correct the labels"
     return (f"the preference model is not reliably better than {name}, which reaches {best:.1%}: its held-out accuracy is "
-            f"{_with_interval(held_out)} on {held_out['pairs']:,} pairs; {remedy}")
+            f"{_with_interval(held_out)} on {held_out['pairs']:,} pairs; {_more_pairs(held_out, best, 'preference')}")
+
+
+def unlearnt(summary: Mapping[str, Any]) -> str | None:
+    """A sentence with a remedy if the interval of the held-out accuracy of stage dpo does not exceed chance.
+
+    Args:
+      summary: that of stage dpo. That of judged single answers has no interval, and no sentence follows from it.
+    """
+    held_out = summary.get("held_out")
+    if "balance" in summary or (held_out is not None and "low" not in held_out):
+        return None
+    if held_out is None:
+        return ("the accuracy of the implicit reward is unknown, because no held-out pair has a label that prefers an answer; "
+                "give more pairs, or raise held_out_share")
+    if held_out["low"] > 0.5:
+        return None
+    return (f"the implicit reward is not reliably better than chance: its held-out accuracy is {_with_interval(held_out)} on "
+            f"{held_out['pairs']:,} pairs; {_more_pairs(held_out, 0.5, 'dpo')}")
+
+
+def _more_pairs(held_out: Mapping[str, Any], best: float, section: str) -> str:
+    """The remedy for a held-out accuracy that does not reliably exceed `best`. section: the name of the stage's section."""
+    if held_out["accuracy"] > best:
+        return "hold out more pairs for a narrower interval, or give more pairs to train on"
+    return f"give more pairs to train on, train for more epochs ({section}.epochs), or correct the labels"

@@ -103,6 +103,20 @@ def test_the_data_of_dpo_are_named(tmp_path, inputs, summary, shown):
     assert f"DPO learned from {shown}." in lead(run)
 
 
+def test_an_implicit_reward_that_is_no_better_than_chance_is_a_warning(tmp_path):
+    run = make_run(tmp_path, ("sft", "compare", "evaluate", "report"), gold=False)
+    change(run / "config.json", stages=["sft", "compare", "dpo", "evaluate", "report"])
+    write_json(run / "dpo" / "manifest.json", {"stage": "dpo", "status": "done", "config": {}, "inputs": {"sft": ""}})
+    held_out = {"pairs": 100, "accuracy": 0.49, "low": 0.394, "high": 0.587, "margin": 0.01}
+    write_json(run / "dpo" / "summary.json", {"steps": 3, "held_out": held_out})
+    interval = "49.0% (95% interval 39.4% to 58.7%)"
+    warning = f"Warning: the implicit reward is not reliably better than chance: its held-out accuracy is {interval} on 100"
+    _, page = render_page(run)
+    assert warning in page.text("lead") and f"Held-out accuracy {interval}" in page.text("dpo")
+    change(run / "dpo" / "summary.json", held_out=held_out | {"accuracy": 0.7, "low": 0.604, "high": 0.781})
+    assert "implicit reward" not in lead(run)
+
+
 @pytest.mark.parametrize(("scores", "inputs", "shown"), [
     ({"base": -0.16, "sft": 0.1, "ppo": -0.36}, ["sft"], "RL fell to -0.36 from 0.10 for the model after fine-tuning"),
     ({"base": -0.16, "sft": 0.1, "ppo": -0.1}, [], "RL rose to -0.10 from -0.16 for the starting model"),

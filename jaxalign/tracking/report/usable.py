@@ -22,12 +22,13 @@ from jaxalign.reasons import (
     mostly_dropped,
     pairs_sentence,
     self_agreement_sentence,
+    unlearnt,
     usable_sentence,
 )
 from jaxalign.tracking.formatting import capitalized, percent, share
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.roles import joined
-from jaxalign.tracking.workdir import RunFiles
+from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _REPORTS = {
     "prompts": (PromptReport, "prompts kept"),
@@ -101,19 +102,28 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """Sentences that start with "Warning", if rows were ignored, few can be used, or the judge's verdicts say little."""
+    """Sentences that start with "Warning", if rows were ignored, few can be used, the judge's verdicts say little, or
+    stage dpo learnt nothing that its held-out pairs show."""
     problems, revised = [*_ignored(run), *_dropped(run)], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         problems.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
-    later = [(f"in round {number}, ", stages["compare"]) for number, stages in run.later.items() if "compare" in stages]
-    for place, stage in [("", run.stage("compare")), *later]:
+    for place, stage in _rounds(run, "compare"):
         if stage.summary.get("pairs"):
             problems += [place + sentence for sentence in label_warnings(stage.summary)]
+    for place, stage in _rounds(run, "dpo"):
+        if sentence := "held_out" in stage.summary and unlearnt(stage.summary):
+            problems.append(place + sentence)
     if run.audit:
         problems += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in problems if sentence]
+
+
+def _rounds(run: RunFiles, name: str) -> list[tuple[str, StageFiles]]:
+    """The files of a stage in each round, each with the words that name the round in a warning; "" for the first one."""
+    later = [(f"in round {number}, ", stages[name]) for number, stages in run.later.items() if name in stages]
+    return [("", run.stage(name)), *later]
 
 
 def _ignored(run: RunFiles) -> Iterator[str]:
