@@ -227,6 +227,26 @@ def label_warnings(summary: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
+def without_verdict(outcomes: Mapping[str, int]) -> dict[str, int]:
+    """The number of pairs without a verdict by its problem. outcomes: the number of undecided pairs by outcome."""
+    return {name: count for name, count in outcomes.items() if name in PROBLEMS}
+
+
+def verdict_warning(win_rate: Mapping[str, Any], pair: str) -> str | None:
+    """A sentence if the judge gave no verdict on most pairs of two models, each of which counts as a tie; else None.
+
+    Args:
+      win_rate: the result of `trainers.evaluation.won`, or a row of it in a summary.
+      pair: the names of the models.
+    """
+    problems, total = without_verdict(win_rate.get("outcomes") or {}), win_rate["total"]
+    count = sum(problems.values())
+    if count <= MOSTLY * total:
+        return None
+    return (f"the judge gave no verdict on {count:,} of {total:,} pairs of {pair}, and each counts as a tie: "
+            f"{listed(problems, PROBLEMS)}")
+
+
 def pair_advice(summary: Mapping[str, Any]) -> str:
     """The remedy for the most frequent reason for which pairs have no decided label."""
     agreement, bias = summary["order_agreement"], summary["position_bias"]

@@ -24,6 +24,7 @@ from jaxalign.reasons import (
     self_agreement_sentence,
     unlearnt,
     usable_sentence,
+    verdict_warning,
 )
 from jaxalign.tracking.formatting import capitalized, percent, share
 from jaxalign.tracking.measures import model_phrase
@@ -115,6 +116,9 @@ def warnings(run: RunFiles) -> list[str]:
     for place, stage in _rounds(run, "dpo"):
         if sentence := "held_out" in stage.summary and unlearnt(stage.summary):
             problems.append(place + sentence)
+    for row in run.evaluation.get("win_rates") or []:
+        pair = joined([model_phrase(row[side], run.used) for side in ("model", "against")])
+        problems.append(verdict_warning(row, pair) if row.get("total") else None)
     if run.audit:
         problems += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in problems if sentence]
