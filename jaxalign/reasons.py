@@ -201,12 +201,14 @@ def mostly_dropped(path: str, rows: int, kept: int, too_long: int) -> str | None
     return f"only {kept:,} of {rows:,} rows of {path} can be used" + (longer if too_long > MOSTLY * (rows - kept) else "")
 
 
-def label_warnings(summary: Mapping[str, Any]) -> list[str]:
+def label_warnings(summary: Mapping[str, Any], max_new_tokens: int | None = None) -> list[str]:
     """Sentences with remedies if few pairs have a decided label, if most have no verdict at all, if the judge gave most of its
-    probability to text other than the options, or if many of the decided labels are due to chance.
+    probability to text other than the options, if many of the decided labels are due to chance, or if most of the compared
+    answers did not end.
 
     Args:
       summary: that of stage compare.
+      max_new_tokens: `compare.max_new_tokens`, if it is known.
     """
     warnings = []
     total, mass, chance = summary["pairs"], summary.get("outside_mass"), summary["calibration"]["chance_share"]
@@ -224,7 +226,20 @@ def label_warnings(summary: Mapping[str, Any]) -> list[str]:
     if chance is not None and chance > LARGE_CHANCE:
         warnings.append(f"about {chance:.0%} of the decided labels are due to chance, since the judge contradicts itself as "
                         f"often in the other order; {remedy}")
+    unended, compared = incomplete_answers(summary)
+    if unended > MOSTLY * compared:
+        limit = "compare.max_new_tokens" + (f" ({max_new_tokens})" if max_new_tokens else "")
+        warnings.append(f"{unended:,} of {compared:,} compared answers did not end within {limit}, but training treats them as "
+                        "complete; raise it, or start from a model that ends its answers")
     return warnings
+
+
+def incomplete_answers(summary: Mapping[str, Any]) -> tuple[int, int]:
+    """(the compared answers that did not end, all compared answers), by the summary of stage compare.
+
+    Two equal answers are not compared. An older summary counts no answers that did not end.
+    """
+    return summary.get("incomplete") or 0, 2 * ((summary["pairs"] or 0) - (summary.get("identical_pairs") or 0))
 
 
 def without_verdict(outcomes: Mapping[str, int]) -> dict[str, int]:

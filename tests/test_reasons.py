@@ -76,6 +76,14 @@ def test_labels_that_are_mostly_due_to_chance_are_warned_about(share, warned):
     assert not warned or warnings[0].startswith("about 60% of the decided labels are due to chance")
 
 
+def test_compared_answers_that_mostly_did_not_end_are_warned_about():
+    """80 pairs were compared, so 81 of 160 answers are more than half."""
+    assert reasons.label_warnings(compared(identical_pairs=20, incomplete=80), 64) == []
+    assert reasons.label_warnings(compared(identical_pairs=20, incomplete=81), 64) == [
+        "81 of 160 compared answers did not end within compare.max_new_tokens (64), but training treats them as complete; "
+        "raise it, or start from a model that ends its answers"]
+
+
 def test_the_sentence_on_the_agreement_of_the_judge_with_itself():
     summary = {"order_agreement": 0.914, "calibration": {"margin": 0.13, "chance_share": 0.041}}
     assert reasons.self_agreement_sentence(summary) == (

@@ -41,6 +41,7 @@ _DIRECT_CURVES = (
     Curves("Accuracy", {"accuracy": "share of pairs ranked as labelled"}),
     Curves("Decided pairs", {"decided": "pairs per iteration"}),
     Curves("Response length", {"length": "tokens"}),
+    Curves("Answers that end with a stop token", {"eos_rate": "share"}),
 )
 
 

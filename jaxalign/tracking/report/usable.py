@@ -18,6 +18,7 @@ from jaxalign.reasons import (
     advice,
     audit_warnings,
     few_usable,
+    incomplete_answers,
     label_warnings,
     mostly_dropped,
     pairs_sentence,
@@ -85,16 +86,24 @@ _LEFT_OUT = {"dropped": "dropped because they did not fit or the text format rej
 
 
 def _incomplete(run: RunFiles) -> Iterator[str]:
-    """Sentences on texts that were cut, or reached the length limit, in the stages sft, revise, ppo and evaluate."""
+    """Sentences on texts that were cut, or reached the length limit, in the stages sft, revise, compare, online_dpo, ppo and
+    evaluate."""
     trained, revised = run.stage("sft").summary, run.stage("revise").summary
     if trained.get("cut"):
         yield f"{share(trained['cut'], trained['answers'])} of the answers of fine-tuning were cut to sft.row_length."
     total = (revised.get("prompts") or 0) * (revised.get("rounds") or 1) + (revised.get("helpful_prompts") or 0)
     if revised.get("incomplete"):
         yield f"{share(revised['incomplete'], total)} of the answers and revisions did not end within revise.max_new_tokens."
-    _, ended = run.stage("ppo").column("eos_rate")
-    if ended and ended[-1] < 1:
-        yield f"{percent(1 - ended[-1])} of the responses of the last iteration of RL did not end within ppo.max_new_tokens."
+    compared = run.stage("compare").summary
+    if compared.get("incomplete"):
+        unended, total = incomplete_answers(compared)
+        yield (f"{share(unended, total)} of the compared answers did not end within compare.max_new_tokens; training treats "
+               "them as complete.")
+    for stage, words in (("online_dpo", "answers of the last iteration of online DPO"),
+                         ("ppo", "responses of the last iteration of RL")):
+        _, ended = run.stage(stage).column("eos_rate")
+        if ended and ended[-1] < 1:
+            yield f"{percent(1 - ended[-1])} of the {words} did not end within {stage}.max_new_tokens."
     ended_by_model = run.evaluation.get("complete") or {}
     unended = {model: 1 - rate for model, rate in ended_by_model.items() if rate is not None and rate < 1}
     if unended:
@@ -110,9 +119,10 @@ def warnings(run: RunFiles) -> list[str]:
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         problems.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
+    limit = (run.config.get("compare") or {}).get("max_new_tokens")
     for place, stage in _rounds(run, "compare"):
         if stage.summary.get("pairs"):
-            problems += [place + sentence for sentence in label_warnings(stage.summary)]
+            problems += [place + sentence for sentence in label_warnings(stage.summary, limit)]
     for place, stage in _rounds(run, "dpo"):
         if sentence := "held_out" in stage.summary and unlearnt(stage.summary):
             problems.append(place + sentence)
