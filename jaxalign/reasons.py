@@ -213,12 +213,14 @@ def often_contradicted(path: str, kept: int, contradicted: int) -> str | None:
             "labels or data.columns")
 
 
-def label_warnings(summary: Mapping[str, Any]) -> list[str]:
+def label_warnings(summary: Mapping[str, Any], max_new_tokens: int | None = None) -> list[str]:
     """Sentences with remedies if few pairs have a decided label, if most have no verdict at all, if the judge gave most of its
-    probability to text other than the options, or if many of the decided labels are due to chance.
+    probability to text other than the options, if many of the decided labels are due to chance, or if most of the compared
+    answers did not end.
 
     Args:
       summary: that of stage compare.
+      max_new_tokens: `compare.max_new_tokens`, if it is known.
     """
     warnings = []
     total, mass, chance = summary["pairs"], summary.get("outside_mass"), summary["calibration"]["chance_share"]
@@ -236,7 +238,40 @@ def label_warnings(summary: Mapping[str, Any]) -> list[str]:
     if chance is not None and chance > LARGE_CHANCE:
         warnings.append(f"about {chance:.0%} of the decided labels are due to chance, since the judge contradicts itself as "
                         f"often in the other order; {remedy}")
+    unended, compared = incomplete_answers(summary)
+    if unended > MOSTLY * compared:
+        limit = "compare.max_new_tokens" + (f" ({max_new_tokens})" if max_new_tokens else "")
+        warnings.append(f"{unended:,} of {compared:,} compared answers did not end within {limit}, but training treats them as "
+                        "complete; raise it, or start from a model that ends its answers")
     return warnings
+
+
+def incomplete_answers(summary: Mapping[str, Any]) -> tuple[int, int]:
+    """(the compared answers that did not end, all compared answers), by the summary of stage compare.
+
+    Two equal answers are not compared. An older summary counts no answers that did not end.
+    """
+    return summary.get("incomplete") or 0, 2 * ((summary["pairs"] or 0) - (summary.get("identical_pairs") or 0))
+
+
+def without_verdict(outcomes: Mapping[str, int]) -> dict[str, int]:
+    """The number of pairs without a verdict by its problem. outcomes: the number of undecided pairs by outcome."""
+    return {name: count for name, count in outcomes.items() if name in PROBLEMS}
+
+
+def verdict_warning(win_rate: Mapping[str, Any], pair: str) -> str | None:
+    """A sentence if the judge gave no verdict on most pairs of two models, each of which counts as a tie; else None.
+
+    Args:
+      win_rate: the result of `trainers.evaluation.won`, or a row of it in a summary.
+      pair: the names of the models.
+    """
+    problems, total = without_verdict(win_rate.get("outcomes") or {}), win_rate["total"]
+    count = sum(problems.values())
+    if count <= MOSTLY * total:
+        return None
+    return (f"the judge gave no verdict on {count:,} of {total:,} pairs of {pair}, and each counts as a tie: "
+            f"{listed(problems, PROBLEMS)}")
 
 
 def pair_advice(summary: Mapping[str, Any]) -> str:
@@ -310,9 +345,30 @@ def uninformative(summary: Mapping[str, Any]) -> str | None:
         name, best = f"the rule that the {length['rule']} answer is better", length["accuracy"]
     if held_out["low"] > best:
         return None
-    if held_out["accuracy"] > best:
-        remedy = "hold out more pairs for a narrower interval, or give more pairs to train on"
-    else:
-        remedy = "give more pairs to train on, train for more epochs (preference.epochs), or correct the labels"
     return (f"the preference model is not reliably better than {name}, which reaches {best:.1%}: its held-out accuracy is "
-            f"{_with_interval(held_out)} on {held_out['pairs']:,} pairs; {remedy}")
+            f"{_with_interval(held_out)} on {held_out['pairs']:,} pairs; {_more_pairs(held_out, best, 'preference')}")
+
+
+def unlearnt(summary: Mapping[str, Any]) -> str | None:
+    """A sentence with a remedy if the interval of the held-out accuracy of stage dpo does not exceed chance.
+
+    Args:
+      summary: that of stage dpo. That of judged single answers has no interval, and no sentence follows from it.
+    """
+    held_out = summary.get("held_out")
+    if "balance" in summary or (held_out is not None and "low" not in held_out):
+        return None
+    if held_out is None:
+        return ("the accuracy of the implicit reward is unknown, because no held-out pair has a label that prefers an answer; "
+                "give more pairs, or raise held_out_share")
+    if held_out["low"] > 0.5:
+        return None
+    return (f"the implicit reward is not reliably better than chance: its held-out accuracy is {_with_interval(held_out)} on "
+            f"{held_out['pairs']:,} pairs; {_more_pairs(held_out, 0.5, 'dpo')}")
+
+
+def _more_pairs(held_out: Mapping[str, Any], best: float, section: str) -> str:
+    """The remedy for a held-out accuracy that does not reliably exceed `best`. section: the name of the stage's section."""
+    if held_out["accuracy"] > best:
+        return "hold out more pairs for a narrower interval, or give more pairs to train on"
+    return f"give more pairs to train on, train for more epochs ({section}.epochs), or correct the labels"

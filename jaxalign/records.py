@@ -104,7 +104,7 @@ class Comparison:
     known. problem: why the judge gave no verdict, a name in `reasons.PROBLEMS`. outside: the probability that the judge gave to
     no option, averaged over its verdicts, if known. notes: what the judge did not see, names in `reasons.NOTES`.
     disagreement: of a jury, the largest difference between two members' labels. weight: the weight of the pair's loss, at least
-    0.
+    0. incomplete: the responses that did not end within the length limit, "a" and "b".
     """
 
     prompt: Prompt
@@ -126,6 +126,7 @@ class Comparison:
     labels: tuple[PrincipleLabel, ...] = ()
     principle: str | None = None
     outcome: str | None = None
+    incomplete: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,6 +76,14 @@ def test_labels_that_are_mostly_due_to_chance_are_warned_about(share, warned):
     assert not warned or warnings[0].startswith("about 60% of the decided labels are due to chance")
 
 
+def test_compared_answers_that_mostly_did_not_end_are_warned_about():
+    """80 pairs were compared, so 81 of 160 answers are more than half."""
+    assert reasons.label_warnings(compared(identical_pairs=20, incomplete=80), 64) == []
+    assert reasons.label_warnings(compared(identical_pairs=20, incomplete=81), 64) == [
+        "81 of 160 compared answers did not end within compare.max_new_tokens (64), but training treats them as complete; "
+        "raise it, or start from a model that ends its answers"]
+
+
 def test_the_sentence_on_the_agreement_of_the_judge_with_itself():
     summary = {"order_agreement": 0.914, "calibration": {"margin": 0.13, "chance_share": 0.041}}
     assert reasons.self_agreement_sentence(summary) == (
@@ -125,3 +133,26 @@ def test_the_accuracy_of_the_preference_model_is_compared_with_its_baselines():
 def test_a_preference_model_that_does_not_beat_its_baselines_is_reported(summary, sentence):
     found = reasons.uninformative(summary)
     assert found is None if sentence is None else re.search(sentence, found)
+
+
+def dpo_summary(right, pairs, low, high):
+    return {"held_out": {"pairs": pairs, "accuracy": right / pairs, "low": low, "high": high, "margin": 0.1}}
+
+
+@pytest.mark.parametrize(("summary", "sentence"), [
+    (dpo_summary(70, 100, 0.604, 0.781), None),
+    (dpo_summary(49, 100, 0.394, 0.587),
+     "the implicit reward is not reliably better than chance: its held-out accuracy is 49.0% (95% interval 39.4% to 58.7%) on "
+     "100 pairs; give more pairs to train on, train for more epochs (dpo.epochs), or correct the labels"),
+    (dpo_summary(7, 10, 0.397, 0.892),
+     "the implicit reward is not reliably better than chance: its held-out accuracy is 70.0% (95% interval 39.7% to 89.2%) on "
+     "10 pairs; hold out more pairs for a narrower interval, or give more pairs to train on"),
+    ({"held_out": None},
+     "the accuracy of the implicit reward is unknown, because no held-out pair has a label that prefers an answer; give more "
+     "pairs, or raise held_out_share"),
+    ({"held_out": None, "balance": {}}, None),
+    ({"held_out": {"desirable": 5, "undesirable": 5, "accuracy": 0.4, "margin": 0.0}, "balance": {}}, None),
+])
+def test_a_direct_policy_that_does_not_beat_chance_is_reported(summary, sentence):
+    """The intervals are Wilson's at 95%. Judged single answers have none."""
+    assert reasons.unlearnt(summary) == sentence

@@ -19,12 +19,21 @@ from jaxalign.records import Comparison, Principle, PrincipleLabel, Prompt
 
 
 class Pair(NamedTuple):
-    """Two responses to one prompt. missing: whether one of them could not be sampled; both are then empty."""
+    """Two responses to one prompt.
+
+    missing: whether one of them could not be sampled; both are then empty. incomplete: as in `Comparison`.
+    """
 
     prompt: Prompt
     response_a: str
     response_b: str
     missing: bool = False
+    incomplete: tuple[str, ...] = ()
+
+
+def incomplete_sides(ended_a: bool, ended_b: bool) -> tuple[str, ...]:
+    """`Comparison.incomplete` of two responses of which it is known whether they ended."""
+    return tuple(side for side, ended in (("a", ended_a), ("b", ended_b)) if not ended)
 
 
 class _Asked(NamedTuple):
@@ -148,6 +157,7 @@ def _comparison(
         notes=tuple(dict.fromkeys(note for verdict in each for note in verdict.notes)),
         disagreement=max(apart) if apart else None,
         labels=tuple(_principle_label(rule, *both) for rule, both in zip(rules, verdicts, strict=False)),
+        incomplete=pair.incomplete,
     )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejection_sample
-from jaxalign.config import Config
-from jaxalign.data.chat import styles
+from jaxalign.config import BestOfNConfig, Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.base import PromptSets
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -24,7 +23,7 @@ from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.stages.shared import loops, reads, run_models, sources
-from jaxalign.stages.shared.answering import sampled_answers
+from jaxalign.stages.shared.answering import answers_in, sampled_answers
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.scorers import load_scorer
@@ -61,8 +60,8 @@ class BestOfNStage(BuiltinStage):
             print(f"[{context.title}] warning: {cut:,} of {len(chosen):,} chosen answers, with their prompts, are cut to "
                   f"best_of_n.row_length ({section.row_length} tokens); raise it", flush=True)
         steps = EpochLoader(len(packed_rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
-        extra = summarise(rows, section.n) | {"chosen": len(chosen), "chosen_share": len(chosen) / len(rows), "cut": cut}
-        extra |= sources.data_summary(sets)
+        counts = {"chosen": len(chosen), "chosen_share": len(chosen) / len(rows), "next_turn": _count_cut(context, chosen)}
+        extra = summarise(rows, section.n) | counts | {"cut": cut} | sources.data_summary(sets)
         train_supervised(context, section, policy_inputs(context, model, shared=False), packed_rows, None, steps, lambda: extra)
 
 
@@ -81,6 +80,14 @@ def _check_share(context: StageContext, total: int, chosen: int) -> None:
               flush=True)
 
 
+def _count_cut(context: StageContext, chosen: list[dict]) -> int:
+    """The number of chosen answers that were cut where another turn begins, which is printed if there are any."""
+    count = sum("next_turn" in row.get("notes", ()) for row in chosen)
+    if count:
+        print(f"[{context.title}] {count:,} of {len(chosen):,} chosen answers were cut at the next turn", flush=True)
+    return count
+
+
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, sets: PromptSets, shards: Shards) -> None:
     """Samples n answers to every prompt and writes the best one, chunk by chunk."""
     section, timing, scoring = context.config.best_of_n, loops.timing(context, model), None
@@ -95,19 +102,29 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, sets: Pro
                 phase.tokens, phase.flops = scoring_work(scorer, part)
                 scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, part)))
             asked = prompts[begin : begin + len(own)]
-            shards.write(number, _rows(asked, part, scores, section.n, section.threshold, tokenizer))
+            shards.write(number, _rows(asked, part, scores, section, tokenizer, context.config.data.style))
 
 
-def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer):
-    """One row per prompt: all n scores and the chosen answer, which is None if no complete answer reaches the threshold."""
-    count = len(prompts) * n
-    limit = -np.inf if threshold is None else threshold
-    taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, rollout.ended[:count]))
-    texts, out = styles.response_texts(tokenizer, rollout), []
+def _rows(
+    prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, section: BestOfNConfig, tokenizer: Tokenizer, style: str
+) -> list[dict]:
+    """One row per prompt: all n scores and the chosen answer, which is None if no complete answer reaches the threshold.
+
+    An answer ends where the sampled text begins another turn, and has no thoughts, as in the stages compare and evaluate; an
+    answer without words before that turn is not chosen. A score is that of the whole sampled text, as in RL and evaluate.
+    """
+    n, answers = section.n, answers_in(tokenizer, rollout, style)[: len(prompts) * section.n]
+    limit = -np.inf if section.threshold is None else section.threshold
+    allowed = np.asarray([answer.ended and not answer.emptied for answer in answers])
+    taken = np.asarray(rejection_sample(scores[: len(answers)], n, max(limit, np.finfo(np.float32).min), 1, allowed))
+    out = []
     for i, prompt in enumerate(prompts):
         mine = range(i * n, (i + 1) * n)
         best = next((row for row in mine if taken[row]), None)
-        chosen = {"response": None, "score": None} if best is None else {"response": texts[best], "score": float(scores[best])}
+        chosen = {"response": None, "score": None}
+        if best is not None:
+            chosen = {"response": answers[best].text, "score": float(scores[best])}
+            chosen |= {"notes": ["next_turn"]} if answers[best].cut else {}
         out.append(prompt_row(prompt) | chosen | {"scores": [float(scores[row]) for row in mine]})
     return out
 

@@ -15,7 +15,7 @@ from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.decisions import Calibration, calibrate, decide
-from jaxalign.feedback.labeller import Pair
+from jaxalign.feedback.labeller import Pair, incomplete_sides
 from jaxalign.feedback.pairs import choose_pair
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sentence
@@ -64,7 +64,7 @@ class CompareStage(BuiltinStage):
         summary = summarise(list(shards.read()), calibration)
         print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
         print(f"[{context.title}] {self_agreement_sentence(summary)}", flush=True)
-        for warning in label_warnings(summary):
+        for warning in label_warnings(summary, config.compare.max_new_tokens):
             print(f"[{context.title}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
 
@@ -122,7 +122,9 @@ def _pairs(
         if chosen is None:
             pairs.append(Pair(prompt, "", "", missing=True))
         else:
-            pairs.append(Pair(prompt, *(answers[i].text for i in chosen)))
+            first, second = (answers[i] for i in chosen)
+            incomplete = incomplete_sides(first.complete, second.complete)
+            pairs.append(Pair(prompt, first.text, second.text, incomplete=incomplete))
     return pairs
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxalign import streams
 from jaxalign.config import Config, DPOConfig
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.reasons import unlearnt
 from jaxalign.records import Comparison, Judgement
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.registry.stages import STAGES, Batch
@@ -68,7 +69,14 @@ class DPOStage(BuiltinStage):
         summary |= {"loss_first": metrics[0]["loss"], "loss_last": metrics[-1]["loss"]}
         measure = separation if judged else accuracy
         summary["held_out"] = measure(section, trainer.inputs.model, trainer.weights, trainer.held_out)
+        _warn(context.title, summary | extra)
         write_json(context.directory / "summary.json", summary | extra)
+
+
+def _warn(title: str, summary: Mapping[str, Any]) -> None:
+    """Warns if the held-out accuracy does not reliably exceed chance."""
+    if failure := unlearnt(summary):
+        print(f"[{title}] warning: {failure}", flush=True)
 
 
 Trained = tuple[DPO, dict[str, Any], dict[str, Any]]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -29,7 +30,7 @@ from jaxalign.feedback.rubrics import builtin_rubrics, kinds_of, load_rubrics
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.reasons import gold_labels_sentence
+from jaxalign.reasons import gold_labels_sentence, verdict_warning
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
@@ -111,6 +112,7 @@ class EvaluateStage(BuiltinStage):
         if section.win_rate_prompts and judges.compares(config):
             compared = compare(context, model, rows, names, prompts[: section.win_rate_prompts])
             summary["win_rates"] = paired.win_rates(compared)
+            _warn(context.title, summary["win_rates"])
             lines = json_lines(row for contest in compared for row in contest.rows())
             hosts.once(lambda: write_bytes_atomically(context.directory / VERDICTS, lines))
         if section.rubrics:
@@ -291,3 +293,10 @@ def compare(
             out.append(Contest(later, earlier, labelled))
             progress.update(len(pairs))
     return out
+
+
+def _warn(title: str, win_rates: Sequence[Mapping[str, Any]]) -> None:
+    """Warns of each two models on most of whose answers the judge gave no verdict."""
+    for row in win_rates:
+        if warning := verdict_warning(row, f"{row['model']} and {row['against']}"):
+            print(f"[{title}] warning: {warning}", flush=True)

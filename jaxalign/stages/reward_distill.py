@@ -19,17 +19,17 @@ from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
-from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.base import PromptSets, split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
-from jaxalign.records import Comparison, PairBatch, ScoredPairs
+from jaxalign.records import Comparison, PairBatch, Prompt, ScoredPairs
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.stages.shared import loops, reads, run_models, sources
-from jaxalign.stages.shared.answering import sampled_answers
+from jaxalign.stages.shared.answering import SampledAnswer, answers_in, sampled_answers
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import labelled_split
@@ -127,22 +127,38 @@ class RewardDistillStage(BuiltinStage):
 
 
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer, sets: PromptSets) -> None:
-    """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk."""
+    """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk.
+
+    An answer ends where the sampled text begins another turn, and has no thoughts, as in stage compare.
+    """
     n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), loops.timing(context, policy)
     key = context.key("reward_distill", "samples")
     sampled = sampled_answers(context, "reward_distill", policy, tokenizer, sets, shards, n, key, timing)
     for queue, prompts, rollout in sampled:
-        texts = styles.response_texts(tokenizer, rollout)
-        rows = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]
+        answers = answers_in(tokenizer, rollout, context.config.data.style)
+        rows = [_row(prompt, answers[i * n : (i + 1) * n]) for i, prompt in enumerate(prompts)]
         shards.write_all(queue, rows)
 
 
+def _row(prompt: Prompt, answers: Sequence[SampledAnswer]) -> dict:
+    """A prompt with its answers, and the positions of those without words before another turn, if any."""
+    emptied = [i for i, answer in enumerate(answers) if answer.emptied]
+    row = prompt_row(prompt) | {"responses": [answer.text for answer in answers]}
+    return row | ({"emptied": emptied} if emptied else {})
+
+
 def fresh_pairs(rows) -> list[Comparison]:
-    """Pairs of consecutive answers to each prompt. They are unlabelled, so their label is 0.5."""
-    pairs = []
+    """Pairs of consecutive answers to each prompt, without those of an emptied answer. They are unlabelled, so their label is
+    0.5. Raises UserError if there are none."""
+    pairs, total = [], 0
     for row in rows:
-        prompt, said = row_prompt(row), row["responses"]
-        pairs += [Comparison(prompt, a, b, 0.5) for a, b in zip(said[::2], said[1::2], strict=True)]
+        prompt, said, emptied = row_prompt(row), row["responses"], row.get("emptied", ())
+        total += len(said) // 2
+        pairs += [Comparison(prompt, said[i], said[i + 1], 0.5) for i in range(0, len(said), 2)
+                  if i not in emptied and i + 1 not in emptied]
+    if not pairs:
+        raise UserError(f"each of the {total:,} pairs of fresh answers has one that is empty before its next turn; start from "
+                        "a model that answers the prompts in this data.style")
     return pairs
 
 

@@ -100,6 +100,7 @@ class OnlineDirectMetrics:
       decided: the number of pairs whose label prefers an answer.
       kl: an estimate of the policy's KL to its start, in nats per answer.
       length: the mean number of tokens of an answer.
+      eos_rate: the share of the answers, 0 to 1, that end with a stop token.
       tokens: the number of tokens of all answers.
       update: means over the updates of the iteration.
     """
@@ -107,6 +108,7 @@ class OnlineDirectMetrics:
     decided: float
     kl: float
     length: float
+    eos_rate: float
     tokens: int
     update: DirectMetrics
 

@@ -48,6 +48,15 @@ def percent_interval(rate: Mapping[str, float]) -> str:
     return f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
 
 
+def accuracy_interval(held_out: Mapping[str, Any]) -> str:
+    """An accuracy with its 95% interval, if it is known: "89.0% (95% interval 81.4% to 93.8%)"; "-" without an accuracy."""
+    accuracy, low, high = (held_out.get(name) for name in ("accuracy", "low", "high"))
+    if accuracy is None:
+        return "-"
+    interval = "" if low is None or high is None else f" (95% interval {percent(low)} to {percent(high)})"
+    return percent(accuracy) + interval
+
+
 def span(values: Sequence[float]) -> list[str]:
     """Numbers of one curve, all with the decimals that show 3 digits of the largest: [2e-6, 0.293] is ["0.000", "0.293"].
 

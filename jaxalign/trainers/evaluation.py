@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +12,9 @@ import numpy as np
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config.arguments import as_name, instance_of
 from jaxalign.errors import UserError
+from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.reasons import MOSTLY, PROBLEMS, listed
+from jaxalign.reasons import verdict_warning
 from jaxalign.records import Comparison, Prompt
 from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.callables import call_reward, details
@@ -89,20 +89,10 @@ def evaluate(
                                 f"({report.first_error})") from report.cause
             measured[measure][name] = float(np.mean(values[kept]))
     for later, earlier in () if judge is None else contests(list(models)):
-        compared = judge.compare(asked, answers[later], answers[earlier])
-        _warn_without_verdicts(compared, f"{later} and {earlier}")
-        wins.append({"model": later, "against": earlier} | won(compared))
+        wins.append({"model": later, "against": earlier} | won(judge.compare(asked, answers[later], answers[earlier])))
+        if warning := verdict_warning(wins[-1], f"{later} and {earlier}"):
+            logging.getLogger("jaxalign").warning("evaluate: %s", warning)
     return Evaluation(tuple(asked), answers, complete, measured, wins)
-
-
-def _warn_without_verdicts(compared: Sequence[Comparison], pair: str) -> None:
-    """Warns if the judge gave no verdict on more than half of the pairs. Each of those counts one half, as a tie does."""
-    problems = collections.Counter(c.outcome for c in compared if c.outcome in PROBLEMS)
-    if problems.total() > MOSTLY * len(compared):
-        logging.getLogger("jaxalign").warning(
-            "evaluate: the judge gave no verdict on %d of the %d pairs of answers of %s, and each counts as a tie: %s",
-            problems.total(), len(compared), pair, listed(problems, PROBLEMS),
-        )
 
 
 def contests(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -114,13 +104,15 @@ def won(labelled: Sequence[Comparison]) -> dict[str, Any]:
     """How often the first response won. A tie or an undecided pair counts one half.
 
     Returns:
-      wins, total, undecided (including ties), rate, and low and high, the bounds of its 95% Wilson interval.
+      wins, total, undecided (including ties), rate, low and high, the bounds of its 95% Wilson interval, and outcomes: the
+      number of undecided pairs by reason (`reasons.COMPARISON`).
     """
     different = [c for c in labelled if c.response_a != c.response_b and c.decided]
     wins, ties = sum(c.label > 0.5 for c in different), len(labelled) - len(different)
     low, high = wilson_interval(wins + ties / 2, len(labelled))
     share = (wins + ties / 2) / len(labelled)
-    return {"wins": wins, "total": len(labelled), "undecided": ties, "rate": share, "low": low, "high": high}
+    counts = {"wins": wins, "total": len(labelled), "undecided": ties}
+    return counts | {"rate": share, "low": low, "high": high, "outcomes": count_outcomes(c.outcome for c in labelled)}
 
 
 def rate(values: Sequence[bool]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.feedback.labeller import Pair
+from jaxalign.feedback.labeller import Pair, incomplete_sides
 from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
@@ -154,7 +154,7 @@ class OnlineDPO(Trainer):
         pairs = jax.tree.map(lambda *x: np.concatenate(x), *(batch for batch, _, _ in collected))
         self._require_usable(step, [comparison for _, labelled, _ in collected for comparison in labelled], pairs.weight > 0)
         measured = [metrics for _, _, metrics in collected]
-        means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
+        means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length", "eos_rate")}
         totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
         with parts.timeline.phase("update") as phase:  # Blocking is free here: sampling needs the result.
             state, update = jax.block_until_ready(self._update(state, pairs, step))
@@ -184,8 +184,8 @@ class OnlineDPO(Trainer):
             phase.tokens, phase.flops = work.sampled(model, rollout)
         if first_row == 0:
             self._check(params, place_rows(model.sharding, rollout))
-        texts = styles.response_texts(parts.tokenizer, rollout, parts.style)
-        asked = [Pair(self._prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
+        answers = styles.answers_of(parts.tokenizer, rollout, parts.style)
+        asked = [_pair(self._prompts[i], *answers[2 * n : 2 * n + 2]) for n, i in enumerate(index)]
         labels_key = jax.random.fold_in(self.inputs.root_key, keys["labels"])
         labelled = self._times.run("labels", "judge", lambda: parts.label(asked, labels_key, first_row))
         answered = answer_pairs(rollout, labelled, parts.undecided)
@@ -199,6 +199,7 @@ class OnlineDPO(Trainer):
             "decided": float(sum(c.decided for c in labelled)),
             "kl": float(np.mean(now - start)),
             "length": float(np.mean(rollout.response_length)),
+            "eos_rate": float(np.mean(rollout.ended)),
             "tokens": int(rollout.response_length.sum()),
         }
         chosen = "none" if parts.objective.reference == "none" else self.section.reference
@@ -254,6 +255,11 @@ class OnlineDPO(Trainer):
             )
             measured.append(metrics)
         return self._offload_optimizer(state), jax.tree.map(lambda *values: sum(values) / len(values), *measured)
+
+
+def _pair(prompt: Prompt, first: tuple[str, bool], second: tuple[str, bool]) -> Pair:
+    """A pair of answers, each with whether it ended."""
+    return Pair(prompt, first[0], second[0], incomplete=incomplete_sides(first[1], second[1]))
 
 
 def minibatches(section: OnlineDPOConfig, seed: int, iteration: int) -> Iterator[np.ndarray]:

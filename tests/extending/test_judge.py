@@ -56,7 +56,8 @@ def test_revise_and_evaluate_accept_it():
     found = ja.evaluate({"a": model, "b": model}, ["Name the colour red."] * 2, judge=judge(), max_new_tokens=4,
                         measures={"length": lambda prompts, responses, **columns: [len(r) for r in responses]})
     assert found.win_rates == [{"model": "b", "against": "a", "wins": 0, "total": 2, "undecided": 2, "rate": 0.5,
-                                "low": found.win_rates[0]["low"], "high": found.win_rates[0]["high"]}]
+                                "low": found.win_rates[0]["low"], "high": found.win_rates[0]["high"],
+                                "outcomes": {"identical": 2}}]
     assert found.measures["length"]["a"] == len(found.answers["a"][0])
 
 
@@ -73,8 +74,8 @@ def test_an_evaluation_warns_if_the_judge_gives_no_verdict(caplog):
     found = ja.evaluate(models, asked, judge=judge("NotANumber"), max_new_tokens=4)
     assert found.answers["a"] != found.answers["b"] and found.win_rates[0]["undecided"] == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "evaluate: the judge gave no verdict on 2 of the 2 pairs of answers of b and a, and each counts as a tie: 2 nan (the "
-        "judge returned NaN)"]
+        "evaluate: the judge gave no verdict on 2 of 2 pairs of b and a, and each counts as a tie: 2 nan (the judge returned "
+        "NaN)"]
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -287,3 +287,8 @@ def test_option_log_probabilities_are_normalised_over_the_whole_vocabulary():
         logits = tiny.hidden(model, params, tokens[row, : length[row]])[-1] @ params["embedding"].T
         logp = logits - np.log(np.exp(logits.astype(np.float64)).sum())
         np.testing.assert_allclose(found[row], logp[[4, 30]], atol=1e-5)
+
+
+def test_labels_do_not_depend_on_whether_an_answer_ended_which_stays_known():
+    ended, cut = (judge(fair).label([PAIRS[0]._replace(incomplete=sides)], jax.random.key(0), 0)[0] for sides in ((), ("b",)))
+    assert (ended.incomplete, cut.incomplete) == ((), ("b",)) and dataclasses.replace(cut, incomplete=()) == ended

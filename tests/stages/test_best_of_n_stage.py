@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from jaxalign.config import from_config_dict
+from jaxalign.config import BestOfNConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt, Rollout
 from jaxalign.stages import best_of_n
@@ -93,11 +93,58 @@ def test_the_best_answer_that_ended_is_chosen():
     rollout = Rollout(tokens, np.full(8, 1), np.full(8, 2), np.zeros((8, 3)), ended)
     prompts = [Prompt(name, (Message("user", "How?"),), "rl") for name in "ab"]
     scores = np.asarray([9.0, 1.0, 5.0, 2.0, -3.0, -4.0, -5.0, -9.0], np.float32)
-    found = _rows(prompts, rollout, scores, 4, 0.0, WordTokenizer())
+    found = _rows(prompts, rollout, scores, BestOfNConfig(n=4, threshold=0.0), WordTokenizer(), "compact")
     assert [row["score"] for row in found] == [5.0, None]
     assert found[0]["response"] is not None and found[1]["response"] is None
-    free = _rows(prompts, rollout, scores, 4, None, WordTokenizer())
+    free = _rows(prompts, rollout, scores, BestOfNConfig(n=4), WordTokenizer(), "compact")
     assert [row["score"] for row in free] == [5.0, -3.0]
+
+
+class Texts(WordTokenizer):
+    """Each id from 10 on stands for a whole text."""
+
+    def __init__(self, *texts):
+        self.texts = texts
+
+    def decode(self, ids):
+        return "".join(self.texts[int(i) - 10] for i in ids if i >= 10)
+
+
+def sampled(*ended):
+    """A rollout whose response i is the token 10 + i and, if it ended, the end token."""
+    rows = len(ended)
+    tokens = np.stack([np.full(rows, 1), 10 + np.arange(rows), np.full(rows, 2)], axis=1)
+    return Rollout(tokens, np.full(rows, 1), 1 + np.asarray(ended, int), np.zeros((rows, 2)), np.asarray(ended, bool))
+
+
+TWO_TURNS = "Paris.\n\nHuman: And Spain?\n\nAssistant: Madrid."
+
+
+@pytest.mark.parametrize(("style", "texts", "ended", "responses", "notes"), [
+    # The best text of each prompt has another turn; that of the second prompt reached the length limit in it.
+    ("hh", (TWO_TURNS, "Rome.", "Oslo.\n\nHuman: An", "Rome."), (1, 1, 0, 1), ["Paris.", "Oslo."], [["next_turn"]] * 2),
+    # Nothing is said before the next turn of the best text, so the second best is chosen.
+    ("hh", ("Human: And Spain?", "Rome.", "\n\nHuman: Hi", "Rome."), (1, 1, 1, 1), ["Rome.", "Rome."], [None, None]),
+    ("hh", ("Paris.", "Rome.", "Oslo", "Bern."), (1, 1, 0, 1), ["Paris.", "Bern."], [None, None]),
+    # An answer of no words ended by itself.
+    ("hh", ("", "Rome.", "Oslo.", "Bern."), (1, 1, 1, 1), ["", "Oslo."], [None, None]),
+    ("chat", ("<think>A capital.</think>Paris.", "Rome.", "<think>Oslo", "Bern."), (1, 1, 1, 1), ["Paris.", "Bern."],
+     [None, None]),
+    ("compact", (TWO_TURNS, "Rome.", "Oslo.\n\nHuman: An", "Bern."), (1, 1, 0, 1), [TWO_TURNS, "Bern."], [None, None]),
+])
+def test_only_the_answer_in_a_text_is_trained_on(style, texts, ended, responses, notes):
+    prompts = [Prompt(name, (Message("user", "The capital?"),), "rl") for name in "ab"]
+    scores = np.asarray([2.0, 1.0, 2.0, 1.0], np.float32)
+    found = _rows(prompts, sampled(*ended), scores, BestOfNConfig(n=2), Texts(*texts), style)
+    assert [row["response"] for row in found] == responses and [row.get("notes") for row in found] == notes
+    assert [row["scores"] for row in found] == [[2.0, 1.0]] * 2
+
+
+def test_the_chosen_answers_that_were_cut_are_counted(tmp_path, capsys):
+    context = StageContext(from_config_dict({}), tmp_path, tmp_path / "best_of_n", False)
+    assert best_of_n._count_cut(context, [{"response": "a"}]) == 0 and not capsys.readouterr().out
+    assert best_of_n._count_cut(context, [{"response": "a"}, {"response": "b", "notes": ["next_turn"]}]) == 1
+    assert capsys.readouterr().out == "[best_of_n] 1 of 2 chosen answers were cut at the next turn\n"
 
 
 def test_the_expected_best_is_the_mean_over_subsets():

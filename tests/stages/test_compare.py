@@ -9,10 +9,11 @@ import pytest
 from jaxalign.config import from_config_dict
 from jaxalign.feedback.critique import PolicyAnswer
 from jaxalign.feedback.decisions import Calibration
+from jaxalign.reasons import incomplete_answers
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
 from jaxalign.stages.shared.label_summary import summarise
-from jaxalign.stages.shared.labelled import read_comparisons
+from jaxalign.stages.shared.labelled import comparison_row, read_comparisons, row_comparison
 from jaxalign.stages.shared.shards import Shards
 
 
@@ -88,3 +89,24 @@ def test_a_pair_with_a_missing_answer_is_not_trained_on(monkeypatch):
 
     assert texts(said, ended) == ("yes", "") and texts(ended, said) == ("", "yes")
     assert texts(said, missing) == texts(missing, said) == texts(missing, missing) == ("", "")
+
+
+def test_answers_that_did_not_end_are_recorded_in_the_row_and_counted(monkeypatch, tmp_path):
+    """Of the pairs with different answers, the first has one answer that did not end and the second has two: 3 of 4. The third
+    pair has equal answers, which are not compared, and the last one has no answers."""
+    cut, ended, missing = PolicyAnswer("yes, bec", False), PolicyAnswer("no.", True), PolicyAnswer("", False, sampled=False)
+    sampled = [ended, cut, cut, cut._replace(text="no, s"), cut, cut, ended, missing]
+    monkeypatch.setattr(stage, "answer", lambda *arguments: sampled)
+    prompts = [Prompt(f"test-{i}", (Message("user", "how"),), "red_team") for i in range(4)]
+    config = from_config_dict({"compare": {"samples": 2}})
+    context = types.SimpleNamespace(config=config, key=lambda *names: None)
+    pairs = stage._pairs(context, None, prompts, None, 0)
+    assert [pair.incomplete for pair in pairs] == [("b",), ("a", "b"), ("a", "b"), ()]
+    rows = [comparison_row(Comparison(pair.prompt, *pair[1:3], 0.9, incomplete=pair.incomplete)) for pair in pairs]
+    assert [made.get("incomplete") for made in rows] == [("b",), ("a", "b"), ("a", "b"), None] and "incomplete" not in rows[3]
+    Shards(tmp_path).write(0, rows)
+    read = list(Shards(tmp_path).read())
+    assert [row_comparison(made).incomplete for made in read] == [pair.incomplete for pair in pairs]
+    summary = summarise(read, Calibration(0.1))
+    assert summary["incomplete"] == 3 and incomplete_answers(summary) == (3, 4)
+    assert summarise([row(0, 0.9, 0.7)], Calibration(0.1))["incomplete"] == 0  # Rows of an older work directory.

@@ -77,6 +77,9 @@ def test_both_stages_train_and_are_evaluated(direct):
     assert abs(summary["kl"]["sft"]) < 1e-3 < abs(summary["kl"]["online_dpo"])
     last = [json.loads(line) for line in (direct / "online_dpo" / "rows-00002.jsonl").read_text().splitlines()]
     assert len(last) == 8 and all(0 <= row["label"] <= 1 for row in last)
+    # The answers end with a stop token only: 2 answers per pair.
+    ended = read_metrics(direct / "online_dpo" / "metrics.jsonl")[-1]["eos_rate"]
+    assert ended == pytest.approx(1 - sum(len(row.get("incomplete", ())) for row in last) / 16)
     assert "Online direct preference optimisation" in (direct / "report.html").read_text(encoding="utf-8")
     assert {"changes", "dpo", "online_dpo"} <= set(check_links(direct / "report.html"))
 

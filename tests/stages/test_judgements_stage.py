@@ -11,6 +11,7 @@ import pytest
 from jaxalign.config import DPOConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Judgement, Message, Prompt
+from jaxalign.stages import dpo
 from jaxalign.stages.dpo import balance
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import judged_arrays
@@ -71,6 +72,14 @@ def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog
     assert found == {"desirable": good, "undesirable": bad, "ratio": pytest.approx(ratio) if ratio is not None else None}
     messages = [record.getMessage() for record in caplog.records]
     assert (len(messages) == 1 and warning in messages[0]) if warning else not messages
+
+
+def test_stage_dpo_warns_if_its_reward_is_no_better_than_chance(capsys):
+    held_out = {"pairs": 100, "accuracy": 0.49, "low": 0.394, "high": 0.587, "margin": 0.0}
+    dpo._warn("round-2/dpo", {"held_out": held_out})
+    assert capsys.readouterr().out.startswith("[round-2/dpo] warning: the implicit reward is not reliably better than chance: ")
+    dpo._warn("dpo", {"held_out": held_out | {"low": 0.51}})
+    assert not capsys.readouterr().out
 
 
 def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from jaxalign.records import Comparison, Message, Prompt
+from jaxalign.stages import evaluate
 from jaxalign.stages.shared.breakdown import Contest
 from jaxalign.stages.shared.paired import paired_differences, win_rates, word_measures
 
 
-def pair(number, first, second, label, decided=True):
-    return Comparison(Prompt(f"p{number}", (Message("user", "?"),), "eval"), first, second, label, decided=decided)
+def pair(number, first, second, label, decided=True, outcome=None):
+    prompt = Prompt(f"p{number}", (Message("user", "?"),), "eval")
+    return Comparison(prompt, first, second, label, decided=decided, outcome=outcome)
 
 
 def test_win_rates_count_equal_and_undecided_pairs_as_half():
@@ -23,6 +25,22 @@ def test_win_rates_count_equal_and_undecided_pairs_as_half():
     assert row["rate"] == 0.7 and row["bootstrap_low"] < 0.7 < row["bootstrap_high"]
     assert row["length_difference"] == pytest.approx(1.9) and row["length_controlled_problem"] is None
     assert 0 < row["length_controlled_low"] < row["length_controlled"] < row["length_controlled_high"] < 1
+
+
+def test_outcomes_of_undecided_pairs_are_counted_and_missing_verdicts_printed(capsys):
+    """Of 8 pairs, 5 have no verdict, more than half; of the first 6, 3 are exactly half, which is no reason for a warning."""
+    labelled = [pair(0, "a", "b", 0.9), pair(1, "a", "a", 0.5, False, "identical"), pair(2, "a", "b", 0.5, False, "tie"),
+                *(pair(i, "a", "b", 0.5, False, "unreadable") for i in (3, 4, 5, 6)), pair(7, "a", "b", 0.5, False, "refused")]
+    rows = win_rates([Contest("ppo", "sft", labelled), Contest("ppo", "base", labelled[:6])])
+    assert [row["outcomes"] for row in rows] == [{"unreadable": 4, "identical": 1, "tie": 1, "refused": 1},
+                                                 {"unreadable": 3, "identical": 1, "tie": 1}]
+    evaluate._warn("evaluate", rows)
+    assert capsys.readouterr().out == (
+        "[evaluate] warning: the judge gave no verdict on 5 of 8 pairs of ppo and sft, and each counts as a tie: 4 unreadable "
+        "(the answer is none of the options, or most of its probability lies outside of them), 1 refused (the judge declined "
+        "to answer)\n")
+    evaluate._warn("evaluate", [{"model": "ppo", "against": "sft", "total": 8}])  # Of an older work directory.
+    assert not capsys.readouterr().out
 
 
 def answer(model, number, text, tokens, kind="a", **gold):

@@ -12,12 +12,17 @@ import pytest
 
 from jaxalign.config import RewardDistillConfig, from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.records import Message, Prompt, Rollout
 from jaxalign.rewards.scorer import Scorer, student_model
+from jaxalign.stages import reward_distill
 from jaxalign.stages.reward_distill import agreement, fresh_pairs
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.shards import Shards, queues
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.student import first_layers
 from tests import tiny
+from tests.feedback.fakes import WordTokenizer
 from tests.small_run import phases_with_operations, read, rows, run
 from tests.tracking.pages import check_links
 
@@ -117,6 +122,29 @@ def test_agreement_by_hand():
 def test_answers_to_one_prompt_are_paired_in_their_order():
     row = {"prompt_id": "p", "messages": [{"role": "user", "content": "How?"}], "source": "rl", "responses": list("abcd")}
     assert [(pair.response_a, pair.response_b) for pair in fresh_pairs([row])] == [("a", "b"), ("c", "d")]
+    assert [(pair.response_a, pair.response_b) for pair in fresh_pairs([row | {"emptied": [1]}])] == [("c", "d")]
+    with pytest.raises(UserError, match="each of the 2 pairs of fresh answers has one that is empty before its next turn"):
+        fresh_pairs([row | {"emptied": [1, 2]}])
+
+
+def test_the_student_learns_from_answers_without_another_turn(monkeypatch, tmp_path):
+    """The first text goes on with another turn, the second one begins with it, and the third one is empty by itself."""
+    texts = ["Paris.\n\nHuman: And Spain?\n\nAssistant: Madrid.", "Human: And Spain?", "", "Rome."]
+
+    class Texts(WordTokenizer):
+        def decode(self, ids):
+            return "".join(texts[int(i) - 10] for i in ids if i >= 10)
+
+    tokens = np.asarray([[1, 10 + i, 2] for i in range(4)])
+    rollout = Rollout(tokens, np.full(4, 1), np.full(4, 2), np.zeros((4, 2)), np.ones(4, bool))
+    prompt, (queue,) = Prompt("p", (Message("user", "The capital?"),), "rl"), queues(1, 1)
+    monkeypatch.setattr(reward_distill, "sampled_answers", lambda *arguments: [(queue, [prompt], rollout)])
+    monkeypatch.setattr(reward_distill.loops, "timing", lambda *arguments: None)
+    config = from_config_dict({"reward_distill": {"samples": 4}, "data": {"style": "hh"}})
+    context = StageContext(config, tmp_path, tmp_path / "reward_distill", False)
+    reward_distill._answer(context, None, Texts())
+    (row,) = Shards(tmp_path / "reward_distill").read()
+    assert row["responses"] == ["Paris.", "", "", "Rome."] and row["emptied"] == [1]
 
 
 def test_a_student_can_start_from_the_first_layers_of_its_teacher():

@@ -126,6 +126,28 @@ def test_a_conflict_of_preference_model_and_judge_is_stated(tmp_path):
     assert "exploited" not in lead and "(95% interval 31% to 51%), which is no clear preference." in lead
 
 
+def test_win_rates_without_verdicts_are_no_draw(tmp_path):
+    run = make_run(tmp_path, gold=False)
+    tied = {"model": "ppo", "against": "sft", "wins": 10, "total": 200, "undecided": 180, "rate": 0.5, "low": 0.4314,
+            "high": 0.5686, "outcomes": {"unreadable": 170, "tie": 10}}
+    _change(run / "summary.json", lambda summary: summary.update(win_rates=[tied]))
+    page = render_page(run)[1]
+    assert page.text("lead").startswith(
+        "What happened Warning: the judge gave no verdict on 170 of 200 pairs of the model after RL and the model after "
+        "supervised CAI, and each counts as a tie: 170 unreadable (the answer is none of the options, or most of its "
+        "probability lies outside of them). ")
+    sentence = "of 200 comparisons (95% interval 43.1% to 56.9%), which is no clear preference"
+    assert f"{sentence}; the judge gave no verdict on 170 of them, and each counts as a tie." in page.text("lead")
+    assert "180 undecided, 170 of them without a verdict, each counted as half a win." in page.text("wins")
+    few = tied | {"outcomes": {"unreadable": 1, "tie": 179}}
+    _change(run / "summary.json", lambda summary: summary.update(win_rates=[few]))
+    lead = render_page(run)[1].text("lead")
+    assert "Warning" not in lead and "; the judge gave no verdict on 1 of them" in lead
+    few = tied | {"outcomes": {"tie": 180}}
+    _change(run / "summary.json", lambda summary: summary.update(win_rates=[few]))
+    assert "no verdict" not in render_page(run)[1].text("lead")
+
+
 @pytest.mark.parametrize("gold", [True, False])
 def test_the_numbers_of_the_lead_are_explained_by_sections_of_the_documentation(tmp_path, gold):
     lead = render_page(make_run(tmp_path, gold=gold))[1].text("lead").partition("What these numbers mean")[2]

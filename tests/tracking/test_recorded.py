@@ -115,6 +115,40 @@ def test_the_data_of_dpo_are_named(tmp_path, inputs, summary, shown):
     assert f"DPO learned from {shown}." in lead(run)
 
 
+def test_answers_that_mostly_did_not_end_are_a_warning(tmp_path):
+    run = make_run(tmp_path)
+    change(run / "config.json", compare={"max_new_tokens": 64})
+    change(run / "compare" / "summary.json", pairs=1000, identical_pairs=200, incomplete=1200)
+    warning = ("Warning: 1,200 of 1,600 compared answers did not end within compare.max_new_tokens (64), but training treats "
+               "them as complete; raise it, or start from a model that ends its answers.")
+    page = render_page(run)[1]
+    assert warning in page.text("lead") and "Answers that did not end 1,200 (75.0%)" in page.text("labels")
+
+
+def test_answers_of_online_dpo_that_did_not_end_are_told(tmp_path):
+    run = make_run(tmp_path, ("sft", "evaluate", "report"), gold=False)
+    change(run / "config.json", stages=["sft", "online_dpo", "evaluate", "report"])
+    write_json(run / "online_dpo" / "manifest.json", {"stage": "online_dpo", "status": "done", "config": {}, "inputs": {}})
+    write_json(run / "online_dpo" / "summary.json", {"iterations": 2, "pairs": 8})
+    write_rows(run / "online_dpo" / "metrics.jsonl", [{"step": step, "loss": 0.7, "eos_rate": 0.25} for step in (0, 1)])
+    sentence = "75.0% of the answers of the last iteration of online DPO did not end within online_dpo.max_new_tokens."
+    assert sentence in lead(run)
+
+
+def test_an_implicit_reward_that_is_no_better_than_chance_is_a_warning(tmp_path):
+    run = make_run(tmp_path, ("sft", "compare", "evaluate", "report"), gold=False)
+    change(run / "config.json", stages=["sft", "compare", "dpo", "evaluate", "report"])
+    write_json(run / "dpo" / "manifest.json", {"stage": "dpo", "status": "done", "config": {}, "inputs": {"sft": ""}})
+    held_out = {"pairs": 100, "accuracy": 0.49, "low": 0.394, "high": 0.587, "margin": 0.01}
+    write_json(run / "dpo" / "summary.json", {"steps": 3, "held_out": held_out})
+    interval = "49.0% (95% interval 39.4% to 58.7%)"
+    warning = f"Warning: the implicit reward is not reliably better than chance: its held-out accuracy is {interval} on 100"
+    _, page = render_page(run)
+    assert warning in page.text("lead") and f"Held-out accuracy {interval}" in page.text("dpo")
+    change(run / "dpo" / "summary.json", held_out=held_out | {"accuracy": 0.7, "low": 0.604, "high": 0.781})
+    assert "implicit reward" not in lead(run)
+
+
 @pytest.mark.parametrize(("scores", "inputs", "shown"), [
     ({"base": -0.16, "sft": 0.1, "ppo": -0.36}, ["sft"], "RL fell to -0.36 from 0.10 for the model after fine-tuning"),
     ({"base": -0.16, "sft": 0.1, "ppo": -0.1}, [], "RL rose to -0.10 from -0.16 for the starting model"),
@@ -133,6 +167,7 @@ def test_lost_rows_are_counted_with_their_shares_near_the_top(tmp_path):
     change(run / "preference" / "summary.json", data=report)
     change(run / "sft" / "summary.json", cut=11)
     change(run / "revise" / "summary.json", incomplete=5)
+    change(run / "compare" / "summary.json", pairs=1000, identical_pairs=200, incomplete=80)
     change(run / "summary.json", complete={"base": 1.0, "sft": 0.75, "ppo": 0.5})
     write_json(run / "ppo" / "left_out.json", {"the rl prompts": {"total": 60, "dropped": 15, "cut": 3}})
     shown = lead(run)
@@ -140,6 +175,7 @@ def test_lost_rows_are_counted_with_their_shares_near_the_top(tmp_path):
         "Of the 80 rows of in/pairs.jsonl, 48 (60.0%) were kept; 2 (2.5%) too long, oldest turns cut; 32 (40.0%) too long even",
         "11 (50.0%) of the answers of fine-tuning were cut to sft.row_length.",
         "5 (20.0%) of the answers and revisions did not end within revise.max_new_tokens.",
+        "80 (5.0%) of the compared answers did not end within compare.max_new_tokens; training treats them as complete.",
         "1.0% of the responses of the last iteration of RL did not end within ppo.max_new_tokens.",
         "25.0% for the model after supervised CAI and 50.0% for the model after RL.",
         "Of the 60 rows of the rl prompts in stage ppo, 15 (25.0%) were dropped because they did not fit or the text format "
@@ -168,7 +204,7 @@ def test_a_file_of_which_most_rows_were_dropped_has_a_warning(tmp_path):
     run = make_run(tmp_path)
     report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 20, "too_long": list(range(60)), "cut": [], "broken": []}
     change(run / "preference" / "summary.json", data=report)
-    assert "Warning: only 20 of 80 rows of in/pairs.jsonl can be used; raise model.max_length, and max_length" in lead(run)
+    assert "Warning: only 20 of 80 rows of in/pairs.jsonl can be used; raise model.max_length, and preference" in lead(run)
 
 
 def test_settings_without_an_effect_are_listed_apart(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
@@ -57,3 +58,25 @@ def sampled_answers(
                 phase.tokens, phase.flops = work.sampled(policy, rollout)
             yield queue, own, rollout
             progress.update(len(rows))
+
+
+class SampledAnswer(NamedTuple):
+    """The answer in a sampled text.
+
+    text: the answer. ended: whether it ended. cut: whether the text went on with another turn, which is not part of the answer.
+    emptied: whether the text has words, but none of them are the answer's.
+    """
+
+    text: str
+    ended: bool
+    cut: bool
+    emptied: bool
+
+
+def answers_in(tokenizer: Tokenizer, rollout: Rollout, style: str) -> list[SampledAnswer]:
+    """The answer of every row of a rollout (numpy arrays), without another turn or thoughts; see `styles.finish_answer`."""
+    whole, found = styles.response_texts(tokenizer, rollout), []
+    for before, (text, ended) in zip(whole, styles.answers_of(tokenizer, rollout, style), strict=True):
+        emptied = bool(before.strip()) and not text.strip()
+        found.append(SampledAnswer(text, ended, style == "hh" and text != before, emptied))
+    return found

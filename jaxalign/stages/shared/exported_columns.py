@@ -63,6 +63,7 @@ LABELS: Columns = {
     "outside": (_NUMBER, "the probability that the judge gave to none of the options"),
     "notes": (_TEXTS, "facts about the verdicts that do not prevent their use"),
     "disagreement": (_NUMBER, "the largest difference between two members of a jury"),
+    "incomplete": (_TEXTS, "the answers that did not end within the length limit: a, b"),
     "weight": (_NUMBER, "the weight of the pair's loss; empty: 1"),
     **_PROMPT_COLUMNS,
 }

@@ -187,7 +187,8 @@ def _read_labels(run: RunFacts) -> _Set:
     rows: list[Row] = []
     for row in Shards(run.workdir / "compare").read():
         verdicts = [{entry["name"]: label.get(entry["name"]) for entry in VERDICTS["list"]} for label in row.get("labels", ())]
-        rows.append({name: row.get(name) for name in LABELS} | {"labels": verdicts, "notes": row.get("notes", [])})
+        listed = {name: row.get(name, []) for name in ("notes", "incomplete")}
+        rows.append({name: row.get(name) for name in LABELS} | {"labels": verdicts} | listed)
     return _Set(LABELS, "All pairs that stage compare asked the judge about, with its verdicts", _filled({"train": rows}), {})
 
 

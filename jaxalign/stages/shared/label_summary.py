@@ -30,6 +30,7 @@ def summarise(rows: Sequence[Mapping[str, Any]], calibration: Calibration) -> di
     return {
         "pairs": len(rows),
         "identical_pairs": len(rows) - len(asked),
+        "incomplete": sum(len(pair.incomplete) for pair in asked),
         "undecided": sum(not pair.decided for pair in asked),
         "unparsable": sum(pair.problem is not None for pair in asked),
         "outcomes": count_outcomes(row.get("outcome") for row in rows),

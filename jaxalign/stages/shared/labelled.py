@@ -33,7 +33,7 @@ _FIELDS = (
 )
 
 
-_MORE = ("problem", "outside", "notes", "disagreement", "principle", "outcome")
+_MORE = ("problem", "outside", "notes", "disagreement", "principle", "outcome", "incomplete")
 """Fields of a row that are absent if they are empty."""
 
 
@@ -49,7 +49,7 @@ def comparison_row(comparison: Comparison) -> dict:
 def row_comparison(row: Mapping[str, Any]) -> Comparison:
     """The labelled pair of a row that `comparison_row` made."""
     fields = {name: row[name] for name in _FIELDS} | {name: row[name] for name in (*_MORE, "weight") if name in row}
-    fields |= {name: tuple(fields[name]) for name in ("principles", "notes") if name in fields}
+    fields |= {name: tuple(fields[name]) for name in ("principles", "notes", "incomplete") if name in fields}
     labels = tuple(PrincipleLabel(**label) for label in row.get("labels", ()))
     return Comparison(row_prompt(row), **fields, labels=labels)
 

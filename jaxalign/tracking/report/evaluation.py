@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from jaxalign.reasons import without_verdict
 from jaxalign.tracking.formatting import capitalized, decimal, number, percent, percent_interval
 from jaxalign.tracking.measures import (
     measure,
@@ -85,8 +86,9 @@ def win_rates(run: RunFiles) -> list[ReportSection]:
         name = f"{model_title(row['model'], run.used)} against {model_title(row['against'], run.used)}"
         note = f"{number(row['wins'])} of {row['total']:,}"
         bar = Interval("preferred", row["rate"], row["low"], row["high"], note, 1)
-        undecided = row.get("undecided")
-        ties = "" if undecided is None else f"{number(undecided)} undecided, each counted as half a win."
+        undecided, unread = row.get("undecided"), sum(without_verdict(row.get("outcomes") or {}).values())
+        unread = f", {unread:,} of them without a verdict" if unread else ""
+        ties = "" if undecided is None else f"{number(undecided)} undecided{unread}, each counted as half a win."
         ties = " ".join(filter(None, (ties, paired.draw_note(row))))
         figures.append(Figure(capitalized(name), Markup(plots.interval_bars(name, [bar], reference=0.5)), ties))
     intro = (f"{capitalized(judge_phrase(run, 'evaluate'))} compared the answers to each prompt, in both orders. The dashed "

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from jaxalign.reasons import COMPARISON, NOTES, REVISION, gold_labels_sentence
+from jaxalign.reasons import COMPARISON, NOTES, REVISION, gold_labels_sentence, incomplete_answers
 from jaxalign.tracking.formatting import capitalized, number, percent, share, short_percent
 from jaxalign.tracking.report import examples, plots
 from jaxalign.tracking.report.blocks import Figure, ReportSection, Table
@@ -88,6 +88,9 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
              "the share of verdicts in both orders for which the judge prefers the same answer whichever is shown first"],
             ["Position bias", _bias(summary.get("position_bias")),
              "how far the mean probability of the answer shown first is from 50%; averaging both orders cancels it"]]
+    if summary.get("incomplete") is not None:
+        rows.append(["Answers that did not end", share(*incomplete_answers(summary)),
+                     "of the compared answers; training treats them as complete"])
     rows += _calibration_rows(summary.get("calibration") or {})
     if outside is not None:
         rows.append(["Outside mass", percent(outside),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxalign.config import rounds
+from jaxalign.reasons import without_verdict
 from jaxalign.tracking.alerts import alerts_of
 from jaxalign.tracking.drift import drift
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
@@ -67,10 +68,12 @@ def _other_sentences(run: RunFiles) -> list[str]:
     for row in run.evaluation.get("win_rates") or []:
         if row.get("total"):
             unclear = ", which is no clear preference" if row["low"] <= 0.5 <= row["high"] else ""
+            unread = sum(without_verdict(row.get("outcomes") or {}).values())
+            silent = f"; the judge gave no verdict on {unread:,} of them, and each counts as a tie" if unread else ""
             winner = capitalized(model_phrase(row["model"], run.used))
             sentences.append(f"{winner} was preferred over {model_phrase(row['against'], run.used)} in "
                              f"{short_percent(row['rate'])} of {row['total']:,} comparisons (95% interval "
-                             f"{short_percent(row['low'])} to {short_percent(row['high'])}){unclear}.")
+                             f"{short_percent(row['low'])} to {short_percent(row['high'])}){unclear}{silent}.")
     if run.evaluation.get("rates"):
         return [*sentences, "The rates of each model are below."]
     return [*sentences, no_rates(run)]

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from jaxalign.reasons import uninformative
-from jaxalign.tracking.formatting import number, percent
+from jaxalign.tracking.formatting import accuracy_interval, number, percent
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import Curves, Figure, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.roles import rewards_rl
@@ -51,7 +51,7 @@ def _calibration(stage: StageFiles) -> tuple[Figure, ...]:
 def _preference_rows(stage: StageFiles) -> list[list[str]]:
     summary, held_out = stage.summary, stage.summary.get("held_out") or {}
     rows = [["Held-out pairs", number(held_out.get("pairs"))],
-            ["Held-out accuracy", _accuracy(held_out)],
+            ["Held-out accuracy", accuracy_interval(held_out)],
             *_baseline_rows(summary),
             ["Expected calibration error", number(held_out.get("ece"))],
             ["Held-out loss", number(held_out.get("loss"))],
@@ -64,7 +64,7 @@ def _preference_rows(stage: StageFiles) -> list[list[str]]:
         rows += [["Fitted temperature", number(fitted.get("value"))],
                  ["Calibration error before the fit", number(fitted.get("ece_before"))]]
     if "members" in summary:
-        rows += [[f"Accuracy of member {i}", _accuracy(member.get("held_out") or {})]
+        rows += [[f"Accuracy of member {i}", accuracy_interval(member.get("held_out") or {})]
                  for i, member in enumerate(summary["members"] or [], 1)]
         rows.append(["Disagreement of the members", number(summary.get("disagreement"))])
     return rows
@@ -76,14 +76,14 @@ def _baseline_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if baselines:
         length, ceiling = baselines.get("length") or {}, baselines.get("ceiling")
         rows += [["Accuracy of chance", percent(baselines["chance"])],
-                 [f"Accuracy of choosing the {length.get('rule', 'longer')} answer", _accuracy(length)],
+                 [f"Accuracy of choosing the {length.get('rule', 'longer')} answer", accuracy_interval(length)],
                  ["Expected accuracy that the noise of the labels allows", "-" if ceiling is None else percent(ceiling)]]
     for name, title in (("ai", "AI-labelled"), ("human", "human")):
         part = summary.get(name)
         if part:
             rows += [[f"Training pairs, {title}", number(part.get("train_pairs"))],
                      [f"Held-out pairs, {title}", number(part.get("held_out_pairs"))],
-                     [f"Held-out accuracy, {title} pairs", _accuracy(part.get("held_out") or {})]]
+                     [f"Held-out accuracy, {title} pairs", accuracy_interval(part.get("held_out") or {})]]
     if summary.get("human"):
         rows.append(["Weight of a human pair", number(summary["human"].get("weight"))])
     members = (summary.get("early_stopping") or {}).get("members") or []
@@ -114,11 +114,11 @@ def _distilled_rows(run: RunFiles, summary: Mapping[str, Any]) -> list[list[str]
     alike, speed = summary.get("agreement") or {}, read_object(run.path / "reward_distill" / "speed.json")
     labelled, parameters = summary.get("labelled") or {}, summary.get("parameters") or {}
     rows = [["Held-out pairs of new answers", number(alike.get("pairs"))],
-            ["Pairs in the teacher's order", _accuracy({**alike, "accuracy": alike.get("rate")})],
+            ["Pairs in the teacher's order", accuracy_interval({**alike, "accuracy": alike.get("rate")})],
             ["Pearson correlation of the scores", number(alike.get("pearson"))],
             ["Spearman correlation of the scores", number(alike.get("spearman"))],
-            ["Teacher's accuracy on held-out labels", _accuracy(labelled.get("teacher") or {})],
-            ["Student's accuracy on held-out labels", _accuracy(labelled.get("student") or {})],
+            ["Teacher's accuracy on held-out labels", accuracy_interval(labelled.get("teacher") or {})],
+            ["Student's accuracy on held-out labels", accuracy_interval(labelled.get("student") or {})],
             ["Teacher's parameters", number(parameters.get("teacher"))],
             ["Student's parameters", number(parameters.get("student"))]]
     if speed:
@@ -127,11 +127,3 @@ def _distilled_rows(run: RunFiles, summary: Mapping[str, Any]) -> list[list[str]
                  ["Student's median time", f"{number(speed.get('student_seconds'))} s"],
                  ["Speed-up", number(speed.get("speedup"))]]
     return rows
-
-
-def _accuracy(held_out: Mapping[str, Any]) -> str:
-    accuracy, low, high = (held_out.get(name) for name in ("accuracy", "low", "high"))
-    if accuracy is None:
-        return "-"
-    interval = "" if low is None or high is None else f" (95% interval {percent(low)} to {percent(high)})"
-    return percent(accuracy) + interval

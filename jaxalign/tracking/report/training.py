@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxalign.tracking.formatting import number
+from jaxalign.tracking.formatting import accuracy_interval, number
 from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences
 from jaxalign.tracking.report.blocks import LAST, Curves, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.changes import kl_reference
@@ -41,6 +41,7 @@ _DIRECT_CURVES = (
     Curves("Accuracy", {"accuracy": "share of pairs ranked as labelled"}),
     Curves("Decided pairs", {"decided": "pairs per iteration"}),
     Curves("Response length", {"length": "tokens"}),
+    Curves("Answers that end with a stop token", {"eos_rate": "share"}),
 )
 
 
@@ -91,8 +92,8 @@ def direct(run: RunFiles) -> list[ReportSection]:
             titles = {"Held-out pairs": "pairs"}
             if "desirable" in held_out:
                 titles = {"Held-out good answers": "desirable", "Held-out bad answers": "undesirable"}
-            titles |= {"Held-out accuracy": "accuracy", "Held-out margin": "margin"}
             rows = [[quantity, number(held_out.get(field))] for quantity, field in titles.items()]
+            rows += [["Held-out accuracy", accuracy_interval(held_out)], ["Held-out margin", number(held_out.get("margin"))]]
             tables = (Table("Results on held-out answers", ["Quantity", "Value"], rows),)
         kl = Curves(f"KL to {kl_reference(run, name)}, nats per response", {"kl": "nats per response"})
         figures = curve_figures(run, name, (*_DIRECT_CURVES, kl))

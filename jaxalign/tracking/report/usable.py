@@ -19,17 +19,20 @@ from jaxalign.reasons import (
     advice,
     audit_warnings,
     few_usable,
+    incomplete_answers,
     label_warnings,
     mostly_dropped,
     often_contradicted,
     pairs_sentence,
     self_agreement_sentence,
+    unlearnt,
     usable_sentence,
+    verdict_warning,
 )
 from jaxalign.tracking.formatting import capitalized, percent, share
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.roles import joined
-from jaxalign.tracking.workdir import RunFiles
+from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _REPORTS = {
     "prompts": (PromptReport, "prompts kept"),
@@ -101,9 +104,16 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
     total = (revised.get("prompts") or 0) * (revised.get("rounds") or 1) + (revised.get("helpful_prompts") or 0)
     if revised.get("incomplete"):
         yield f"{share(revised['incomplete'], total)} of the answers and revisions did not end within revise.max_new_tokens."
-    _, ended = run.stage("ppo").column("eos_rate")
-    if ended and ended[-1] < 1:
-        yield f"{percent(1 - ended[-1])} of the responses of the last iteration of RL did not end within ppo.max_new_tokens."
+    compared = run.stage("compare").summary
+    if compared.get("incomplete"):
+        unended, total = incomplete_answers(compared)
+        yield (f"{share(unended, total)} of the compared answers did not end within compare.max_new_tokens; training treats "
+               "them as complete.")
+    for stage, words in (("online_dpo", "answers of the last iteration of online DPO"),
+                         ("ppo", "responses of the last iteration of RL")):
+        _, ended = run.stage(stage).column("eos_rate")
+        if ended and ended[-1] < 1:
+            yield f"{percent(1 - ended[-1])} of the {words} did not end within {stage}.max_new_tokens."
     ended_by_model = run.evaluation.get("complete") or {}
     unended = {model: 1 - rate for model, rate in ended_by_model.items() if rate is not None and rate < 1}
     if unended:
@@ -133,19 +143,32 @@ def _cut(run: RunFiles) -> Iterator[str]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """Sentences that start with "Warning", if rows were ignored, few can be used, or the judge's verdicts say little."""
+    """Sentences that start with "Warning", if rows were ignored, few can be used, the judge's verdicts say little, or
+    stage dpo learnt nothing that its held-out pairs show."""
     problems, revised = [*_ignored(run), *_dropped(run), *_mostly_unread(run)], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
         problems.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
-    later = [(f"in round {number}, ", stages["compare"]) for number, stages in run.later.items() if "compare" in stages]
-    for place, stage in [("", run.stage("compare")), *later]:
+    limit = (run.config.get("compare") or {}).get("max_new_tokens")
+    for place, stage in _rounds(run, "compare"):
         if stage.summary.get("pairs"):
-            problems += [place + sentence for sentence in label_warnings(stage.summary)]
+            problems += [place + sentence for sentence in label_warnings(stage.summary, limit)]
+    for place, stage in _rounds(run, "dpo"):
+        if sentence := "held_out" in stage.summary and unlearnt(stage.summary):
+            problems.append(place + sentence)
+    for row in run.evaluation.get("win_rates") or []:
+        pair = joined([model_phrase(row[side], run.used) for side in ("model", "against")])
+        problems.append(verdict_warning(row, pair) if row.get("total") else None)
     if run.audit:
         problems += audit_warnings(run.audit["audit"])
     return [f"Warning: {sentence}." for sentence in problems if sentence]
+
+
+def _rounds(run: RunFiles, name: str) -> list[tuple[str, StageFiles]]:
+    """The files of a stage in each round, each with the words that name the round in a warning; "" for the first one."""
+    later = [(f"in round {number}, ", stages[name]) for number, stages in run.later.items() if name in stages]
+    return [("", run.stage(name)), *later]
 
 
 def _ignored(run: RunFiles) -> Iterator[str]:
