@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import RewardDistillConfig, from_config_dict
+from jaxalign.data.sources.base import PromptSets
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt, Rollout
 from jaxalign.rewards.scorer import Scorer, student_model
@@ -142,7 +143,7 @@ def test_the_student_learns_from_answers_without_another_turn(monkeypatch, tmp_p
     monkeypatch.setattr(reward_distill.loops, "timing", lambda *arguments: None)
     config = from_config_dict({"reward_distill": {"samples": 4}, "data": {"style": "hh"}})
     context = StageContext(config, tmp_path, tmp_path / "reward_distill", False)
-    reward_distill._answer(context, None, Texts())
+    reward_distill._answer(context, None, Texts(), PromptSets([prompt], []))
     (row,) = Shards(tmp_path / "reward_distill").read()
     assert row["responses"] == ["Paris.", "", "", "Rome."] and row["emptied"] == [1]
 
