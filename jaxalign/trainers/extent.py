@@ -48,14 +48,14 @@ def schedule_warning(optimizer: Optimizer | optax.GradientTransformation, steps:
 
 
 def warn_of_same_rows(where: str, rows: Any, held_out: Any) -> None:
-    """Warns if rows that a caller holds out are also rows to train on. Only lists and tuples are compared, by their `repr`.
+    """Warns if rows that a caller holds out are also rows to train on. Only lists and tuples are compared, by hashes of their `repr`.
 
     where: the method that takes both.
     """
     if not all(isinstance(part, (list, tuple)) for part in (rows, held_out)):
         return
-    trained = set(map(repr, rows))
-    same = sum(repr(row) in trained for row in held_out)
+    trained = {hash(repr(row)) for row in rows}
+    same = sum(hash(repr(row)) in trained for row in held_out)
     if same:
         warn_of_extent(where, f"{same:,} of the {len(held_out):,} rows of held_out are also rows to train on, so the held-out "
                               "measures are too good; remove them from one of the two")
