@@ -48,9 +48,9 @@ def schedule_warning(optimizer: Optimizer | optax.GradientTransformation, steps:
 
 
 def warn_of_same_rows(where: str, rows: Any, held_out: Any) -> None:
-    """Warns if rows that a caller holds out are also rows to train on. Only lists and tuples are compared, by hashes of their `repr`.
+    """Warns if rows that a caller holds out are also rows to train on.
 
-    where: the method that takes both.
+    Only lists and tuples are compared, by hashes of their rows' `repr`. where: the method that takes both.
     """
     if not all(isinstance(part, (list, tuple)) for part in (rows, held_out)):
         return
