@@ -8,6 +8,7 @@ import types
 import pytest
 
 from jaxalign import reasons
+from jaxalign.tracking import accuracy
 
 
 def test_a_sentence_counts_the_usable_rows_and_explains_each_reason():
@@ -117,7 +118,7 @@ def preference_summary(accuracy, low, high, length=0.5, rule="longer"):
 
 
 def test_the_accuracy_of_the_preference_model_is_compared_with_its_baselines():
-    assert reasons.accuracy_sentence(preference_summary(0.7, 0.6, 0.78, 0.55)) == (
+    assert accuracy.accuracy_sentence(preference_summary(0.7, 0.6, 0.78, 0.55)) == (
         "held-out accuracy 70.0% (95% interval 60.0% to 78.0%) on 100 pairs; the rule that the longer answer is better reaches "
         "55.0% (95% interval 45.0% to 65.0%), chance 50.0%; the noise of the labels allows an expected 80.0%")
 
@@ -131,7 +132,7 @@ def test_the_accuracy_of_the_preference_model_is_compared_with_its_baselines():
     ({"held_out": None, "baselines": {"chance": 0.5, "length": None, "ceiling": None}}, "accuracy .* is unknown"),
 ])
 def test_a_preference_model_that_does_not_beat_its_baselines_is_reported(summary, sentence):
-    found = reasons.uninformative(summary)
+    found = accuracy.uninformative(summary)
     assert found is None if sentence is None else re.search(sentence, found)
 
 
@@ -155,4 +156,4 @@ def dpo_summary(right, pairs, low, high):
 ])
 def test_a_direct_policy_that_does_not_beat_chance_is_reported(summary, sentence):
     """The intervals are Wilson's at 95%. Judged single answers have none."""
-    assert reasons.unlearnt(summary) == sentence
+    assert accuracy.unlearnt(summary) == sentence

@@ -14,7 +14,6 @@ from typing import Any
 from jaxalign import streams
 from jaxalign.config import Config, DPOConfig
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.reasons import unlearnt
 from jaxalign.records import Comparison, Judgement
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.registry.stages import STAGES, Batch
@@ -25,6 +24,7 @@ from jaxalign.stages.shared.labelled import held_out_once, labelled_split, pair_
 from jaxalign.stages.shared.training import policy_inputs, read_part
 from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.steps.checkpoint import save_params
+from jaxalign.tracking.accuracy import unlearnt
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import (
     AnswerPairBuilder,

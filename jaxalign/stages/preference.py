@@ -23,7 +23,6 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.windows import WindowedRows
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
-from jaxalign.reasons import accuracy_sentence, human_sentence, uninformative
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.stages.shared import reads, run_models, sources
@@ -35,6 +34,7 @@ from jaxalign.stages.shared.training import policy_inputs, read_part
 from jaxalign.stages.shared.windows import Windows, WindowUse
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.loop import Step
+from jaxalign.tracking.accuracy import accuracy_sentence, human_sentence, uninformative
 from jaxalign.trainers.inputs import TrainerInputs
 from jaxalign.trainers.preference_quality import accuracy, length_baseline, measure, noise_ceiling
 from jaxalign.trainers.reward_model import RewardModel, member_directory

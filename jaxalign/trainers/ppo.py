@@ -52,12 +52,9 @@ from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
 from jaxalign.trainers.extent import RL, rate_warning, schedule_warning, warn_of_extent, warn_of_same_rows
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import TrainerInputs, model_inputs, peak_flops, settings_from
-from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, trainer_shardings
+from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, require_same_tokenizer, trainer_shardings
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns
-
-_PROBE = "Héllo, world! 3 + 4 = 7; 你好\n\tdef f(x): return x"
-"""A text that the tokenizers of two families encode differently."""
 
 
 class PPO(PolicyTrainer):
@@ -319,13 +316,7 @@ class PPO(PolicyTrainer):
     def _one_reward(self, reward: Any) -> Reward:
         if isinstance(reward, RewardModel):
             scorer, params = reward.scorer
-            own, expected = reward.tokenizer.vocab_size, self.tokenizer.vocab_size
-            if own != expected:
-                raise UserError(f"PPO(reward) has a tokenizer of {own} ids and the policy's has {expected}; a RewardModel with "
-                                "the policy's tokenizer is expected")
-            if reward.tokenizer.encode(_PROBE) != self.tokenizer.encode(_PROBE):
-                raise UserError(f"PPO(reward) has another tokenizer than the policy, although both have {own} ids; a "
-                                "RewardModel with the policy's tokenizer is expected")
+            require_same_tokenizer(reward.tokenizer, self.tokenizer)
             scorer = dataclasses.replace(scorer, clip=self.section.score_clip)
             return LearntReward(scorer, FrozenRole(params), "reward model")
         return as_reward(reward, self.tokenizer, policy=self.inputs.model)

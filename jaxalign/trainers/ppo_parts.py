@@ -22,6 +22,9 @@ from jaxalign.rl.placing import FLAT, check_options, place_roles, ppo_run
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.offload import FrozenRole
 
+_PROBE = "Héllo, world! 3 + 4 = 7; 你好\n\tdef f(x): return x"
+"""A text that the tokenizers of two families encode differently."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PPOParts:
@@ -102,3 +105,19 @@ def placed_reward(reward: Reward, shardings: Mapping[str, Sharding]) -> Reward:
         role = FrozenRole(moved(params, sharding))
     scorer = dataclasses.replace(reward.scorer, model=reward.scorer.model.on(sharding))
     return dataclasses.replace(reward, scorer=scorer, role=role)
+
+
+def require_same_tokenizer(given: Tokenizer, expected: Tokenizer) -> None:
+    """Raises UserError if a reward model's tokenizer differs from the policy's. Both read the same ids.
+
+    Args:
+      given: the tokenizer of the reward model.
+      expected: the tokenizer of the policy.
+    """
+    own, size = given.vocab_size, expected.vocab_size
+    if own != size:
+        raise UserError(f"PPO(reward) has a tokenizer of {own} ids and the policy's has {size}; a RewardModel with the "
+                        "policy's tokenizer is expected")
+    if given.encode(_PROBE) != expected.encode(_PROBE):
+        raise UserError(f"PPO(reward) has another tokenizer than the policy, although both have {own} ids; a RewardModel with "
+                        "the policy's tokenizer is expected")

@@ -123,7 +123,6 @@ def read_preferences(
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
     source_rows, rows = open_rows(path, columns), 0
     kept, has_margin, repeated = KeptRecords(source_rows), False, RepeatedRows()
-
     reader = PairReader(name or data_stem(path), source, options)
     for row in source_rows:
         rows += 1
@@ -137,18 +136,22 @@ def read_preferences(
     check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
                     columns=source_rows.first_columns)
     listed |= repeated.listed()
-    whole = dataclasses.replace(options, count_tokens=None, max_tokens=None)
     cut = frozenset(listed["cut"])
-    fitting = dataclasses.replace(reader, options=whole)
+    fitting = dataclasses.replace(reader, options=dataclasses.replace(options, count_tokens=None, max_tokens=None))
     pairs = kept.records(lambda row: (reader if row.line in cut else fitting).read(row, collections.defaultdict(list)))
     lines = {name: tuple(lines) for name, lines in listed.items()}
     report = PreferenceReport(str(path), rows, len(pairs), **lines, unit=source_rows.unit)
-    if not pairs:
-        raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; give a file with usable rows")
-    if margins and not has_margin:
-        raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight requires margins; "
-                        "set it to 0, or give a file with margins")
+    _require_pairs(report, margins and not has_margin)
     return pairs, report
+
+
+def _require_pairs(report: PreferenceReport, without_margins: bool) -> None:
+    """Raises UserError if no pair is left, or if margins are needed and no row has one."""
+    if not report.pairs:
+        raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; give a file with usable rows")
+    if without_margins:
+        raise UserError(f"no row of {report.path} has a \"margin\" above 0, and config.preference.margin_weight requires "
+                        "margins; set it to 0, or give a file with margins")
 
 
 def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: PairOptions, listed: dict[str, list]) -> Comparison:

@@ -91,7 +91,7 @@ def read_prompts(
     """
     stem, source = name or data_stem(path), name or "file"
     prompts: dict[Dialogue, Prompt] = {}
-    broken, duplicates, formatted = list[BrokenLine](), list[int](), list[int]()
+    broken, duplicates = list[BrokenLine](), list[int]()
     names: set[str] | None = None
     count = 0
     rows, read, total = _open(path, renamed, field, window, seed)
@@ -111,8 +111,6 @@ def read_prompts(
         if messages in prompts:
             duplicates.append(row.line)
             continue
-        if is_formatted(message.content for message in messages):
-            formatted.append(row.line)
         prompts[messages] = Prompt(f"{stem}:{row.line}", messages, source, kept)
         if limit and len(prompts) == limit:
             break
@@ -120,7 +118,8 @@ def read_prompts(
     if not prompts:
         raise UserError(f'{path} has no prompts; give at least one, such as a row with "{field}" or another field that '
                         "docs/data_formats.md lists")
-    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), formatted=tuple(formatted),
+    formatted = tuple(_line(prompt) for prompt in prompts.values() if is_formatted(m.content for m in prompt.messages))
+    report = PromptReport(str(path), count, len(prompts), tuple(broken), tuple(duplicates), formatted=formatted,
                           unit=rows.unit, total_rows=total)
     return PromptFile(list(prompts.values()), report)
 
@@ -136,11 +135,16 @@ def _open(
     return indexed, (indexed[i] for i in window_of_prompts(indexed, window, seed)), len(indexed)
 
 
+def _line(prompt: Prompt) -> int:
+    """The number of the row that a prompt of `read_prompts` comes from."""
+    return int(prompt.id.rpartition(":")[2])
+
+
 def without(file: PromptFile, others: Sequence[Prompt], reason: str) -> PromptFile:
     """The file without the dialogues of the prompts `others`. The field `reason` of its report lists their lines."""
     excluded = {prompt.messages for prompt in others}
     kept = [prompt for prompt in file.prompts if prompt.messages not in excluded]
-    lines = tuple(int(prompt.id.rpartition(":")[2]) for prompt in file.prompts if prompt.messages in excluded)
+    lines = tuple(_line(prompt) for prompt in file.prompts if prompt.messages in excluded)
     return PromptFile(kept, dataclasses.replace(file.report, **{reason: lines}))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from jaxalign.reasons import uninformative
+from jaxalign.tracking.accuracy import uninformative
 from jaxalign.tracking.formatting import accuracy_interval, number, percent
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import Curves, Figure, ReportSection, Table, curve_figures

@@ -25,10 +25,10 @@ from jaxalign.reasons import (
     often_contradicted,
     pairs_sentence,
     self_agreement_sentence,
-    unlearnt,
     usable_sentence,
     verdict_warning,
 )
+from jaxalign.tracking.accuracy import unlearnt
 from jaxalign.tracking.formatting import capitalized, percent, share
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.roles import joined
