@@ -190,8 +190,8 @@ def _dropped(run: RunFiles) -> Iterator[str | None]:
 def _mostly_unread(run: RunFiles) -> Iterator[str]:
     """A sentence for each stage whose steps read less than half of its rows."""
     for label, stage in run.runs.items():
-        if (share := stage.summary.get("read_share", 1.0)) < MOSTLY:
-            yield f"stage {label} read only {percent(share)} of its rows; raise its steps or epochs"
+        if (read := stage.summary.get("read_share", 1.0)) < MOSTLY:
+            yield f"stage {label} read only {percent(read)} of its rows; raise its steps or epochs"
 
 
 def _revised(run: RunFiles) -> Mapping[str, Any]:
