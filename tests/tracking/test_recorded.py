@@ -88,7 +88,7 @@ def test_a_stage_that_read_a_part_of_its_rows_is_named(tmp_path, share, shown, w
     assert not any("steps of stage sft" in sentence for sentence in row_sentences(read_run(run)))
     change(run / "sft" / "summary.json", steps=10, read_share=share)
     found = read_run(run)
-    assert f"The 10 steps of stage sft read only {shown} of its rows." in row_sentences(found)
+    assert f"The 10 steps of stage sft read {shown} of its rows." in row_sentences(found)
     warning = f"Warning: stage sft read only {shown} of its rows; raise its steps or epochs."
     assert (warning in warnings(found)) == warned
 

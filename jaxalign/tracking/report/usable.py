@@ -69,7 +69,7 @@ def _partly_read(run: RunFiles) -> Iterator[str]:
     for label, stage in run.runs.items():
         if "read_share" in stage.summary:
             steps, read = stage.summary["steps"], percent(stage.summary["read_share"])
-            yield f"The {steps:,} steps of stage {label} read only {read} of its rows."
+            yield f"The {steps:,} steps of stage {label} read {read} of its rows."
 
 
 def loss_sentences(run: RunFiles) -> list[str]:
