@@ -16,14 +16,25 @@ from jaxalign.parallel.pipeline import is_pipelined
 from jaxalign.parallel.sharding import Sharding
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def gathered_head(sharding: Sharding, weight: jax.Array) -> jax.Array:
-    """A head's weight [D, V], gathered over all mesh axes except those of the vocabulary. Its gradient is not gathered."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def gathered_head(sharding: Sharding, cast: bool, weight: jax.Array) -> jax.Array:
+    """A head's weight [D, V], gathered over all mesh axes except those of the vocabulary. Its gradient is not gathered.
+
+    cast: whether the weight is the result of a cast. The GPU compiler would gather before it casts, which sends twice the
+    bytes of bfloat16.
+    """
+    return _gathered_head(sharding, cast, weight)
+
+
+def _gathered_head(sharding: Sharding, cast: bool, weight: jax.Array) -> jax.Array:
+    if cast and sharding.mesh.size > 1:
+        weight = jax.lax.optimization_barrier(weight)
     return sharding.constrain(weight, (None, "vocab"))
 
 
 gathered_head.defvjp(
-    lambda sharding, weight: (sharding.constrain(weight, (None, "vocab")), None), lambda sharding, _, gradient: (gradient,)
+    lambda sharding, cast, weight: (_gathered_head(sharding, cast, weight), None),
+    lambda sharding, cast, _, gradient: (gradient,),
 )
 
 

@@ -362,7 +362,7 @@ class Model:
         """`unembedding` in `dtype` for the chunked heads: gathered once instead of in each chunk, and split only over the
         vocabulary."""
         weight = times(params["embedding"].T if self.config.tie_embeddings else params["unembedding"], self.config.logit_factor)
-        weight = gathered_head(self.sharding, weight.astype(dtype))
+        weight = gathered_head(self.sharding, weight.dtype != dtype, weight.astype(dtype))
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     @property

@@ -31,7 +31,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", 
              "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _MOST_REPORTS = 2000
-_FORMAT = 4
+_FORMAT = 5
 """Part of the key of a kept report. Increase it if the report changes, or a step's own options
 (`rollout.ring.decoding_options`)."""
 _POINTER = re.compile(r'(@CustomSPMDPartitioning\([^\n]*?backend_config = )"\d+"')

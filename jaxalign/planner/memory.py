@@ -150,8 +150,9 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
       gpu: whether the devices are GPUs.
 
     XLA sets the gradients of the layers to zero before the head's backward pass if all weights are trained, and on GPUs
-    also those of adapters. If all weights are trained, it stores the gradient of an untied head twice. In a loop over
-    micro-batches, a GPU keeps a tied embedding transposed for the logits.
+    also those of adapters. If all weights are trained, it stores the gradient of an untied head twice, and on GPUs it may set
+    the gradient of the embeddings to zero before the layers' backward pass. In a loop over micro-batches, a GPU keeps a tied
+    embedding transposed for the logits.
     """
     config = model.config
     part = BatchShape(max(1, rows.rows // micro), rows.length)
@@ -182,7 +183,7 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
     times = {
         "layers": (
             layers, casts, turned + kept + layer_backward(layer, gpu and model.lora is not None)
-            + (0.0 if whole else 2 / 3 * weights.layer)
+            + (0.0 if whole else 2 / 3 * weights.layer) + (weights.table if gpu and model.lora is None else 0.0)
         ),
         "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
         # With zero < 3 each device updates its part of replicated parameters; the new ones are gathered next to the old.

@@ -17,6 +17,7 @@ from jaxalign.config import RewardDistillConfig
 from jaxalign.models import flops
 from jaxalign.models.adapters.lora import TRAINED, trained
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.records import AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
 from jaxalign.steps.arguments import static
 from jaxalign.steps.packed import each_part, pack_rollout, pairs_alone
@@ -138,7 +139,7 @@ class PairScoreArguments:
     packed: PackedParts | None = None
 
 
-@jax.jit
+@MeshProgram
 def raw_pair_scores(arguments: PairScoreArguments):
     """float32 [B, 2]: raw scores of both sequences of each pair."""
     scorer, packed, pairs = arguments.scorer, arguments.packed, arguments.pairs

@@ -17,6 +17,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.config import PPOConfig
 from jaxalign.models.adapters.lora import join, strip_frozen
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.rewards.scorer import LearntScore, normalised, raw_row_scores
@@ -98,7 +99,7 @@ def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> di
     return outputs
 
 
-@jax.jit
+@MeshProgram
 def packed_experience(given: ExperienceArguments) -> tuple[Experience, ExperienceMetrics]:
     """`make_experience` over packed rows: the models run part by part."""
     setup, frozen, rollout = given.setup, given.frozen, given.rollout

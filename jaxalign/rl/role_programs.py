@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.role_meshes import moved, rows_moved
 from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import CriticArguments, RoleArguments, UpdateArguments
@@ -32,7 +33,7 @@ CriticMetrics = tuple[dict[str, jax.Array], GradientMetrics]
 """The sums of the critic's loss and its gradient metrics, each [epochs * minibatches]."""
 
 
-@jax.jit
+@MeshProgram
 def logprobs_of(given: RoleArguments) -> jax.Array:
     """float32 [B, N]: log-probabilities of the response tokens. Entries beyond the end of a response are meaningless."""
     def of(rows):
@@ -41,13 +42,13 @@ def logprobs_of(given: RoleArguments) -> jax.Array:
     return each_part(given.parts, of)
 
 
-@jax.jit
+@MeshProgram
 def values_of(given: RoleArguments) -> jax.Array:
     """float32 [B, N]: values before each response token. Entries beyond the end of a response are meaningless."""
     return each_part(given.parts, lambda rows: response_values(given.model, given.params, given.rollout, None, rows))
 
 
-@functools.partial(jax.jit, donate_argnames=("policy",))
+@functools.partial(MeshProgram, donate_argnames=("policy",))
 def policy_epochs(
     policy: TrainState, given: UpdateArguments, kl_coef, step
 ) -> tuple[TrainState, UpdateMetrics, jax.Array]:
@@ -57,7 +58,7 @@ def policy_epochs(
     return policy, metrics, ran
 
 
-@functools.partial(jax.jit, donate_argnames=("critic",))
+@functools.partial(MeshProgram, donate_argnames=("critic",))
 def critic_epochs(critic: TrainState, given: CriticArguments) -> tuple[TrainState, CriticMetrics]:
     """(critic, metrics of each minibatch) after all epochs. The critic is donated."""
     setup = given.setup

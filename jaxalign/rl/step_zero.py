@@ -14,7 +14,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.config import PPOConfig
 from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.models.model import Model
-from jaxalign.parallel.ordered import after
+from jaxalign.parallel.ordered import dependent
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts, Rollout
 from jaxalign.rl.arguments import StepZeroArguments
@@ -70,9 +70,9 @@ def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
     gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - given.sampled, 0)))
     rows = len(given.packed.part)
     part = setup.policy.constrain_rows(jax.tree.map(lambda x: x[:rows], experience))
-    part = after(sharding, part, (part, ratio, gap))
+    part = dependent(part, (part, ratio, gap))
     kl = _largest_kl(setup, params, reference_params, part.rollout, temperature)
-    part = after(sharding, part, kl)
+    part = dependent(part, kl)
     micro_batches, not_finite = _compare_gradients(given, part, reference_params)
     return StepZeroValues(ratio, kl, gap, micro_batches, not_finite)
 
@@ -81,14 +81,14 @@ def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, tem
     """float32 []: the largest |KL| of a response to the reference, over `KL_TEMPERATURES` and the sampling temperature."""
     kl, mask, sharding = jnp.float32(0.0), response_mask(rollout), setup.policy.sharding
     hidden = response_hidden(setup.policy, params, alone(rollout))
-    rollout = after(sharding, rollout, hidden)
+    rollout = dependent(rollout, hidden)
     reference_hidden = response_hidden(setup.reference, reference_params, alone(rollout))
-    rollout = after(sharding, rollout, reference_hidden)
+    rollout = dependent(rollout, reference_hidden)
     for at in dict.fromkeys((*KL_TEMPERATURES, temperature)):
         ours = response_stats(setup.policy, params, rollout, at, hidden).logprobs
         theirs = response_stats(setup.reference, reference_params, rollout, at, reference_hidden).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
-        rollout = after(sharding, rollout, kl)
+        rollout = dependent(rollout, kl)
         if setup.config.kl_estimator == "full":
             full = response_kl(setup.policy, params, setup.reference, reference_params, rollout, at, hidden)
             kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
@@ -115,7 +115,7 @@ def _compare_gradients(given: StepZeroArguments, part: Experience, reference_par
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)
-    packed = after(sharding, given.packed, whole_gradients)
+    packed = dependent(given.packed, whole_gradients)
     (parts, _), part_gradients = gradients(loss_scale, packed, whole_gradients)
     difference = _largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
     scale = jnp.maximum(_largest(whole_gradients), 1e-8)

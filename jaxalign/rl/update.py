@@ -15,6 +15,7 @@ from jaxalign.algorithms.kl import update_kl_coef
 from jaxalign.algorithms.masked import masked_mean, masked_sum, whiten
 from jaxalign.algorithms.value_losses import explained_variance
 from jaxalign.models.adapters.lora import join, strip_frozen
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.parallel.sharding import Sharding
@@ -156,7 +157,7 @@ def _orders(epochs: int, B: int, key, step) -> jax.Array:
     return jnp.stack([jax.random.permutation(jax.random.fold_in(key, e), B) for e in range(epochs)])
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
+@functools.partial(MeshProgram, donate_argnames=("state",))
 def packed_update(state: PPOState, given: UpdateArguments) -> tuple[PPOState, UpdateMetrics]:
     """`ppo_update` on packed minibatches: (state, metrics). The state is donated."""
     policy, critic, metrics, ran = run_minibatches(state.policy, state.critic, state.kl_coef, state.step, given)

@@ -14,6 +14,7 @@ from jaxalign.config import DPOConfig
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions, length_mask
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
 from jaxalign.registry.objectives import objectives_of
@@ -51,7 +52,7 @@ def _each_answer(model: Model, params, pairs: AnswerPairs, packed: PackedParts |
     return AnswerLogprobs(flat.reshape(B, 2), (pairs.length - pairs.prompt_length).astype(jnp.float32))
 
 
-@jax.jit
+@MeshProgram
 def answer_logprobs(arguments: LogprobArguments) -> AnswerLogprobs:
     """The log-probabilities of both answers of each pair."""
     return _each_answer(arguments.model, arguments.params, arguments.pairs, arguments.packed)
@@ -68,7 +69,7 @@ def _inputs(section: DPOConfig, policy: AnswerLogprobs, pairs: AnswerPairs) -> D
     return DirectInputs(*columns, pairs.label, pairs.weight, jnp.float32(0.0), section)
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
+@functools.partial(MeshProgram, donate_argnames=("state",))
 def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, DirectMetrics]:
     """One update: (state, metrics). Metrics are means over the rows of the batch that count, except those of the gradient, of
     `anchor` and of `undecided`.

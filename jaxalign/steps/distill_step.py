@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.preference_losses import bradley_terry, score_regression
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.records import ScoredPairs
 from jaxalign.steps.arguments import DistillArguments
 from jaxalign.steps.metrics import DistillMetrics
@@ -17,7 +18,7 @@ from jaxalign.steps.preference_step import pair_scores
 from jaxalign.steps.state import TrainState, gradient_step
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
+@functools.partial(MeshProgram, donate_argnames=("state",))
 def distill_step(state: TrainState, arguments: DistillArguments) -> tuple[TrainState, DistillMetrics]:
     """One update: (state, metrics).
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxalign.models.heads import counted_first
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.zigzag import context_size
 from jaxalign.records import PackedBatch
@@ -40,7 +41,7 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
     return loss + balance_coef * balance, Aux({"loss": loss, "load_balance": balance})
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
+@functools.partial(MeshProgram, donate_argnames=("state",))
 def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, LmMetrics]:
     """One update: (state, metrics). The loss is the weighted mean over all tokens of the batch, however the batch is split."""
     model, batch = arguments.model, arguments.batch

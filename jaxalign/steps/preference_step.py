@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, PairBatch, ScoredPairs
 from jaxalign.steps.arguments import PreferenceArguments
@@ -47,7 +47,7 @@ def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs, rows: Answ
     return row_scores(model, params, rows, batch.length.reshape(-1)).reshape(-1, 2)
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
+@functools.partial(MeshProgram, donate_argnames=("state",))
 def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, PreferenceMetrics]:
     """One update: (state, metrics). The loss is the mean over all pairs of the batch by their weights, the accuracy that over
     the pairs whose label prefers an answer."""

@@ -94,6 +94,7 @@ class Facts:
       peak: bytes, without the arrays that are not arguments.
       sent: bytes sent, by kind of collective and mesh axes, such as "all-gather fsdp".
       attention: calls of the fused attention kernel.
+      overlapped: the share of the bytes of gathers during which a product or attention runs.
       unaliased: bytes of donated arguments whose memory no result reuses.
       copies: bytes, by argument, of bfloat16 weights that are stored in float32.
       logits: types of arrays with the logits of every token.
@@ -102,6 +103,7 @@ class Facts:
     peak: int
     sent: Mapping[str, float]
     attention: int
+    overlapped: float
     unaliased: int
     copies: Mapping[str, int]
     logits: tuple[str, ...]
@@ -109,7 +111,7 @@ class Facts:
     def recorded(self) -> dict[str, Any]:
         """The part of the facts that is written to the record; the rest must be empty or 0."""
         sent = {name: round(size) for name, size in sorted(self.sent.items()) if size >= _LARGE}
-        return {"peak": self.peak, "sent": sent, "attention": self.attention}
+        return {"peak": self.peak, "sent": sent, "attention": self.attention, "overlapped": round(self.overlapped, 2)}
 
 
 def compiled_facts(
@@ -139,14 +141,16 @@ def _facts(policy: Model, topology: Topology, program: PlannedProgram, result: C
     for one in result.collectives:
         name = f"{one.kind} {'+'.join(one.axes) or 'no axis'}"
         sent[name] = sent.get(name, 0.0) + one.total
+    gathers = [one for one in result.collectives if one.kind == "all-gather"]
+    overlapped = sum(one.total for one in gathers if one.overlapped) / max(1.0, sum(one.total for one in gathers))
     arrays = [array for _, array in array_arguments(program.step, program.arguments)]
     given = jax.tree.leaves(lowered.step.args_info)
     donated = device_bytes([array for array, info in zip(arrays, given, strict=True) if info.donated])
     decoder = policy.config
     vocabulary = decoder.vocab // policy.sharding.mesh.shape["tensor"]
     return Facts(
-        result.memory.peak, sent, result.kernels.get(FUSED[platform(topology.name)], 0), donated - result.memory.aliased,
-        float32_copies(module), tuple(whole_logits(module, vocabulary, ROW, decoder.embed)),
+        result.memory.peak, sent, result.kernels.get(FUSED[platform(topology.name)], 0), overlapped,
+        donated - result.memory.aliased, float32_copies(module), tuple(whole_logits(module, vocabulary, ROW, decoder.embed)),
     )
 
 
@@ -175,6 +179,9 @@ def faults(program: str, topology: str, facts: Facts, record: Mapping[str, Any])
     if facts.attention != record["attention"]:
         kernel = FUSED[platform(topology)]
         found.append(f"{program} calls {kernel} {facts.attention} times; the record is {record['attention']}")
+    if facts.overlapped < record.get("overlapped", 0.0) - _TOLERANCE:
+        found.append(f"{program} gathers {facts.overlapped:.0%} of the bytes during computation; the record is "
+                     f"{record['overlapped']:.0%}")
     return found
 
 

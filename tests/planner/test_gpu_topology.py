@@ -19,6 +19,7 @@ from jaxalign.models import model as model_module
 from jaxalign.models import unstacked
 from jaxalign.models.attention.dispatch import kind_of_attention
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner import gpu_topology
 from jaxalign.planner.compiled import compile_program, compile_run
@@ -202,3 +203,29 @@ def test_a_decoding_step_copies_weights_only_if_the_layers_are_scanned(share, la
     in_stacks = share == 0
     assert bool({name for name in copied if not in_stacks or "'gate'" in name or "'up'" in name}) == copies, copied
     assert (report.memory.temporary > unstacked.layer_bytes(own, params)) == (not in_stacks and not copies)
+
+
+@needs_cuda
+def test_programs_of_several_gpus_estimate_the_time_of_transfers(monkeypatch):
+    """Programs on one GPU have no options, and an option in XLA_FLAGS keeps its value."""
+    name, built, jit = "xla_gpu_enable_analytical_latency_estimator", [], jax.jit
+
+    def record(function, *, compiler_options=None, **others):
+        built.append(compiler_options)
+        return jit(function, **others)
+
+    def rows(devices) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(Mesh(np.array(devices), ("fsdp",)), P("fsdp")))
+
+    monkeypatch.setattr(jax, "jit", record)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    devices = topology_devices(parse_topology("h100:1x8"))
+    program = MeshProgram(lambda x: 2 * x)
+    program.lower(rows(devices[:1]))
+    assert built == [None]
+    program.lower(rows(devices))
+    program.trace(rows(devices))
+    assert built == [None, {name: True}]
+    monkeypatch.setenv("XLA_FLAGS", f"--{name}=false")
+    MeshProgram(lambda x: 2 * x).lower(rows(devices))
+    assert built == [None, {name: True}, None, None]

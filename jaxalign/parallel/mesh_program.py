@@ -1,0 +1,61 @@
+"""Jitted programs whose compiler options depend on the devices of their arguments."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+OVERLAP = {"xla_gpu_enable_analytical_latency_estimator": True}
+"""Options for programs on several GPUs: the scheduler estimates the time of each kernel and each transfer. By default it
+assumes fixed times, and on 64 GPUs three quarters of the gathered bytes of an update arrive before the next product starts
+(docs/gpus.md)."""
+
+
+class MeshProgram:
+    """A jitted function, compiled with `OVERLAP` if the first array of its arguments with a mesh is on several GPUs.
+
+    It is called, traced and lowered like the result of `jax.jit`. An option that XLA_FLAGS sets keeps that value.
+
+    Args:
+      function: the function.
+      jit: further arguments of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable, **jit: Any):
+        functools.update_wrapper(self, function)
+        self._jit = functools.partial(jax.jit, function, **jit)
+        self._plain = self._jit()
+
+    def __call__(self, *args: Any) -> Any:
+        return self._for(args)(*args)
+
+    def trace(self, *args: Any) -> jax.stages.Traced:
+        return self._for(args).trace(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        return self._for(args).lower(*args)
+
+    def _for(self, args: tuple) -> Callable:
+        return self._overlapping if _on_gpus(args) else self._plain
+
+    @functools.cached_property
+    def _overlapping(self) -> Callable:
+        given = os.environ.get("XLA_FLAGS", "")
+        return self._jit(compiler_options={name: value for name, value in OVERLAP.items() if name not in given} or None)
+
+
+def _on_gpus(args: tuple) -> bool:
+    mesh = next(_meshes(args), None)
+    return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "gpu"
+
+
+def _meshes(args: tuple) -> Iterator[Mesh]:
+    for leaf in jax.tree.leaves(args):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            yield sharding.mesh

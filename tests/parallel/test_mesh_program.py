@@ -1,0 +1,29 @@
+"""Jitted programs with options for GPUs. tests/planner/test_gpu_topology.py tests the options, which need the GPU compiler."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxalign.parallel.mesh_program import MeshProgram
+
+
+def rows(devices) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(Mesh(np.array(devices), ("fsdp",)), PartitionSpec("fsdp"))
+    return jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
+
+
+def doubled(x):
+    """Twice x."""
+    return 2 * x
+
+
+def test_a_program_is_called_like_the_result_of_jit():
+    program = MeshProgram(doubled, donate_argnames=("x",))
+    assert (program.__name__, program.__doc__) == ("doubled", "Twice x.")
+    assert program(jnp.float32(3.0)) == 6.0
+    assert jax.eval_shape(program, rows(jax.devices())).shape == (8,)
+    assert jax.jit(lambda x: program(x) + 1)(jnp.float32(3.0)) == 7.0
+    assert program.lower(rows(jax.devices())).args_info[0][0].donated
