@@ -63,7 +63,6 @@ def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
     params, reference_params = join(frozen, given.params), join(frozen, given.reference_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
-    sharding = setup.policy.sharding
     mask = mask * (rollout.prompt_length > 0)[:, None]
     mine = logprobs_by_parts(setup.policy, params, rollout, temperature, given.parts)
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
@@ -79,7 +78,7 @@ def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
 
 def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float) -> jax.Array:
     """float32 []: the largest |KL| of a response to the reference, over `KL_TEMPERATURES` and the sampling temperature."""
-    kl, mask, sharding = jnp.float32(0.0), response_mask(rollout), setup.policy.sharding
+    kl, mask = jnp.float32(0.0), response_mask(rollout)
     hidden = response_hidden(setup.policy, params, alone(rollout))
     rollout = dependent(rollout, hidden)
     reference_hidden = response_hidden(setup.reference, reference_params, alone(rollout))
@@ -97,7 +96,7 @@ def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, tem
 
 def _compare_gradients(given: StepZeroArguments, part: Experience, reference_params) -> tuple[jax.Array, jax.Array]:
     """(relative difference in loss and gradients between one batch and micro-batches, share of non-finite entries)."""
-    setup, frozen, sharding = given.setup, given.frozen, given.setup.policy.sharding
+    setup, frozen = given.setup, given.frozen
     reference = reference_params if setup.loss_reads_reference else None
     counts = totals(setup, part)
 

@@ -115,15 +115,16 @@ class Facts:
 
 
 def compiled_facts(
-    name: str, topology: str, *flags: str, reports: pathlib.Path, programs: Iterable[str] | None = None
+    name: str, topology: str, *flags: str, reports: pathlib.Path, programs: Iterable[str] | None = None, shape: str = SHAPE
 ) -> dict[str, Facts]:
     """The facts of the programs of a run, by name, such as "ppo update".
 
     programs: a selection of the programs; None: all that `RUNS` names.
     reports: the folder that keeps the compiler's reports.
+    shape: the published shape of the model.
     """
     config, devices = run_config(name, topology, *flags), parse_topology(topology)
-    policy = shapes.policy_model(config, make_sharding(config.mesh, topology_devices(devices)), SHAPE)
+    policy = shapes.policy_model(config, make_sharding(config.mesh, topology_devices(devices)), shape)
     wanted = RUNS[name].programs if programs is None else tuple(programs)
     with names_in_cache_key():
         compiled = compile_run(config, policy, prompt=PROMPT, usable=devices.usable, programs=wanted, reports=reports,

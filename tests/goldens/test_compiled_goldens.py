@@ -50,6 +50,15 @@ def test_programs_are_as_recorded(topology, run, programs, reports):
     assert [fault for name in facts for fault in faults(name, topology, facts[name], recorded[name] if same else {})] == []
 
 
+@pytest.mark.parametrize("topology", ["h100:1x8", "h100:8x8"])
+def test_most_gathered_bytes_of_a_large_model_arrive_during_computation(topology, reports):
+    """The compiler merges the gathers of a layer of the small shape into one, which nothing can overlap."""
+    if missing(topology):
+        pytest.skip(missing(topology))
+    facts = compiled_facts("supervised", topology, reports=reports, shape="Llama-3.1-8B")
+    assert {name: one.overlapped for name, one in facts.items() if one.overlapped < 0.8} == {}
+
+
 @pytest.mark.parametrize(("run", "program", "flag", "lost"), [
     ("supervised", "sft update", "model.attention=plain", "does not call cuDNN attention"),
     ("dpo", "dpo update", "model.compute_dtype=float32", "in float32"),
