@@ -122,7 +122,8 @@ _ADVICE = {
 
 
 _PAIR_ADVICE = _ADVICE | {
-    "cut_off": "raise feedback.max_reasoning_tokens, or set feedback.reasoning to False",
+    "cut_off": "raise feedback.max_reasoning_tokens, or set feedback.reasoning to False; set feedback.thinking to 'off' for a "
+               "model that thinks before it answers",
     "too_long": "raise judge.max_length or model.max_length, or lower compare.max_new_tokens",
 }
 
