@@ -279,7 +279,7 @@ def pair_advice(summary: Mapping[str, Any]) -> str:
     """The remedy for the most frequent reason for which pairs have no decided label."""
     agreement, bias = summary["order_agreement"], summary["position_bias"]
     main = next(iter(summary["outcomes"]), None)
-    if main == "undecided" and agreement is not None and agreement < 0.5 and abs(bias) > 0.1:
+    if main in ("undecided", "order") and agreement is not None and agreement < 0.5 and abs(bias) > 0.1:
         place = "first" if bias > 0 else "second"
         return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
                 f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")

@@ -52,8 +52,9 @@ def test_a_share_of_usable_rows_below_the_required_one_is_named_with_its_field()
     assert reasons.too_few(100, 5, "sft.required_share", 0.05) is None and reasons.too_few(0, 0, "x", 0.05) is None
 
 
-def test_a_judge_that_prefers_a_position_is_named_as_the_reason():
-    summary = compared(outcomes={"undecided": 95}, order_agreement=0.25, position_bias=-0.3)
+@pytest.mark.parametrize("outcome", ["undecided", "order"])
+def test_a_judge_that_prefers_a_position_is_named_as_the_reason(outcome):
+    summary = compared(outcomes={outcome: 95}, order_agreement=0.25, position_bias=-0.3)
     [warning] = reasons.label_warnings(summary)
     assert "prefers the answer shown second, whatever it says" in warning
     assert "for 75% of the pairs" in warning
