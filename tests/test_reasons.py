@@ -60,6 +60,16 @@ def test_a_judge_that_prefers_a_position_is_named_as_the_reason(outcome):
     assert "for 75% of the pairs" in warning
 
 
+@pytest.mark.parametrize(("outcome", "sentence"), [
+    ("order", "the judge prefers the other answer when they are shown in the other order for 6 of 10 pairs of sft and base"),
+    ("unreadable", "the judge gave no verdict on 6 of 10 pairs of sft and base"), ("tie", None)])
+def test_a_win_rate_that_says_little_is_reported(outcome, sentence):
+    """A win rate near 50% from contradictions or missing verdicts is no draw."""
+    warning = reasons.verdict_warning({"total": 10, "outcomes": {outcome: 6}}, "sft and base")
+    assert warning is None if sentence is None else warning.startswith(sentence)
+    assert reasons.verdict_warning({"total": 10, "outcomes": {outcome: 5}}, "sft and base") is None
+
+
 def test_every_reason_has_a_remedy():
     for name in {**reasons.REVISION, **reasons.COMPARISON}:
         assert reasons.advice({name: 1}) != reasons.advice({})
