@@ -122,7 +122,8 @@ _ADVICE = {
 
 
 _PAIR_ADVICE = _ADVICE | {
-    "cut_off": "raise feedback.max_reasoning_tokens, or set feedback.reasoning to False",
+    "cut_off": "raise feedback.max_reasoning_tokens, or set feedback.reasoning to False; set feedback.thinking to 'off' for a "
+               "model that thinks before it answers",
     "too_long": "raise judge.max_length or model.max_length, or lower compare.max_new_tokens",
 }
 
@@ -260,14 +261,19 @@ def without_verdict(outcomes: Mapping[str, int]) -> dict[str, int]:
 
 
 def verdict_warning(win_rate: Mapping[str, Any], pair: str) -> str | None:
-    """A sentence if the judge gave no verdict on most pairs of two models, each of which counts as a tie; else None.
+    """A sentence if most pairs of two models have no verdict, or if the judge contradicts itself on most of them in the other
+    order, so that each counts as a tie; else None.
 
     Args:
       win_rate: the result of `trainers.evaluation.won`, or a row of it in a summary.
       pair: the names of the models.
     """
-    problems, total = without_verdict(win_rate.get("outcomes") or {}), win_rate["total"]
+    outcomes, total = win_rate.get("outcomes") or {}, win_rate["total"]
+    problems, contradicted = without_verdict(outcomes), outcomes.get("order", 0)
     count = sum(problems.values())
+    if contradicted > MOSTLY * total:
+        return (f"the judge prefers the other answer when they are shown in the other order for {contradicted:,} of {total:,} "
+                f"pairs of {pair}, and each counts as a tie; choose another judge or other templates (feedback.templates)")
     if count <= MOSTLY * total:
         return None
     return (f"the judge gave no verdict on {count:,} of {total:,} pairs of {pair}, and each counts as a tie: "
@@ -278,7 +284,7 @@ def pair_advice(summary: Mapping[str, Any]) -> str:
     """The remedy for the most frequent reason for which pairs have no decided label."""
     agreement, bias = summary["order_agreement"], summary["position_bias"]
     main = next(iter(summary["outcomes"]), None)
-    if main == "undecided" and agreement is not None and agreement < 0.5 and abs(bias) > 0.1:
+    if main in ("undecided", "order") and agreement is not None and agreement < 0.5 and abs(bias) > 0.1:
         place = "first" if bias > 0 else "second"
         return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
                 f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")

@@ -52,11 +52,22 @@ def test_a_share_of_usable_rows_below_the_required_one_is_named_with_its_field()
     assert reasons.too_few(100, 5, "sft.required_share", 0.05) is None and reasons.too_few(0, 0, "x", 0.05) is None
 
 
-def test_a_judge_that_prefers_a_position_is_named_as_the_reason():
-    summary = compared(outcomes={"undecided": 95}, order_agreement=0.25, position_bias=-0.3)
+@pytest.mark.parametrize("outcome", ["undecided", "order"])
+def test_a_judge_that_prefers_a_position_is_named_as_the_reason(outcome):
+    summary = compared(outcomes={outcome: 95}, order_agreement=0.25, position_bias=-0.3)
     [warning] = reasons.label_warnings(summary)
     assert "prefers the answer shown second, whatever it says" in warning
     assert "for 75% of the pairs" in warning
+
+
+@pytest.mark.parametrize(("outcome", "sentence"), [
+    ("order", "the judge prefers the other answer when they are shown in the other order for 6 of 10 pairs of sft and base"),
+    ("unreadable", "the judge gave no verdict on 6 of 10 pairs of sft and base"), ("tie", None)])
+def test_a_win_rate_that_says_little_is_reported(outcome, sentence):
+    """A win rate near 50% from contradictions or missing verdicts is no draw."""
+    warning = reasons.verdict_warning({"total": 10, "outcomes": {outcome: 6}}, "sft and base")
+    assert warning is None if sentence is None else warning.startswith(sentence)
+    assert reasons.verdict_warning({"total": 10, "outcomes": {outcome: 5}}, "sft and base") is None
 
 
 def test_every_reason_has_a_remedy():

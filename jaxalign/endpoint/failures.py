@@ -79,7 +79,7 @@ def classify_status(status: int, headers: Mapping[str, str], text: str, target: 
     if status in (400, 413, 422, 500) and ("context_length_exceeded" in codes or _OVERFLOW.search(message)):
         return Fatal("context", f'a request exceeds the context of model "{target.model}" at {target.url} ({stated}); shorten '
                      "the prompts or the constitution, or serve the model with a longer context")
-    if status == 429 and "insufficient_quota" in codes:
+    if status == 402 or (status == 429 and "insufficient_quota" in codes):
         return Fatal("quota", f"{target.url} states that the account has no quota left ({stated}); add credit, and repeat the "
                      "run, which continues from the stored answers")
     if status in _RETRIED or (status >= 500 and status != 501):
@@ -87,9 +87,9 @@ def classify_status(status: int, headers: Mapping[str, str], text: str, target: 
                          is_down=status in _UNREACHABLE)
     if status in (401, 403):
         cause = "rejected the API key in" if target.has_key else "requires an API key, but none is set in"
+        model = f'model "{target.model}"' if target.model else "the server"
         return Fatal(f"http_{status}", f"{target.url} {cause} the environment variable {target.key_variable} ({stated}); "
-                     f'set it to a key that may use model "{target.model}", or set config.endpoint.key_variable to another '
-                     "variable")
+                     f"set it to a key that may use {model}, or set config.endpoint.key_variable to another variable")
     if status == 404:
         return Fatal("http_404", f'{target.url} does not have the path or the model "{target.model}" ({stated}); set '
                      "config.endpoint.url to a base URL, which usually ends with /v1, and config.endpoint.model to a name that "

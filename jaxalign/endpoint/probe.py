@@ -1,4 +1,4 @@
-"""Finds out by at most two requests what a server can do.
+"""Finds out by at most three requests what a server can do.
 
 Servers differ in the fields that they read, and most ignore the fields that they do not know. An ability is therefore concluded
 from a reply, not from its acceptance.
@@ -7,6 +7,7 @@ from a reply, not from its acceptance.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from jaxalign.endpoint.records import CHAT, COMPLETION, EndpointRequest, Reply
@@ -30,6 +31,10 @@ class Attempts(Protocol):
     def attempt(self, request: EndpointRequest) -> Reply | None:
         """The reply; None if the server refuses the request as such, with the status 400, 403, 404, 405, 422 or 501. Other
         failures are repeated or raised, as in `Asks.ask`."""
+        ...
+
+    def ask(self, requests: Sequence[EndpointRequest]) -> list[Reply]:
+        """One reply per request, in order. A refusal is raised, too."""
         ...
 
 
@@ -66,21 +71,28 @@ class Abilities:
 
 
 def probe(server: Attempts, model: str) -> Abilities:
-    """The abilities of a server, from two short greedy requests.
+    """The abilities of a server, from two or three short greedy requests.
 
     The first request has standard fields only. If the server refuses it, the second one asks for fewer log-probabilities. If
-    its reply has none, the second one asks for a completion. Otherwise the second one has the fields by which servers extend
+    the server refuses that, too, the third one asks for none, because the reason may be the key, the model or the URL. If the
+    first reply has none, the second one asks for a completion. Otherwise the second one has the fields by which servers extend
     the chat; a server that refuses it has none of these abilities. An ability that no request asks for counts as absent.
 
     Args:
       server: sends the requests.
       model: the model's name.
+
+    Raises:
+      UserError: the server also refuses a request without log-probabilities.
     """
     most, fewer = TOP_LOGPROBS
     plain = server.attempt(_chat(model, most))
     if plain is None:
         reply = server.attempt(_chat(model, fewer))
-        return Abilities(0 if reply is None else _shown(reply, fewer))
+        if reply is None:
+            server.ask([_chat(model, 0)])
+            return Abilities(0)
+        return Abilities(_shown(reply, fewer))
     shown = _shown(plain, most)
     if not shown:
         body = {"model": model, "prompt": _QUESTION, "max_tokens": 1, "temperature": 0, "logprobs": TOP_LOGPROBS[-1]}
@@ -95,8 +107,8 @@ def probe(server: Attempts, model: str) -> Abilities:
 
 def _chat(model: str, top: int, begun: str = "") -> EndpointRequest:
     messages = [{"role": "user", "content": _QUESTION}, *([{"role": "assistant", "content": begun}] if begun else [])]
-    return EndpointRequest(CHAT, {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0, "logprobs": True,
-                                  "top_logprobs": top})
+    shown = {"logprobs": True, "top_logprobs": top} if top else {}
+    return EndpointRequest(CHAT, {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0, **shown})
 
 
 def _shown(reply: Reply, asked: int) -> int:

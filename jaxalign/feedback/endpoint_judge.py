@@ -174,7 +174,9 @@ class EndpointJudge:
         if reply.finish == "content_filter":
             return None, "refused"
         if not reasons:
-            return reply.reasoning, None
+            # The server separates thoughts, and they left no space for the verdict.
+            only_thoughts = reply.reasoning and reply.finish == "length" and not reply.text.strip()
+            return reply.reasoning, "cut_off" if only_thoughts else None
         text, decided = self.writer.contract.before_verdict(reply.text, kind)
         cleaned = self.writer.contract.clean(text, decided or reply.finish != "length")
         if self.writer.contract.declines(cleaned.text, "verdict"):

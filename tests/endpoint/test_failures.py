@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -28,6 +29,17 @@ def test_these_statuses_may_pass(status):
 ])
 def test_the_wait_that_the_server_asks_for(headers, seconds):
     assert classify(429, headers=headers).wait == seconds
+
+
+@pytest.mark.parametrize(("status", "code"), [(402, 402), (402, "invalid_request_error"), (429, "insufficient_quota")])
+def test_an_account_without_credit_is_named_as_the_cause(status, code):
+    found = classify(status, {"message": "Insufficient credits", "code": code})
+    assert isinstance(found, Fatal) and found.kind == "quota" and "add credit" in str(found)
+
+
+@pytest.mark.parametrize(("model", "named"), [("judge", 'may use model "judge"'), ("", "may use the server,")])
+def test_a_rejected_key_names_the_model_that_it_must_be_able_to_use(model, named):
+    assert named in str(classify_status(401, {}, "{}", dataclasses.replace(TARGET, model=model)))
 
 
 # Messages as the servers word them.

@@ -126,6 +126,22 @@ def test_a_reasoning_model_does_not_think_before_a_verdict_without_reasoning(thi
     assert sent == [in_texts, in_verdicts]
 
 
+@pytest.mark.parametrize(("abilities", "sent"), [(ALL, 2), (Abilities(0), 8)])
+def test_thoughts_that_leave_no_space_for_a_verdict_are_named(abilities, sent):
+    """A server that separates thoughts may answer with thoughts only. The log-probabilities are those of the thoughts."""
+    class Thinks(Recorded):
+        def ask(self, requests):
+            word = Alternative(b"Okay", 0.0)
+            thoughts = Reply("", "length", (Token(word, (word,)),), reasoning="Okay, the user")
+            return [thoughts for _ in super().ask(requests)]
+
+    asks = Thinks()
+    asker = EndpointJudge(asks, "judge", abilities, load_set("chat"), SETTINGS, 4)
+    found = asker.compare(asked(ComparisonRequest, 2), draw(2))
+    assert [verdict.problem for verdict in found] == ["cut_off"] * 2
+    assert len(asks.bodies) == sent
+
+
 def test_thinking_can_be_switched_off_for_verdicts_only():
     fields = {"stages": ("compare",), "model": {"source": "huggingface", "path": "m"},
               "data": {"source": "prompts_jsonl", "red_team": "p.jsonl"}, "endpoint": {"url": ("http://localhost:8000/v1",)}}

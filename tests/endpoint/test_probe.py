@@ -8,6 +8,7 @@ import pytest
 
 from jaxalign.endpoint.probe import Abilities, probe
 from jaxalign.endpoint.records import CHAT, Alternative, EndpointRequest, Reply, Token, Usage
+from jaxalign.errors import UserError
 
 STANDARD = {"model", "messages", "prompt", "max_tokens", "temperature", "logprobs", "top_logprobs"}
 
@@ -41,7 +42,13 @@ class Scripted:
         count = len(body["logprob_token_ids"]) + 1 if "logprob_token_ids" in self.reads and begun else asked
         top = tuple(Alternative(b"%d" % i, -1.0 - i) for i in range(count))
         text = body["messages"][-1]["content"] + text if begun and self.continues else text
-        return Reply(text, "stop", (Token(top[0], top),) if shows else None, Usage(prompt, 1))
+        return Reply(text, "stop", (Token(top[0], top),) if shows and top else None, Usage(prompt, 1))
+
+    def ask(self, requests):
+        replies = [self.attempt(request) for request in requests]
+        if None in replies:
+            raise UserError("refused")
+        return replies
 
     def _restricted(self, body) -> str:
         fields = {"structured_outputs": lambda value: value["choice"][0], "guided_choice": lambda value: value[0],
@@ -73,10 +80,21 @@ SERVERS = {
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_abilities_follow_from_at_most_two_requests(name):
+def test_abilities_follow_from_at_most_three_requests(name):
     server, expected = SERVERS[name]
     assert probe(server, "model") == expected
-    assert len(server.requests) == 2 and all(request.body["model"] == "model" for request in server.requests)
+    assert len(server.requests) == (3 if name == "refuses log-probabilities" else 2)
+    assert all(request.body["model"] == "model" for request in server.requests)
+
+
+def test_a_server_that_refuses_every_request_has_no_abilities_to_store():
+    """A wrong key, model or URL is not mistaken for a server without log-probabilities."""
+    class Refusing(Scripted):
+        def attempt(self, request):
+            return None
+
+    with pytest.raises(UserError, match="refused"):
+        probe(Refusing(), "model")
 
 
 def test_an_answer_that_begins_like_the_begun_one_does_not_count_as_continued():
