@@ -50,7 +50,7 @@ from jaxalign.trainers.extent import warn_of_same_rows
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length
-from jaxalign.trainers.rows import as_judgement, as_judgements, as_pair, as_pairs, is_judged
+from jaxalign.trainers.rows import PAIR_FORM, as_judgement, as_judgements, as_pair, as_pairs, as_rows, is_judged, without_frame
 from jaxalign.trainers.windows import GivenRows, closing, every_epoch
 
 
@@ -148,6 +148,7 @@ class DPO(PolicyTrainer):
     def _given(self, pairs: Any, window: int) -> GivenRows:
         """The rows of `fit` in windows. All rows are of the kind of the first one."""
         section, model, style = self.section, self.inputs.language_model, self.inputs.language_model.style
+        pairs = without_frame(pairs)
         judged = is_judged(pairs)
         single = self._learns_from_single("DPO.fit(pairs)", judged)
 
@@ -173,6 +174,7 @@ class DPO(PolicyTrainer):
     def _arrays(self, pairs: Any, argument: str) -> AnswerPairs:
         """The rows of an argument of `fit` as arrays."""
         section, model, where = self.section, self.inputs.language_model, f"DPO.fit({argument})"
+        pairs = as_rows(pairs, where, PAIR_FORM)
         judged = is_judged(pairs)
         single = self._learns_from_single(where, judged)
         if judged:

@@ -1,8 +1,8 @@
 """Checks the data that callers pass to trainers and converts it to records.
 
-A data set is a list, an object with a length and an index (such as a `datasets.Dataset`) or another iterable of rows, or a
-mapping from column names to lists of equal length. Every error is a `UserError` that names the argument, the row and the
-accepted forms.
+A data set is a list, an object with a length and an index (such as a `datasets.Dataset`) or another iterable of rows, a
+mapping from column names to lists of equal length, or a pandas data frame. Every error is a `UserError` that names the
+argument, the row and the accepted forms.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from jaxalign.data.chat.dialogues import (
     ANSWER_KEYS,
     Dialogue,
     asked,
+    parse_demonstration,
+    parse_dialogue,
     parse_judgement,
     parse_messages,
     parse_pair,
@@ -30,7 +32,7 @@ from jaxalign.records import Comparison, Judgement, Message, Prompt
 Example = tuple[Dialogue | None, str]
 """A prompt and the answer to imitate; or None and a text, all of whose tokens count in the loss."""
 
-_PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
+PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
 _EXAMPLE_FORM = 'a string, {"prompt": text or messages, "response": answer} or {"messages": messages}'
 _JUDGED_FORM = '{"prompt": text or messages, "completion": answer, "label": true or false}'
 _PROMPT_FORM = 'a string, a list of {"role", "content"} that ends with a user message, or {"prompt": either, ...}'
@@ -83,7 +85,7 @@ def as_examples(data: Any, where: str) -> list[Example]:
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
     """Pairs of answers for preference learning. Raises UserError like `as_prompts`."""
-    pairs = [as_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+    pairs = [as_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, PAIR_FORM))]
     if not any(pair.weight for pair in pairs):
         raise UserError(f"{where}: every pair has the weight 0, so there is nothing to learn; give some pairs a weight above 0")
     return pairs
@@ -103,13 +105,12 @@ def is_judged(data: Any) -> bool:
 
 
 def as_rows(data: Any, where: str, form: str) -> list[Any]:
-    """The rows of a data set. A mapping of columns is converted to rows.
+    """The rows of a data set. A mapping of columns and a data frame are converted to rows.
 
     Raises:
       UserError: `data` is a tensor, a text or not iterable, its columns differ in length, or it is empty.
     """
-    if isinstance(data, Mapping):
-        data = _from_columns(data, where, form)
+    data = _from_columns(data, where, form) if isinstance(data, Mapping) else without_frame(data)
     kind = type(data)
     if isinstance(data, (str, bytes)) or not (isinstance(data, Iterable) or _is_indexed(data)) or _is_tensor(data):
         raise UserError(f"{where} is of type {kind.__module__}.{kind.__name__}; a list of rows is expected, each {form}")
@@ -152,6 +153,15 @@ def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dic
         said = ", ".join(f"{name} has {len(values)}" for name, values in lists.items())
         raise UserError(f"the columns of {where} differ in length: {said}; give one value for each row")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def without_frame(data: Any) -> Any:
+    """The rows of a pandas data frame; other data unchanged. Arrays of objects, such as the messages that pandas reads from a
+    Parquet file, become lists. The function does not import pandas."""
+    if not (hasattr(data, "columns") and hasattr(data, "iloc") and hasattr(data, "to_dict")):
+        return data
+    return [{name: list(value) if str(getattr(value, "dtype", "")) == "object" else value for name, value in row.items()}
+            for row in data.to_dict("records")]
 
 
 def _is_indexed(data: Any) -> bool:
@@ -209,14 +219,18 @@ def as_example(row: Any, where: str) -> Example:
     if key is None or prompt is None:
         raise _bad_row(row, where, _EXAMPLE_FORM)
     messages, answer = _messages(prompt, f"{where}['prompt']", _EXAMPLE_FORM), row[key]
+    if isinstance(answer, list):  # Messages of the assistant, as in the conversational data sets of TRL.
+        try:
+            _, answer = parse_demonstration(dict(row))
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
     return messages, as_text(answer, f"{where}[{key!r}]")
 
 
 def _answered(messages: Any, where: str) -> Example:
     """The prompt and the last answer of a whole dialogue."""
     try:
-        given = messages if isinstance(messages, list) else []
-        dialogue = tuple(messages) if _are_messages(messages) else parse_messages(given)
+        dialogue = tuple(messages) if _are_messages(messages) else parse_dialogue(messages)
     except ValueError as error:
         raise UserError(f"{where}['messages']: {error}") from None
     if len(dialogue) < 2 or dialogue[-1].role != "assistant":
@@ -236,19 +250,19 @@ def as_pair(row: Any, where: str, number: int = 0) -> Comparison:
         _require_valid(row, "comparisons", where)
         return row
     if not isinstance(row, Mapping) or not {"chosen", "rejected"} <= set(row):
-        raise _bad_row(row, where, _PAIR_FORM)
+        raise _bad_row(row, where, PAIR_FORM)
     label, margin = _number(row, "label", where, 1.0, 0, 1), _number(row, "margin", where, None, 0, math.inf)
     weight = _number(row, "weight", where, 1.0, 0, math.inf)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str) and prompt is not None:
-        messages = _messages(prompt, f"{where}['prompt']", _PAIR_FORM)
+        messages = _messages(prompt, f"{where}['prompt']", PAIR_FORM)
     else:
         try:
             answers = split_answers(*parse_pair(dict(row)))
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
         if answers is None:
-            raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {_PAIR_FORM} is "
+            raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {PAIR_FORM} is "
                             "expected")
         messages, chosen, rejected = answers
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
@@ -274,8 +288,9 @@ def as_judgement(row: Any, where: str, number: int = 0) -> Judgement:
     key = next((name for name in ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None
     if key is None or not {"prompt", "label"} <= set(row):
         raise _bad_row(row, where, _JUDGED_FORM)
+    label = checked(row["label"], bool, f"{where}['label']")
     try:
-        given = {"prompt": row["prompt"], "completion": row[key], "label": row["label"]}
+        given = {"prompt": row["prompt"], "completion": row[key], "label": label}
         messages, answer, desirable = parse_judgement(given)
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
