@@ -31,6 +31,8 @@ from jaxalign.records import Comparison, Judgement, Message, Prompt
 
 Example = tuple[Dialogue | None, str]
 """A prompt and the answer to imitate; or None and a text, all of whose tokens count in the loss."""
+Record = Example | Comparison | Judgement | Prompt
+"""What a row becomes."""
 
 PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
 _EXAMPLE_FORM = 'a string, {"prompt": text or messages, "response": answer} or {"messages": messages}'
@@ -94,6 +96,20 @@ def as_pairs(data: Any, where: str) -> list[Comparison]:
 def as_judgements(data: Any, where: str) -> list[Judgement]:
     """Single answers with a verdict. Raises UserError like `as_prompts`."""
     return [as_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _JUDGED_FORM))]
+
+
+def content(row: Record) -> tuple[Any, ...]:
+    """The texts of a row, equal for rows that were given in different forms. A label and the order of two answers do not
+    count."""
+    if isinstance(row, Prompt):
+        messages, answers = row.messages, ()
+    elif isinstance(row, Comparison):
+        messages, answers = row.prompt.messages, (row.response_a, row.response_b)
+    elif isinstance(row, Judgement):
+        messages, answers = row.prompt.messages, (row.response,)
+    else:
+        messages, answers = row[0] or (), row[1:]
+    return (*((message.role, message.content.strip()) for message in messages), *sorted(text.strip() for text in answers))
 
 
 def is_judged(data: Any) -> bool:

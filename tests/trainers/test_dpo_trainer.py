@@ -132,7 +132,7 @@ def test_judged_answers_may_come_from_a_generator_or_a_data_frame():
     def trainer():
         return DPO(language_model(), objective="kto", epochs=1, batch=2)
 
-    expected = trainer()._arrays(rows, "pairs")
-    for given in (iter(rows), frame):
-        chex.assert_trees_all_equal(trainer()._arrays(given, "pairs"), expected)
+    expected = trainer()._records(rows, "pairs")
+    assert [one.desirable for one in expected] == [True, False]
+    assert trainer()._records(iter(rows), "pairs") == trainer()._records(frame, "pairs") == expected
     trainer().fit(frame, window=2)
