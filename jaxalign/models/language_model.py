@@ -326,7 +326,7 @@ def _check_lora(lora: Lora) -> None:
     try:
         lora.check(dataclasses.replace(Config(), model=ModelConfig(source="huggingface")), "lora")
     except UserError as error:
-        raise UserError(str(error).replace("config.", "")) from None
+        raise UserError(str(error).replace("config.lora.", "lora.")) from None
 
 
 def _with_adapters(base: StoredModel, folder: Path, lora: Lora, seed: int) -> LanguageModel:

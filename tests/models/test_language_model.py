@@ -130,6 +130,7 @@ def test_wrong_arguments_are_refused(folders, tmp_path):
         ({"style": "xml"}, "style is 'xml'; it must be one of plain, chat, hh, compact"),
         ({"style": "compact"}, "has no symbol '<user>'"),
         ({"lora": ja.Lora()}, "lora.rank is 0 and lora.path is empty"),
+        ({"lora": ja.Lora(rank=8, path="A")}, "^lora.rank is 8 but lora.path .* adapter_config.json determines rank"),
         ({"mesh": ja.Mesh(fsdp=16)}, "asks for fsdp=16 = 16 devices"),
     ):
         with pytest.raises(ja.UserError, match=message):
