@@ -7,6 +7,7 @@ argument, the row and the accepted forms.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from jaxalign.data.chat.dialogues import (
 )
 from jaxalign.data.sources.base import row_fault
 from jaxalign.errors import UserError
+from jaxalign.parallel import hosts
 from jaxalign.records import Comparison, Judgement, Message, Prompt
 
 Example = tuple[Dialogue | None, str]
@@ -82,12 +84,16 @@ def require_equal_columns(prompts: Sequence[Prompt], where: str) -> None:
 
 def as_examples(data: Any, where: str) -> list[Example]:
     """Texts and answered prompts for supervised fine-tuning. Raises UserError like `as_prompts`."""
-    return [as_example(row, f"{where}[{i}]") for i, row in enumerate(as_rows(data, where, _EXAMPLE_FORM))]
+    rows = as_rows(data, where, _EXAMPLE_FORM)
+    _warn_of_unread(rows, where)
+    return [as_example(row, f"{where}[{i}]") for i, row in enumerate(rows)]
 
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
     """Pairs of answers for preference learning. Raises UserError like `as_prompts`."""
-    pairs = [as_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, PAIR_FORM))]
+    rows = as_rows(data, where, PAIR_FORM)
+    _warn_of_unread(rows, where)
+    pairs = [as_pair(row, f"{where}[{i}]", i) for i, row in enumerate(rows)]
     if not any(pair.weight for pair in pairs):
         raise UserError(f"{where}: every pair has the weight 0, so there is nothing to learn; give some pairs a weight above 0")
     return pairs
@@ -95,7 +101,9 @@ def as_pairs(data: Any, where: str) -> list[Comparison]:
 
 def as_judgements(data: Any, where: str) -> list[Judgement]:
     """Single answers with a verdict. Raises UserError like `as_prompts`."""
-    return [as_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _JUDGED_FORM))]
+    rows = as_rows(data, where, _JUDGED_FORM)
+    _warn_of_unread(rows, where)
+    return [as_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(rows)]
 
 
 def content(row: Record) -> tuple[Any, ...]:
@@ -323,6 +331,21 @@ def _number(row: Mapping, key: str, where: str, default: float | None, low: floa
         return default
     limit = at_least(low) if math.isinf(high) else between(low, high)
     return checked(value, float, f"{where}[{key!r}]", limit)
+
+
+def _warn_of_unread(rows: Sequence[Any], where: str) -> None:
+    """Warns, in the first process, of rows with a system prompt beside a prompt or messages, or with tools: neither is read."""
+    mappings = [row for row in rows if isinstance(row, Mapping)]
+    system = [row for row in mappings if row.get("prompt") is not None or "messages" in row or "conversations" in row]
+    for name, found, remedy in (
+        ("system", system, "put it into the messages of the prompt, as the first one"),
+        ("tools", mappings, "chat templates are rendered without tools"),
+    ):
+        unread = sum(isinstance(row.get(name), (str, list)) and bool(row[name]) for row in found)
+        if unread and hosts.is_first():
+            logging.getLogger("jaxalign").warning(
+                f"{where}: {unread:,} of {len(rows):,} rows have {name!r}, which is not read; {remedy}"
+            )
 
 
 def _bad_row(row: Any, where: str, form: str) -> UserError:

@@ -169,3 +169,17 @@ def test_a_verdict_may_be_a_numpy_bool():
 def test_messages_of_the_wrong_type_are_named():
     with pytest.raises(UserError, match=r"rows\[0\]\['messages'\]: type NoneType; a transcript or a list of messages"):
         as_examples([{"messages": None}], "rows")
+
+
+def test_system_prompts_and_tools_that_are_not_read_are_told(caplog):
+    rows = [{"system": "Be kind.", "prompt": "Hi.", "response": "A."}, {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
+            {"prompt": "Hi.", "response": "A.", "system": "", "tools": None}, "A text."]
+    as_examples(rows, "rows")
+    as_pairs([PAIR | {"system": "Be kind."}], "pairs")
+    assert [record.getMessage() for record in caplog.records] == [
+        "rows: 1 of 4 rows have 'system', which is not read; put it into the messages of the prompt, as the first one",
+        "rows: 1 of 4 rows have 'tools', which is not read; chat templates are rendered without tools",
+        "pairs: 1 of 1 rows have 'system', which is not read; put it into the messages of the prompt, as the first one"]
+    caplog.clear()
+    as_examples([{"system": "Be kind.", "question": "Hi.", "response": "A."}], "rows")
+    assert not caplog.records
