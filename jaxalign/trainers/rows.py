@@ -350,6 +350,7 @@ def _warn_of_unread(rows: Sequence[Any], where: str) -> None:
 
 def _bad_row(row: Any, where: str, form: str) -> UserError:
     """The error for a row of the wrong type, or for a mapping with the wrong keys."""
-    keys = ", ".join(map(repr, row)) or "none" if isinstance(row, Mapping) else ""
+    names = [f"{name!r} (None)" if row[name] is None else repr(name) for name in row] if isinstance(row, Mapping) else []
+    keys = ", ".join(names) or "none" if isinstance(row, Mapping) else ""
     problem = f"has the keys {keys}" if keys else f"is of type {type(row).__name__}"
     return UserError(f"{where} {problem}; {form} is expected")

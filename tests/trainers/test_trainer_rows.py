@@ -166,6 +166,11 @@ def test_a_verdict_may_be_a_numpy_bool():
         as_judgements([{"prompt": "Hi.", "completion": "A.", "label": 1}], "rows")
 
 
+def test_a_prompt_of_none_is_named():
+    with pytest.raises(UserError, match=r"rows\[0\] has the keys 'prompt' \(None\), 'response'; a string"):
+        as_examples([{"prompt": None, "response": "A."}], "rows")
+
+
 def test_messages_of_the_wrong_type_are_named():
     with pytest.raises(UserError, match=r"rows\[0\]\['messages'\]: type NoneType; a transcript or a list of messages"):
         as_examples([{"messages": None}], "rows")
