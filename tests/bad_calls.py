@@ -103,7 +103,7 @@ p.text([1], prompt=None) :: prompt
 p.text([1], prompt=5) :: prompt
 p.text([1], prompt=[-1]) :: prompt
 p.messages(None) :: prompt
-p.messages({"prompt": "x"}) :: prompt
+p.messages({"text": "x"}) :: prompt
 """
 
 CALLS_OF_SAMPLERS = r"""

@@ -38,7 +38,7 @@ from jaxalign.parallel.sharding import keeps_gathered, make_sharding
 from jaxalign.records import Message, Prompt
 from jaxalign.registry.families import FAMILIES, Family, use_family
 
-Asked = str | Prompt | Sequence[Message] | Sequence[Mapping[str, str]]
+Asked = str | Prompt | Sequence[Message] | Sequence[Mapping[str, str]] | Mapping[str, Any]
 """The forms of a prompt that callers may pass."""
 
 
@@ -117,7 +117,7 @@ class LanguageModel:
         """The dialogue of a prompt. A plain text becomes a single user message.
 
         Raises:
-          UserError: the prompt is not a text, a `Prompt`, or a list of messages with a role and a content.
+          UserError: the prompt is not a text, a `Prompt`, a list of messages with a role and a content, or {"prompt": either}.
         """
         return as_messages(prompt)
 
@@ -125,7 +125,7 @@ class LanguageModel:
         """The token ids of a prompt in the model's style, up to the start of the answer.
 
         Args:
-          prompt: a text, a list of {"role", "content"} or `Message`, or a `Prompt`.
+          prompt: a text, a list of {"role", "content"} or `Message`, a `Prompt`, or {"prompt": a text or a list}.
 
         Raises:
           UserError: the prompt is none of these, is empty, or cannot be written in the model's style.
@@ -195,17 +195,20 @@ class LanguageModel:
 
 
 def as_messages(prompt: Asked) -> tuple[Message, ...]:
-    """The dialogue of a prompt: a text, a `Prompt`, or messages as `Message` or {"role", "content"}.
+    """The dialogue of a prompt: a text, a `Prompt`, messages as `Message` or {"role", "content"}, or a row with a "prompt".
 
     Raises:
       UserError: the prompt is none of these.
     """
+    if isinstance(prompt, Mapping) and "prompt" in prompt:
+        prompt = prompt["prompt"]
     if isinstance(prompt, Prompt):
         return prompt.messages
     if isinstance(prompt, str):
         return (Message("user", as_text(prompt, "a prompt")),)
     if not isinstance(prompt, Sequence) or not prompt:
-        raise UserError(f"a prompt is {str(prompt)[:60]!r}; a string, or a list of {{'role', 'content'}}, is expected")
+        raise UserError(f"a prompt is {str(prompt)[:60]!r}; a string, a list of {{'role', 'content'}}, or {{'prompt': either}} "
+                        "is expected")
     return tuple(_message(item) for item in prompt)
 
 
@@ -326,7 +329,7 @@ def _check_lora(lora: Lora) -> None:
     try:
         lora.check(dataclasses.replace(Config(), model=ModelConfig(source="huggingface")), "lora")
     except UserError as error:
-        raise UserError(str(error).replace("config.", "")) from None
+        raise UserError(str(error).replace("config.lora.", "lora.")) from None
 
 
 def _with_adapters(base: StoredModel, folder: Path, lora: Lora, seed: int) -> LanguageModel:

@@ -36,7 +36,7 @@ def _require(model: Any, params: Any, rollout: Any) -> None:
     instance_of(model, Model, "model", "a Model, such as the attribute `model` of a LanguageModel,")
     if not isinstance(params, Mapping) or "embedding" not in params:
         raise UserError(f"params is of type {type(params).__name__} or lacks 'embedding'; the model's parameters are expected, "
-                        "with adapters joined with the base")
+                        "with adapters joined with the base (`weights` of a LanguageModel)")
     _require_rollout(rollout)
 
 

@@ -132,7 +132,7 @@ class Sampler:
         """Samples n answers to each prompt.
 
         Args:
-          prompts: each a text, a list of {"role", "content"}, or a `Prompt`.
+          prompts: each a text, a list of {"role", "content"}, a `Prompt`, or {"prompt": a text or a list}.
           max_new_tokens: the maximum length of an answer, in tokens.
           n: the number of answers to each prompt; one call samples at most `MOST_ANSWERS` (1,000,000) answers.
           stop: texts that end an answer. Its text ends before the first of them, its tokens include the one that completes it,

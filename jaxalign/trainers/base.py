@@ -22,6 +22,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.models.adapters.lora import join
+from jaxalign.models.checkpoints.checksums import checksums
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
@@ -206,21 +207,25 @@ class Trainer:
             hosts.once(lambda: write_atomically(directory / CHECKS, text))
 
     def _claim(self, data: Any, **options: Any) -> None:
-        """Records the run's settings and a hash of its data in the directory, or checks them against an earlier record.
+        """Records the run's settings and hashes of its model and its data in the directory, or checks them against an earlier
+        record.
 
         Args:
           data: a pytree of numpy arrays.
           options: arguments of `fit` by name; those that are 0 or None are not recorded.
 
         Raises:
-          UserError: the directory contains a run with different settings or data.
+          UserError: the directory contains a run with different settings, another model or different data.
         """
         directory = self.inputs.loop.directory
         if directory is None:
             return
         settings = {name: value for name, value in self.inputs.loop.settings.items() if name != "seed"}
         described = {"trainer": self.name, "seed": self.inputs.seed, "settings": settings}
-        described |= {"data": fingerprint(data)} | {name: value for name, value in options.items() if value}
+        model = self.inputs.language_model
+        sums = json.dumps(checksums((model.params, model.frozen))).encode("utf-8")
+        described |= {"model": hashlib.sha256(sums).hexdigest()[:32], "data": fingerprint(data)}
+        described |= {name: value for name, value in options.items() if value}
         text, path = json.dumps(described, indent=2, default=str) + "\n", directory / "trainer.json"
         try:
             recorded = hosts.once(lambda: path.read_text(encoding="utf-8") if path.exists() else None)

@@ -24,7 +24,7 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.records import AnswerPairs, PackedParts
+from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts
 from jaxalign.registry.core import names_in
 from jaxalign.registry.objectives import OBJECTIVES, objectives_of
 from jaxalign.steps import work
@@ -50,7 +50,7 @@ from jaxalign.trainers.extent import warn_of_same_rows
 from jaxalign.trainers.fit_arguments import named_arguments
 from jaxalign.trainers.inputs import model_inputs, settings_from
 from jaxalign.trainers.lengths import check_length
-from jaxalign.trainers.rows import as_judgement, as_judgements, as_pair, as_pairs, is_judged
+from jaxalign.trainers.rows import PAIR_FORM, as_judgement, as_judgements, as_pair, as_pairs, as_rows, is_judged, without_frame
 from jaxalign.trainers.windows import GivenRows, closing, every_epoch
 
 
@@ -121,16 +121,18 @@ class DPO(PolicyTrainer):
           UserError: there are no rows, a row is malformed, or the objective needs the other kind of rows.
         """
         section, steps_per_epoch = self.section, 1
+        kept = () if held_out is None else self._records(held_out, "DPO.fit(held_out)")
         if checked(window, int, "DPO.fit(window)", at_least(0)):
             given = self._given(pairs, window)
             claimed = given.identity
         else:
-            claimed = self._arrays(pairs, "pairs")
+            records = self._records(pairs, "DPO.fit(pairs)")
+            claimed = self._arrays(records, "DPO.fit(pairs)")
             self.cut = claimed.cut
             loader = EpochLoader(len(claimed.label), section.batch, self.inputs.seed, streams.LOADERS["dpo"])
             steps_per_epoch = loader.steps(1)
-        warn_of_same_rows("DPO.fit", pairs, held_out)
-        measured = None if held_out is None else self._arrays(held_out, "held_out")
+            warn_of_same_rows("DPO.fit", records, kept)
+        measured = self._arrays(kept, "DPO.fit(held_out)") if kept else None
 
         def measure(params: Params, completed: int) -> dict[str, float]:
             del completed
@@ -148,6 +150,7 @@ class DPO(PolicyTrainer):
     def _given(self, pairs: Any, window: int) -> GivenRows:
         """The rows of `fit` in windows. All rows are of the kind of the first one."""
         section, model, style = self.section, self.inputs.language_model, self.inputs.language_model.style
+        pairs = without_frame(pairs)
         judged = is_judged(pairs)
         single = self._learns_from_single("DPO.fit(pairs)", judged)
 
@@ -170,15 +173,16 @@ class DPO(PolicyTrainer):
                             "pairs; set objective to 'kto', or give rows with chosen and rejected")
         return single
 
-    def _arrays(self, pairs: Any, argument: str) -> AnswerPairs:
-        """The rows of an argument of `fit` as arrays."""
-        section, model, where = self.section, self.inputs.language_model, f"DPO.fit({argument})"
-        judged = is_judged(pairs)
-        single = self._learns_from_single(where, judged)
-        if judged:
-            arrays = judged_arrays(model.tokenizer, as_judgements(pairs, where), model.style, section, single)
-        else:
-            arrays = pair_arrays(model.tokenizer, as_pairs(pairs, where), model.style, section, single)
+    def _records(self, pairs: Any, where: str) -> list[Comparison] | list[Judgement]:
+        """The pairs or the judged answers of an argument of `fit`."""
+        rows = as_rows(pairs, where, PAIR_FORM)
+        return as_judgements(rows, where) if is_judged(rows) else as_pairs(rows, where)
+
+    def _arrays(self, records: list[Comparison] | list[Judgement], where: str) -> AnswerPairs:
+        """Pairs or judged answers as arrays. where: the argument of `fit` with their rows."""
+        section, model, judged = self.section, self.inputs.language_model, isinstance(records[0], Judgement)
+        make = judged_arrays if judged else pair_arrays
+        arrays = make(model.tokenizer, records, model.style, section, self._learns_from_single(where, judged))
         check_length(where, int(arrays.length.max()), "max_length", model)
         return arrays
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax
 import optax
@@ -16,6 +16,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.reasons import MOSTLY
 from jaxalign.tracking.formatting import percent
+from jaxalign.trainers.rows import Record, content
 
 _LEAST_PEAK = 0.9
 """A warm-up that ends training at a smaller share of the peak learning rate needs a warning."""
@@ -47,15 +48,15 @@ def schedule_warning(optimizer: Optimizer | optax.GradientTransformation, steps:
             f"{percent(reached)} of its peak; lower warmup_steps")
 
 
-def warn_of_same_rows(where: str, rows: Any, held_out: Any) -> None:
-    """Warns if rows that a caller holds out are also rows to train on.
+def warn_of_same_rows(where: str, rows: Iterable[Record], held_out: Sequence[Record]) -> None:
+    """Warns if rows that a caller holds out are also rows to train on. Hashes of their texts are compared.
 
-    Only lists and tuples are compared, by hashes of their rows' `repr`. where: the method that takes both.
+    where: the method that takes both.
     """
-    if not all(isinstance(part, (list, tuple)) for part in (rows, held_out)):
+    if not held_out:
         return
-    trained = {hash(repr(row)) for row in rows}
-    same = sum(hash(repr(row)) in trained for row in held_out)
+    trained = {hash(content(row)) for row in rows}
+    same = sum(hash(content(row)) in trained for row in held_out)
     if same:
         warn_of_extent(where, f"{same:,} of the {len(held_out):,} rows of held_out are also rows to train on, so the held-out "
                               "measures are too good; remove them from one of the two")

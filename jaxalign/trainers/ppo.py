@@ -166,8 +166,8 @@ class PPO(PolicyTrainer):
           UserError: there are no prompts, a prompt is malformed or too long, or their columns differ.
         """
         (asked, ids), section = self._encoded(prompts, "prompts"), self.section
-        warn_of_same_rows("PPO.fit", prompts, held_out)
         measured, measured_ids = ((), ()) if held_out is None else self._encoded(held_out, "held_out")
+        warn_of_same_rows("PPO.fit", asked, measured)
 
         def measure(params: Params, completed: int) -> dict[str, float]:
             key = jax.random.fold_in(self.inputs.root_key, streams.KEYS["ppo"]["held out"])

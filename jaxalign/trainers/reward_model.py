@@ -138,9 +138,10 @@ class RewardModel(Trainer):
             return self._fit_windows(pairs, held_out, eval_every, patience, window)
         section, seed, measured = self.section, self.inputs.seed, None
         train = as_pairs(pairs, "RewardModel.fit(pairs)")
-        warn_of_same_rows("RewardModel.fit", pairs, held_out)
         if held_out is not None:
-            measured = self._arrays(as_pairs(held_out, "RewardModel.fit(held_out)"))
+            kept = as_pairs(held_out, "RewardModel.fit(held_out)")
+            warn_of_same_rows("RewardModel.fit", train, kept)
+            measured = self._arrays(kept)
         elif section.early_stopping:
             train, chosen_by = split_by_prompt(train, section.held_out_share, seed)
             measured = self._arrays(chosen_by)

@@ -1,12 +1,13 @@
 """Checks the data that callers pass to trainers and converts it to records.
 
-A data set is a list, an object with a length and an index (such as a `datasets.Dataset`) or another iterable of rows, or a
-mapping from column names to lists of equal length. Every error is a `UserError` that names the argument, the row and the
-accepted forms.
+A data set is a list, an object with a length and an index (such as a `datasets.Dataset`) or another iterable of rows, a
+mapping from column names to lists of equal length, or a pandas data frame. Every error is a `UserError` that names the
+argument, the row and the accepted forms.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from jaxalign.data.chat.dialogues import (
     ANSWER_KEYS,
     Dialogue,
     asked,
+    parse_demonstration,
+    parse_dialogue,
     parse_judgement,
     parse_messages,
     parse_pair,
@@ -25,12 +28,15 @@ from jaxalign.data.chat.dialogues import (
 )
 from jaxalign.data.sources.base import row_fault
 from jaxalign.errors import UserError
+from jaxalign.parallel import hosts
 from jaxalign.records import Comparison, Judgement, Message, Prompt
 
 Example = tuple[Dialogue | None, str]
 """A prompt and the answer to imitate; or None and a text, all of whose tokens count in the loss."""
+Record = Example | Comparison | Judgement | Prompt
+"""What a row becomes."""
 
-_PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
+PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
 _EXAMPLE_FORM = 'a string, {"prompt": text or messages, "response": answer} or {"messages": messages}'
 _JUDGED_FORM = '{"prompt": text or messages, "completion": answer, "label": true or false}'
 _PROMPT_FORM = 'a string, a list of {"role", "content"} that ends with a user message, or {"prompt": either, ...}'
@@ -78,12 +84,16 @@ def require_equal_columns(prompts: Sequence[Prompt], where: str) -> None:
 
 def as_examples(data: Any, where: str) -> list[Example]:
     """Texts and answered prompts for supervised fine-tuning. Raises UserError like `as_prompts`."""
-    return [as_example(row, f"{where}[{i}]") for i, row in enumerate(as_rows(data, where, _EXAMPLE_FORM))]
+    rows = as_rows(data, where, _EXAMPLE_FORM)
+    _warn_of_unread(rows, where)
+    return [as_example(row, f"{where}[{i}]") for i, row in enumerate(rows)]
 
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
     """Pairs of answers for preference learning. Raises UserError like `as_prompts`."""
-    pairs = [as_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+    rows = as_rows(data, where, PAIR_FORM)
+    _warn_of_unread(rows, where)
+    pairs = [as_pair(row, f"{where}[{i}]", i) for i, row in enumerate(rows)]
     if not any(pair.weight for pair in pairs):
         raise UserError(f"{where}: every pair has the weight 0, so there is nothing to learn; give some pairs a weight above 0")
     return pairs
@@ -91,7 +101,23 @@ def as_pairs(data: Any, where: str) -> list[Comparison]:
 
 def as_judgements(data: Any, where: str) -> list[Judgement]:
     """Single answers with a verdict. Raises UserError like `as_prompts`."""
-    return [as_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _JUDGED_FORM))]
+    rows = as_rows(data, where, _JUDGED_FORM)
+    _warn_of_unread(rows, where)
+    return [as_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(rows)]
+
+
+def content(row: Record) -> tuple[Any, ...]:
+    """The texts of a row, equal for rows that were given in different forms. A label and the order of two answers do not
+    count."""
+    if isinstance(row, Prompt):
+        messages, answers = row.messages, ()
+    elif isinstance(row, Comparison):
+        messages, answers = row.prompt.messages, (row.response_a, row.response_b)
+    elif isinstance(row, Judgement):
+        messages, answers = row.prompt.messages, (row.response,)
+    else:
+        messages, answers = row[0] or (), row[1:]
+    return (*((message.role, message.content.strip()) for message in messages), *sorted(text.strip() for text in answers))
 
 
 def is_judged(data: Any) -> bool:
@@ -103,13 +129,12 @@ def is_judged(data: Any) -> bool:
 
 
 def as_rows(data: Any, where: str, form: str) -> list[Any]:
-    """The rows of a data set. A mapping of columns is converted to rows.
+    """The rows of a data set. A mapping of columns and a data frame are converted to rows.
 
     Raises:
       UserError: `data` is a tensor, a text or not iterable, its columns differ in length, or it is empty.
     """
-    if isinstance(data, Mapping):
-        data = _from_columns(data, where, form)
+    data = _from_columns(data, where, form) if isinstance(data, Mapping) else without_frame(data)
     kind = type(data)
     if isinstance(data, (str, bytes)) or not (isinstance(data, Iterable) or _is_indexed(data)) or _is_tensor(data):
         raise UserError(f"{where} is of type {kind.__module__}.{kind.__name__}; a list of rows is expected, each {form}")
@@ -152,6 +177,15 @@ def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dic
         said = ", ".join(f"{name} has {len(values)}" for name, values in lists.items())
         raise UserError(f"the columns of {where} differ in length: {said}; give one value for each row")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def without_frame(data: Any) -> Any:
+    """The rows of a pandas data frame; other data unchanged. Arrays of objects, such as the messages that pandas reads from a
+    Parquet file, become lists. The function does not import pandas."""
+    if not (hasattr(data, "columns") and hasattr(data, "iloc") and hasattr(data, "to_dict")):
+        return data
+    return [{name: list(value) if str(getattr(value, "dtype", "")) == "object" else value for name, value in row.items()}
+            for row in data.to_dict("records")]
 
 
 def _is_indexed(data: Any) -> bool:
@@ -209,14 +243,18 @@ def as_example(row: Any, where: str) -> Example:
     if key is None or prompt is None:
         raise _bad_row(row, where, _EXAMPLE_FORM)
     messages, answer = _messages(prompt, f"{where}['prompt']", _EXAMPLE_FORM), row[key]
+    if isinstance(answer, list):  # Messages of the assistant, as in the conversational data sets of TRL.
+        try:
+            _, answer = parse_demonstration(dict(row))
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
     return messages, as_text(answer, f"{where}[{key!r}]")
 
 
 def _answered(messages: Any, where: str) -> Example:
     """The prompt and the last answer of a whole dialogue."""
     try:
-        given = messages if isinstance(messages, list) else []
-        dialogue = tuple(messages) if _are_messages(messages) else parse_messages(given)
+        dialogue = tuple(messages) if _are_messages(messages) else parse_dialogue(messages)
     except ValueError as error:
         raise UserError(f"{where}['messages']: {error}") from None
     if len(dialogue) < 2 or dialogue[-1].role != "assistant":
@@ -236,19 +274,19 @@ def as_pair(row: Any, where: str, number: int = 0) -> Comparison:
         _require_valid(row, "comparisons", where)
         return row
     if not isinstance(row, Mapping) or not {"chosen", "rejected"} <= set(row):
-        raise _bad_row(row, where, _PAIR_FORM)
+        raise _bad_row(row, where, PAIR_FORM)
     label, margin = _number(row, "label", where, 1.0, 0, 1), _number(row, "margin", where, None, 0, math.inf)
     weight = _number(row, "weight", where, 1.0, 0, math.inf)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str) and prompt is not None:
-        messages = _messages(prompt, f"{where}['prompt']", _PAIR_FORM)
+        messages = _messages(prompt, f"{where}['prompt']", PAIR_FORM)
     else:
         try:
             answers = split_answers(*parse_pair(dict(row)))
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
         if answers is None:
-            raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {_PAIR_FORM} is "
+            raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {PAIR_FORM} is "
                             "expected")
         messages, chosen, rejected = answers
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
@@ -274,8 +312,9 @@ def as_judgement(row: Any, where: str, number: int = 0) -> Judgement:
     key = next((name for name in ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None
     if key is None or not {"prompt", "label"} <= set(row):
         raise _bad_row(row, where, _JUDGED_FORM)
+    label = checked(row["label"], bool, f"{where}['label']")
     try:
-        given = {"prompt": row["prompt"], "completion": row[key], "label": row["label"]}
+        given = {"prompt": row["prompt"], "completion": row[key], "label": label}
         messages, answer, desirable = parse_judgement(given)
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
@@ -294,8 +333,24 @@ def _number(row: Mapping, key: str, where: str, default: float | None, low: floa
     return checked(value, float, f"{where}[{key!r}]", limit)
 
 
+def _warn_of_unread(rows: Sequence[Any], where: str) -> None:
+    """Warns, in the first process, of rows with a system prompt beside a prompt or messages, or with tools: neither is read."""
+    mappings = [row for row in rows if isinstance(row, Mapping)]
+    system = [row for row in mappings if row.get("prompt") is not None or "messages" in row or "conversations" in row]
+    for name, found, remedy in (
+        ("system", system, "put it into the messages of the prompt, as the first one"),
+        ("tools", mappings, "chat templates are rendered without tools"),
+    ):
+        unread = sum(isinstance(row.get(name), (str, list)) and bool(row[name]) for row in found)
+        if unread and hosts.is_first():
+            logging.getLogger("jaxalign").warning(
+                f"{where}: {unread:,} of {len(rows):,} rows have {name!r}, which is not read; {remedy}"
+            )
+
+
 def _bad_row(row: Any, where: str, form: str) -> UserError:
     """The error for a row of the wrong type, or for a mapping with the wrong keys."""
-    keys = ", ".join(map(repr, row)) or "none" if isinstance(row, Mapping) else ""
+    names = [f"{name!r} (None)" if row[name] is None else repr(name) for name in row] if isinstance(row, Mapping) else []
+    keys = ", ".join(names) or "none" if isinstance(row, Mapping) else ""
     problem = f"has the keys {keys}" if keys else f"is of type {type(row).__name__}"
     return UserError(f"{where} {problem}; {form} is expected")

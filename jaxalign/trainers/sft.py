@@ -99,15 +99,17 @@ class SFT(PolicyTrainer):
             for its response.
         """
         section, steps_per_epoch = self.section, 1
+        kept = () if held_out is None else as_examples(held_out, "SFT.fit(held_out)")
         if checked(window, int, "SFT.fit(window)", at_least(0)):
             given = GivenRows(self, "rows", rows, window, self._encoded, PackedRowBuilder(section.row_length), "row_length")
             claimed = given.identity
         else:
-            claimed, self.cut = self._packed(rows, "rows")
+            examples = as_examples(rows, "SFT.fit(rows)")
+            claimed, self.cut = self._packed(examples, "SFT.fit(rows)")
             batches = EpochLoader(len(claimed.tokens), section.batch_rows, self.inputs.seed)
             steps_per_epoch = batches.steps(1)
-        warn_of_same_rows("SFT.fit", rows, held_out)
-        measured = None if held_out is None else self._packed(held_out, "held_out")[0]
+            warn_of_same_rows("SFT.fit", examples, kept)
+        measured = self._packed(kept, "SFT.fit(held_out)")[0] if kept else None
 
         def measure(params: Params, completed: int) -> dict[str, float]:
             del completed
@@ -143,10 +145,9 @@ class SFT(PolicyTrainer):
         ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
         return ids, [1.0] * len(ids)
 
-    def _packed(self, rows: Any, argument: str) -> tuple[PackedBatch, int]:
-        """(the rows of an argument of `fit`, packed; how many of them were cut)."""
-        where = f"SFT.fit({argument})"
-        encoded = [self._encode(row, f"{where}[{number}]") for number, row in enumerate(as_examples(rows, where))]
+    def _packed(self, examples: Sequence[Example], where: str) -> tuple[PackedBatch, int]:
+        """(examples, packed; how many of them were cut). where: the argument of `fit` with their rows."""
+        encoded = [self._encode(example, f"{where}[{number}]") for number, example in enumerate(examples)]
         longest = min(max(len(ids) for ids, _ in encoded), self.section.row_length)
         check_length(where, longest, "row_length", self.inputs.language_model)
         try:

@@ -19,6 +19,7 @@ from jaxalign.steps.loop import Step
 from jaxalign.tracking.jsonl import open_append, read_rows
 from jaxalign.trainers.base import Trainer
 from jaxalign.trainers.lengths import warn_of_cut
+from jaxalign.trainers.rows import without_frame
 
 IDENTIFYING_ROWS = 100
 """The first rows whose tokens identify the data of a run in windows."""
@@ -58,6 +59,7 @@ def windowed_rows(
 
 def indexed(rows: Any, method: str, argument: str, window: int) -> Any:
     """The rows. Raises UserError if they cannot be read by index. method: such as "SFT.fit"; argument: that with the rows."""
+    rows = without_frame(rows)
     if isinstance(rows, (str, bytes, dict)) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         raise UserError(f"{method}(window) is {window}, but {method}({argument}) is of type {type(rows).__name__}; rows with a "
                         "length and an index from 0, such as those of ja.read_rows, are expected")

@@ -37,7 +37,7 @@ def test_host_and_device_compute_the_same(monkeypatch):
             "double": jnp.asarray(rng.normal(size=(3, 4))), "long": jnp.asarray(-7, jnp.int64), "scalar": jnp.float32(0.3),
             "empty": jnp.zeros((0, 3)), "turned": jnp.asarray(rng.normal(size=(4, 3)).T, jnp.float32), "key": jax.random.key(3),
             "keys": jax.random.split(jax.random.key(3)), "axes": jnp.asarray(rng.integers(0, 99, (2, 1, 2, 1, 2, 3, 2))),
-            "true": jnp.asarray(True),
+            "true": jnp.asarray(True), "nibbles": jnp.asarray(rng.integers(0, 16, (3, 5)), jnp.uint4),
         }
         found = checksums(tree)
         monkeypatch.setattr(module, "_HOST_BYTES", -1)

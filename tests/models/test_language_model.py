@@ -40,13 +40,15 @@ def test_the_style_follows_from_the_folder(folders):
     assert ja.load_model(folders["chat"], style="hh").style == "hh"
 
 
-def test_a_prompt_can_have_four_forms(folders):
+def test_a_prompt_can_have_five_forms(folders):
     policy = ja.load_model(folders["chat"])
     text = "the cat sat"
     expected = policy.prompt_ids(text)
     assert policy.prompt_ids([{"role": "user", "content": text}]) == expected
     assert policy.prompt_ids([Message("user", text)]) == expected
     assert policy.prompt_ids(Prompt("a", (Message("user", text),), "mine")) == expected
+    assert policy.prompt_ids({"prompt": text, "gold": 3}) == expected
+    assert policy.prompt_ids({"prompt": [{"role": "user", "content": text}]}) == expected
     assert policy.prompt_ids([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]) != expected
 
 
@@ -57,7 +59,9 @@ def test_a_plain_answer_continues_its_prompt(folders):
 
 
 @pytest.mark.parametrize(("prompt", "message"), [
-    (3, "a prompt is '3'; a string, or a list of"),
+    (3, "a prompt is '3'; a string, a list of {'role', 'content'}, or {'prompt': either} is expected"),
+    ({"prompt": None}, "a prompt is 'None'"),
+    ({"prompt": {"prompt": "x"}}, "a prompt is"),
     ([], "a prompt is '\\[\\]'"),
     ({"role": "user", "content": "x"}, "a prompt is"),
     ([{"role": "robot", "content": "x"}], "a message of a prompt is .*; {'role': 'system', 'user' or 'assistant'"),
@@ -130,6 +134,7 @@ def test_wrong_arguments_are_refused(folders, tmp_path):
         ({"style": "xml"}, "style is 'xml'; it must be one of plain, chat, hh, compact"),
         ({"style": "compact"}, "has no symbol '<user>'"),
         ({"lora": ja.Lora()}, "lora.rank is 0 and lora.path is empty"),
+        ({"lora": ja.Lora(rank=8, path="A")}, "^lora.rank is 8 but lora.path .* adapter_config.json determines rank"),
         ({"mesh": ja.Mesh(fsdp=16)}, "asks for fsdp=16 = 16 devices"),
     ):
         with pytest.raises(ja.UserError, match=message):

@@ -174,6 +174,12 @@ def test_the_newest_two_are_kept_and_the_newest_is_restored(tmp_path):
     assert (step, float(found["x"])) == (4, 4.0)
 
 
+def test_a_restore_without_a_problem_logs_no_warning(tmp_path, caplog):
+    saved(tmp_path, {1: {"x": jnp.float32(1)}})
+    restored(tmp_path, {"x": jax.ShapeDtypeStruct((), jnp.float32)})
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_an_empty_folder_has_no_checkpoint(tmp_path):
     checkpointer = Checkpointer(tmp_path)
     assert checkpointer.latest() is None

@@ -122,3 +122,17 @@ def test_pairs_longer_than_the_model_are_refused():
     rows = [{"prompt": "Why?", "chosen": LONG, "rejected": "No."}] * 2
     with pytest.raises(UserError, match=r"DPO.fit\(pairs\): a row has 96 tokens, but the model supports at most 64"):
         DPO(language_model(), **FIELDS | {"max_length": 96}).fit(rows)
+
+
+def test_judged_answers_may_come_from_a_generator_or_a_data_frame():
+    rows = [{"prompt": f"Is it {answer}?", "completion": answer, "label": label}
+            for answer, label in (("Yes.", True), ("No.", False))]
+    frame = pytest.importorskip("pandas").DataFrame(rows)
+
+    def trainer():
+        return DPO(language_model(), objective="kto", epochs=1, batch=2)
+
+    expected = trainer()._records(rows, "pairs")
+    assert [one.desirable for one in expected] == [True, False]
+    assert trainer()._records(iter(rows), "pairs") == trainer()._records(frame, "pairs") == expected
+    trainer().fit(frame, window=2)

@@ -11,9 +11,13 @@ from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
+from jaxalign.records import Message, Prompt
+from jaxalign.trainers.direct import DPO
 from jaxalign.trainers.extent import RL, SUPERVISED, rate_warning, read_share, rows_warning, schedule_warning
+from jaxalign.trainers.reward_model import RewardModel
+from jaxalign.trainers.rows import content
 from jaxalign.trainers.sft import SFT
-from tests.trainers.small import EXAMPLES, language_model
+from tests.trainers.small import EXAMPLES, PAIRS, language_model
 
 
 def test_steps_that_read_less_than_half_of_the_rows_are_told():
@@ -70,3 +74,26 @@ def test_held_out_rows_that_are_also_trained_on_are_told(caplog):
     caplog.clear()
     SFT(language_model(), epochs=1, batch_rows=1, row_length=48).fit(EXAMPLES[:4], EXAMPLES[4:])
     assert not caplog.records
+
+
+def test_held_out_rows_are_compared_by_their_texts(caplog):
+    """The rows to train on come from an iterator, and those held out have another form."""
+    def messages(row: dict, key: str) -> list[dict]:
+        return [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": f" {row[key]}"}]
+
+    SFT(language_model(), epochs=1, batch_rows=1, row_length=48).fit(
+        iter(EXAMPLES[:4]), {"messages": [messages(row, "response") for row in EXAMPLES[2:]]})
+    DPO(language_model(), epochs=1, batch=1, max_length=48).fit(
+        iter(PAIRS[:3]), [{"chosen": messages(row, "rejected"), "rejected": messages(row, "chosen")} for row in PAIRS[2:]])
+    RewardModel(language_model(), members=1, epochs=1, batch=1).fit(iter(PAIRS[:2]), {k: [v] for k, v in PAIRS[0].items()})
+    assert [record.getMessage().split(", so")[0] for record in caplog.records] == [
+        f"[SFT.fit] 2 of the {len(EXAMPLES) - 2} rows of held_out are also rows to train on",
+        f"[DPO.fit] 1 of the {len(PAIRS) - 2} rows of held_out are also rows to train on",
+        "[RewardModel.fit] 1 of the 1 rows of held_out are also rows to train on"]
+
+
+def test_the_texts_of_prompts_without_their_columns_are_compared():
+    asked = Prompt("a", (Message("user", "Hi."),), "x", {"gold": 1})
+    assert content(asked) == content(Prompt("b", (Message("user", "Hi. "),), "y"))
+    assert content(asked) != content(Prompt("a", (Message("user", "Ho."),), "x"))
+    assert content((None, "Hi.")) != content(((Message("user", "Hi."),), ""))

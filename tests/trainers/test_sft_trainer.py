@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import chex
@@ -75,6 +76,20 @@ def test_a_directory_of_another_run_is_refused(tmp_path):
         SFT(language_model(), **FIELDS | {"epochs": 5}, directory=tmp_path).fit(EXAMPLES)
     with pytest.raises(UserError, match="which contains a run with different data"):
         SFT(language_model(), **FIELDS, directory=tmp_path).fit(EXAMPLES[1:])
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_directory_of_a_run_from_another_model_is_refused(lora, tmp_path):
+    """Otherwise fit would go on with the weights of the earlier run, and would not use the given model."""
+    model = language_model(lora)
+    SFT(model, **FIELDS, directory=tmp_path).fit(EXAMPLES)
+    SFT(language_model(lora), **FIELDS, directory=tmp_path).fit(EXAMPLES)
+    others = [model.with_params(jax.tree.map(lambda x: x + 1, model.params))]
+    if lora:
+        others.append(dataclasses.replace(model, frozen=jax.tree.map(lambda x: 2 * x, model.frozen)))
+    for other in others:
+        with pytest.raises(UserError, match="which contains a run with different model; give the same values to resume it"):
+            SFT(other, **FIELDS, directory=tmp_path).fit(EXAMPLES)
 
 
 def test_the_policy_can_be_read_while_training_runs():

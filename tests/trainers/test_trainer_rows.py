@@ -9,7 +9,15 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
-from jaxalign.trainers.rows import as_answered, as_examples, as_judgements, as_pairs, as_prompts, is_judged
+from jaxalign.trainers.rows import (
+    as_answered,
+    as_examples,
+    as_judgements,
+    as_pairs,
+    as_prompts,
+    is_judged,
+    without_frame,
+)
 
 USER, ANSWER = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
 A, B = ({"role": "assistant", "content": text} for text in ("A.", "B."))
@@ -127,3 +135,56 @@ def test_a_data_set_with_a_length_and_an_index_is_read_like_a_list():
         assert is_judged(kind(judged)) and not is_judged(kind(pairs))
         assert as_pairs(kind(pairs), "pairs") == as_pairs(pairs, "pairs")
         assert as_judgements(kind(judged), "pairs") == as_judgements(judged, "pairs")
+
+
+def test_the_rows_of_a_data_frame_are_read_and_not_the_names_of_its_columns():
+    frame = pytest.importorskip("pandas").DataFrame
+    examples = [{"prompt": "Hi.", "response": "A."}, {"prompt": "Ho.", "response": "B."}]
+    assert as_examples(frame(examples), "rows") == as_examples(examples, "rows")
+    assert as_prompts(frame([{"prompt": "Hi.", "gold": 3}]), "prompts") == as_prompts([{"prompt": "Hi.", "gold": 3}], "prompts")
+    judged = [{"prompt": "Hi.", "completion": "A.", "label": True}, {"prompt": "Hi.", "completion": "B.", "label": False}]
+    assert as_judgements(frame(judged), "rows") == as_judgements(judged, "rows")
+    messages = frame({"messages": [np.array([USER, ANSWER], dtype=object)]})  # As pandas reads them from a Parquet file.
+    assert as_examples(messages, "rows") == [(ASKED, "Hello.")]
+    assert [without_frame(frame(judged))[1], without_frame(judged)] == [judged[1], judged]
+    with pytest.raises(UserError, match=r"rows\[1\]\['response'\] is nan of type float; a string is expected"):
+        as_examples(frame([examples[0], {"prompt": "Ho.", "response": float("nan")}]), "rows")
+
+
+def test_an_answer_may_be_messages_of_the_assistant():
+    expected = [(ASKED, "Hello.")]
+    assert as_examples([{"prompt": [USER], "completion": [ANSWER]}], "rows") == expected
+    assert as_examples([{"prompt": "Hi.", "completion": [ANSWER]}], "rows") == expected
+    with pytest.raises(UserError, match=r"rows\[0\]: the completion does not begin and end with the assistant's turn"):
+        as_examples([{"prompt": "Hi.", "completion": [USER]}], "rows")
+
+
+def test_a_verdict_may_be_a_numpy_bool():
+    (judged,) = as_judgements([{"prompt": "Hi.", "completion": "A.", "label": np.bool_(False)}], "rows")
+    assert judged.desirable is False
+    with pytest.raises(UserError, match=r"rows\[0\]\['label'\] is 1 \(int\); a bool is expected"):
+        as_judgements([{"prompt": "Hi.", "completion": "A.", "label": 1}], "rows")
+
+
+def test_a_prompt_of_none_is_named():
+    with pytest.raises(UserError, match=r"rows\[0\] has the keys 'prompt' \(None\), 'response'; a string"):
+        as_examples([{"prompt": None, "response": "A."}], "rows")
+
+
+def test_messages_of_the_wrong_type_are_named():
+    with pytest.raises(UserError, match=r"rows\[0\]\['messages'\]: type NoneType; a transcript or a list of messages"):
+        as_examples([{"messages": None}], "rows")
+
+
+def test_system_prompts_and_tools_that_are_not_read_are_told(caplog):
+    rows = [{"system": "Be kind.", "prompt": "Hi.", "response": "A."}, {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
+            {"prompt": "Hi.", "response": "A.", "system": "", "tools": None}, "A text."]
+    as_examples(rows, "rows")
+    as_pairs([PAIR | {"system": "Be kind."}], "pairs")
+    assert [record.getMessage() for record in caplog.records] == [
+        "rows: 1 of 4 rows have 'system', which is not read; put it into the messages of the prompt, as the first one",
+        "rows: 1 of 4 rows have 'tools', which is not read; chat templates are rendered without tools",
+        "pairs: 1 of 1 rows have 'system', which is not read; put it into the messages of the prompt, as the first one"]
+    caplog.clear()
+    as_examples([{"system": "Be kind.", "question": "Hi.", "response": "A."}], "rows")
+    assert not caplog.records

@@ -61,7 +61,7 @@ def _numbers(x: jax.Array) -> jax.Array:
 def _sums(x: jax.Array) -> jax.Array:
     """uint32 [2]: the sums of the hashes of the elements, with two seeds."""
     x = _numbers(x)
-    if x.dtype == jnp.bool_:
+    if x.dtype in (jnp.bool_, jnp.uint4):  # Of less than a byte, such as the numbers of a base in nf4.
         x = x.astype(jnp.uint8)
     # 64 bits give two words.
     return _sums_of(jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{min(32, 8 * x.dtype.itemsize)}")), jnp)

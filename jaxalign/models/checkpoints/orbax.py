@@ -24,14 +24,17 @@ _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, er
 _LOST = ("NOT_FOUND", "No ArrayMetadata found", "params are missing", os.strerror(errno.ENOENT))
 _RAISED = ("Handler Commit operations or the Commit callback in background save thread", "Save Finalize thread")
 """What a thread of Orbax logs of an exception that the main thread then raises."""
+_UNREAD = ("was found in the checkpoint, but could not be restored",)
+"""What Orbax logs if only the metadata of a checkpoint is read, as before each resume."""
 _FAILURES = {os.strerror(code): code for code in _CODES}
 
 
 def is_news(record: logging.LogRecord) -> bool:
     """A logging filter that drops records of errors that the main thread raises, as a full disk or an unwritable folder:
-    `disk_errors` raises such an error once, and every thread of Orbax would log it again."""
+    `disk_errors` raises such an error once, and every thread of Orbax would log it again. It also drops those of metadata that
+    is read without its arrays."""
     text = f"{record.getMessage()} {record.exc_info[1] if record.exc_info else ''}"
-    return not any(words in text for words in (*_FAILURES, *_LOST, *_RAISED))
+    return not any(words in text for words in (*_FAILURES, *_LOST, *_RAISED, *_UNREAD))
 
 
 def report_disk_errors_once() -> None:
