@@ -222,9 +222,7 @@ class Trainer:
             return
         settings = {name: value for name, value in self.inputs.loop.settings.items() if name != "seed"}
         described = {"trainer": self.name, "seed": self.inputs.seed, "settings": settings}
-        model = self.inputs.language_model
-        sums = json.dumps(checksums((model.params, model.frozen))).encode("utf-8")
-        described |= {"model": hashlib.sha256(sums).hexdigest()[:32], "data": fingerprint(data)}
+        described |= {"model": _model_hash(self.inputs.language_model), "data": fingerprint(data)}
         described |= {name: value for name, value in options.items() if value}
         text, path = json.dumps(described, indent=2, default=str) + "\n", directory / "trainer.json"
         try:
@@ -241,6 +239,14 @@ class Trainer:
             differs = [name for name in new if old.get(name) != new[name]]
             raise UserError(f"{self.name}(directory) is {str(directory)!r}, which contains a run with different "
                             f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")
+
+
+def _model_hash(model: LanguageModel) -> str:
+    """A hash of the weights. Of adapters it reads only the matrix `b`, which is 0 in new ones: the other arrays of new adapters
+    are computed, and another kind of device may round them differently."""
+    sums = checksums((model.params, model.frozen))
+    read = {path: value for path, value in sums.items() if "adapters" not in path.split(".") or path.endswith(".b")}
+    return hashlib.sha256(json.dumps(read).encode("utf-8")).hexdigest()[:32]
 
 
 class PolicyTrainer(Trainer):

@@ -92,6 +92,18 @@ def test_a_directory_of_a_run_from_another_model_is_refused(lora, tmp_path):
             SFT(other, **FIELDS, directory=tmp_path).fit(EXAMPLES)
 
 
+def test_new_adapters_that_another_device_rounds_differently_do_not_make_another_model(tmp_path):
+    model = language_model(lora=True)
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(model.params)]
+    assert any(path.endswith(".a") for path in paths)
+    SFT(model, **FIELDS, directory=tmp_path).fit(EXAMPLES)
+    rounded = jax.tree_util.tree_map_with_path(
+        lambda path, x: x * (1 + 1e-6) if jax.tree_util.keystr(path, simple=True, separator=".").endswith(".a") else x,
+        model.params,
+    )
+    SFT(model.with_params(rounded), **FIELDS, directory=tmp_path).fit(EXAMPLES)
+
+
 def test_the_policy_can_be_read_while_training_runs():
     trainer = SFT(language_model(), **FIELDS)
     policies = [trainer.policy for _ in trainer.fit(EXAMPLES)]
