@@ -207,13 +207,11 @@ def _gathers(model: Model) -> bool:
 
 
 def checks(model: Model, weights: WeightBytes, rows: BatchShape, parts: int, gpu: bool = False) -> Parts:
-    """Temporaries of the checks of step 0 on `rows` (`rl.step_zero.checked_rows`): the gradients of all rows at once, and
-    beside them those of `parts` parts. XLA gives the residuals of both computations memory of their own."""
+    """Temporaries of the checks of step 0 on `rows` (`rl.step_zero.checked_rows`): the gradients of all rows at once, and then
+    beside them those of `parts` parts."""
     apart = update(model, weights, rows, parts, True, packed=True, gpu=gpu)
     apart["gradients"] += weights.gradients
     whole = update(model, weights, rows, 1, True, gpu=gpu)
-    part = local(model, BatchShape(max(1, rows.rows // parts), rows.length))
-    whole["activations"] += residuals(part, model.config.remat_saves if model.config.remat else "")
     return max(whole, apart, key=lambda sizes: sum(sizes.values()))
 
 
