@@ -208,10 +208,13 @@ def _gathers(model: Model) -> bool:
 
 def checks(model: Model, weights: WeightBytes, rows: BatchShape, parts: int, gpu: bool = False) -> Parts:
     """Temporaries of the checks of step 0 on `rows` (`rl.step_zero.checked_rows`): the gradients of all rows at once, and then
-    beside them those of `parts` parts."""
+    beside them those of `parts` parts. On TPUs, XLA gives the layers' inputs of both computations memory of their own."""
     apart = update(model, weights, rows, parts, True, packed=True, gpu=gpu)
     apart["gradients"] += weights.gradients
     whole = update(model, weights, rows, 1, True, gpu=gpu)
+    if not gpu:
+        part = local(model, BatchShape(max(1, rows.rows // parts), rows.length))
+        whole["activations"] += residuals(part, "nothing" if model.config.remat else "")
     return max(whole, apart, key=lambda sizes: sum(sizes.values()))
 
 
