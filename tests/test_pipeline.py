@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -225,6 +226,68 @@ def test_changed_file_content_is_detected_and_a_deleted_file_is_accepted(stages,
         pipeline.run(config(), run, load=stages.__getitem__)
     data.unlink()
     pipeline.run(config(), run, load=unloadable)
+
+
+def moved_run(stages, folder: pathlib.Path, stop_at=None, data="data.jsonl"):
+    """Runs the stages with a data file and a model folder in `folder`."""
+    stages["sft"].config_fields, stages["sft"].read = ("data", "model.path"), ()
+    stages["ppo"].config_fields, stages["ppo"].stop_at = ("data",), stop_at
+    stages["sft"].outside = {folder / "data.jsonl": "data.train", folder / "model/config.json": "model.path"}
+    data = {"source": "preferences_jsonl", "style": "hh", "train": str(folder / data)}
+    model = {"source": "huggingface", "path": str(folder / "model")}
+    pipeline.run(config(stages=("sft", "ppo"), data=data, model=model), folder / "run", load=stages.__getitem__)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The folder of a user, with data and a model."""
+    (tmp_path / "own/model").mkdir(parents=True)
+    (tmp_path / "own/data.jsonl").write_text("one")
+    (tmp_path / "own/model/config.json").write_text("{}")
+    return tmp_path / "own"
+
+
+def test_a_run_continues_after_its_folder_was_moved_with_the_data_and_the_model(stages, own):
+    with pytest.raises(KeyboardInterrupt):
+        moved_run(stages, own, stop_at=1)
+    for name in ("moved", "again"):
+        own = own.rename(own.parent / name)
+        moved_run(stages, own)
+    assert starts(stages)[1:] == [1, 2]
+
+
+@pytest.mark.parametrize("change", ["data.jsonl", "model/config.json"])
+def test_a_moved_file_with_other_content_is_out_of_date(stages, own, change):
+    moved_run(stages, own)
+    own = own.rename(own.parent / "moved")
+    (own / change).write_text("two")
+    field = "data.train" if change == "data.jsonl" else "model.path"
+    with pytest.raises(UserError, match=rf"\[sft\] config.{field} was "):
+        moved_run(stages, own)
+
+
+def test_a_copy_of_a_run_does_not_depend_on_the_files_of_the_original(stages, own):
+    moved_run(stages, own)
+    copy = own.parent / "copy"
+    shutil.copytree(own, copy)
+    (own / "data.jsonl").write_text("two")
+    moved_run(stages, copy)
+    assert starts(stages)[1:] == [1, 1]
+
+
+def test_a_moved_file_with_another_name_or_a_further_file_is_out_of_date(stages, own):
+    moved_run(stages, own)
+    (own / "data.jsonl").rename(own / "other.jsonl")
+    stages["sft"].outside = {}
+    with pytest.raises(UserError, match="config.data.train was .*data.jsonl' and is .*other.jsonl'"):
+        moved_run(stages, own, data="other.jsonl")
+    (own / "other.jsonl").rename(own / "data.jsonl")
+    moved = own.rename(own.parent / "moved")
+    (moved / "model/adapter.json").write_text("{}")
+    reads, stages["sft"].files = stages["sft"].files, lambda config: {
+        **reads(config), moved / "model/adapter.json": "model.path"}
+    with pytest.raises(UserError, match="config.model.path was "):
+        moved_run(stages, moved)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from jaxalign.config.root import require_config
 from jaxalign.data.chat.model_style import check_data, resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, read_graph
+from jaxalign.pipeline.moved_files import MovedFiles
 from jaxalign.registry.judges import judge_field, judge_file
 from jaxalign.stages.shared.manifest import (
     DONE,
@@ -71,6 +72,7 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
     manifests = functools.cache(functools.partial(find_manifest, storage))
     graph = read_graph(config, manifests, load, as_recorded=_is_last_config(config, storage))
     planned = rounds.folders(config)
+    moved = MovedFiles([manifest for name in graph if (manifest := manifests(name))], config, load)
     changed: dict[str, list[str]] = {}
     extended: set[str] = set()
     output: dict[str, str] = {}
@@ -87,7 +89,7 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
             raise UserError(f"stage {rounds.label(name)} is unfinished in {storage.path()}, and a later stage reads it; add "
                             f"{rounds.parse(name)[0]} to config.stages")
         manifest = with_current_judge(manifest, config)
-        differences = _differences(manifest, config)
+        differences = _differences(manifest, config, moved)
         if manifest.status == DONE:
             differences += output_changes(storage, name, manifest)
         redone = [s for s in sources if s in changed or output[s] != manifest.inputs.get(s, output[s])]
@@ -155,10 +157,11 @@ def _is_last_config(config: Config, storage: Storage) -> bool:
         return False
 
 
-def _differences(manifest: Manifest, config: Config) -> list[str]:
+def _differences(manifest: Manifest, config: Config, moved: MovedFiles) -> list[str]:
     """The differences between the stage's recorded config and files and the current ones: "config.NAME was OLD and is NEW".
 
-    A field that did not exist then and has its default now does not count: defaults keep the earlier behaviour.
+    A field that did not exist then and has its default now does not count: defaults keep the earlier behaviour. A path does
+    not count if its files were only moved to another folder.
     """
     before = manifest.fields()
     usual: dict[str, Any] = {}
@@ -168,14 +171,16 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
             with contextlib.suppress(KeyError):  # A name that the config does not have is left out.
                 leaves |= leaves_of(schema.to_plain(schema.get(of_config, name)), name)
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
-    differences = []
+    differences, left = [], set[str]()
     for leaf in sorted((before.keys() | after.keys()).difference(NO_RESULT)):
         was, now = (repr(side[leaf]) if leaf in side else "absent" for side in (before, after))
         if was != now:
-            differences.append(f"config.{leaf} was {was} and is {now}")
+            files = moved.find(before.get(leaf), after.get(leaf))
+            differences += [] if files else [f"config.{leaf} was {was} and is {now}"]
+            left |= files
     for path, old in manifest.files.items():
         # A deleted file does not invalidate earlier results; a stage that still needs it reports it.
-        if Path(path).exists() and file_fingerprint(Path(path), path) != old:
+        if path not in left and Path(path).exists() and file_fingerprint(Path(path), path) != old:
             differences.append(f"the content of {path} has changed")
     return differences
 

@@ -7,6 +7,7 @@ import pytest
 from jaxalign.data.sources.csv_rows import iterate_csv
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
 from jaxalign.data.sources.prompts import read_prompts
+from jaxalign.data.sources.rows import open_indexed_rows, open_rows
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
@@ -54,6 +55,18 @@ def test_a_broken_row_is_reported_with_its_line(tmp_path, row, reason):
 def test_a_file_without_usable_columns_is_refused_in_one_sentence(tmp_path, content, sentence):
     with pytest.raises(UserError, match=sentence):
         list(iterate_csv(write(tmp_path / "a.csv", content)))
+
+
+@pytest.mark.parametrize(("name", "field", "sentence"), [
+    ("pairs.csv", "", r"pairs.csv is a .csv file, from which only prompts are read; save its rows as .jsonl or .parquet"),
+    ("pairs.csv.gz", "", "is a .csv file, from which only prompts are read"),
+    ("prompts.tsv", "prompt", "is a .tsv file, which is not read; save its rows as .jsonl or .parquet"),
+])
+def test_a_table_that_is_not_read_is_refused_by_its_format(tmp_path, name, field, sentence):
+    path = write(tmp_path / name, "chosen,rejected\nyes,no\n")
+    for open_data in (open_rows, open_indexed_rows):
+        with pytest.raises(UserError, match=sentence):
+            open_data(path, prompt_field=field)
 
 
 def test_prompts_are_read_by_the_name_of_the_column(tmp_path):

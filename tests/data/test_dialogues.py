@@ -91,7 +91,10 @@ def test_written_turns_are_read_back(turns):
 
 
 @pytest.mark.parametrize("value", ["no marker", "", "Hi.\n\nHuman: late", 3, None, [{"role": "tool", "content": "x"}],
-                                   [{"role": ["user"], "content": "x"}], [{"role": "user"}], ["user: hi"]])
+                                   [{"role": ["user"], "content": "x"}], [{"role": "user"}], ["user: hi"],
+                                   [{"role": "user", "content": []}],
+                                   [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}],
+                                   [{"role": "user", "content": [{"type": "text", "text": 3}]}]])
 def test_an_invalid_transcript_is_refused(value):
     with pytest.raises(ValueError, match="expected"):
         parse_dialogue(value)
@@ -109,6 +112,7 @@ def test_the_common_forms_of_a_pair_give_the_same_dialogues():
         {"chosen": _messages(q, a), "rejected": _messages(q, b)},
         {"prompt": "q", "chosen": _messages(q, a), "rejected": _messages(q, b)},
         {"prompt": _messages(q), "chosen": _messages(a), "rejected": _messages(b)},
+        {"prompt": [{"role": "user", "content": [{"type": "text", "text": "q"}]}], "chosen": "a", "rejected": "b"},
         {"prompt": "q", "chosen": "a", "rejected": "b"},
         {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " a", "rejected": " b"},
         {"prompt": "Human: q\n\nAssistant:", "chosen": " a", "rejected": " b"},

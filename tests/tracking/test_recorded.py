@@ -149,6 +149,37 @@ def test_an_implicit_reward_that_is_no_better_than_chance_is_a_warning(tmp_path)
     assert "implicit reward" not in lead(run)
 
 
+def test_a_preference_model_that_is_no_better_than_its_baselines_is_a_warning_at_the_top(tmp_path):
+    run = make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False)
+    held_out = {"pairs": 100, "accuracy": 0.55, "low": 0.45, "high": 0.65, "ece": 0.1, "loss": 0.7}
+    change(run / "preference" / "summary.json", held_out=held_out, baselines={"chance": 0.5, "length": None, "ceiling": None})
+    assert "Warning: the preference model is not reliably better than chance, which reaches 50.0%" in lead(run)
+    change(run / "preference" / "summary.json", held_out=held_out | {"accuracy": 0.7, "low": 0.6, "high": 0.78})
+    assert "not reliably better" not in lead(run)
+
+
+@pytest.mark.parametrize(("scores", "remark"), [((0.0, 1.0), "; the difference is within noise."), ((0.4, 0.5), ".")])
+def test_a_score_that_changed_by_noise_only_is_said_to(tmp_path, scores, remark):
+    run = make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False)
+    change(run / "summary.json", preference_score={"base": 0.0, "sft": 0.45, "ppo": 0.55})
+    path = run / "evaluate" / "rows-00000.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [row | {"score": scores[index % 2] + 0.1 * (row["model"] == "ppo")} for index, row in enumerate(rows)])
+    assert f"at a KL to the model after fine-tuning of 2.95 nats per response{remark}" in lead(run)
+
+
+@pytest.mark.parametrize(("count", "shown"), [
+    (1, "The only prompt, in"), (5, "All 5 prompts, in"), (12, "The first 12 prompts, in"), (16, "The first 12 prompts, in"),
+])
+def test_the_shown_prompts_are_counted(tmp_path, count, shown):
+    run = make_run(tmp_path, ("sft", "evaluate", "report"), gold=False)
+    path = run / "evaluate" / "rows-00000.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [row for row in rows if int(row["prompt_id"].removeprefix("e-")) < count])
+    change(run / "config.json", evaluate={"examples": 12})
+    assert shown in render_page(run)[1].text("answers")
+
+
 @pytest.mark.parametrize(("scores", "inputs", "shown"), [
     ({"base": -0.16, "sft": 0.1, "ppo": -0.36}, ["sft"], "RL fell to -0.36 from 0.10 for the model after fine-tuning"),
     ({"base": -0.16, "sft": 0.1, "ppo": -0.1}, [], "RL rose to -0.10 from -0.16 for the starting model"),

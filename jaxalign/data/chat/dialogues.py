@@ -57,7 +57,8 @@ def is_transcript(text: str) -> bool:
 def parse_messages(value: list[Any]) -> Dialogue:
     """The messages of a list of {"role": "user" | "assistant", "content": text}, with unchanged text.
 
-    The first message may also have the role "system". {"from": "human" | "gpt", "value": text}, as in ShareGPT, is also read.
+    The first message may also have the role "system". {"from": "human" | "gpt", "value": text}, as in ShareGPT, is also read,
+    and so is a content of parts {"type": "text", "text": text}, which are joined.
 
     Raises:
       ValueError: an item is malformed.
@@ -67,12 +68,21 @@ def parse_messages(value: list[Any]) -> Dialogue:
         role, content = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
         if isinstance(item, dict) and "from" in item and "role" not in item:
             role, content = _SENDERS.get(str(item["from"])), item.get("value")
+        content = _joined_parts(content)
         allowed = role in tuple(SPEAKERS) or (index == 1 and role == "system")
         if not allowed or not isinstance(content, str):
             roles = "'user', 'assistant' or 'system'" if index == 1 else "'user' or 'assistant'"
             raise ValueError(f"message {index} is {shown(str(item)[:60])}; {{'role': {roles}, 'content': text}} is expected")
         messages.append(Message(role, content))
     return tuple(messages)
+
+
+def _joined_parts(content: Any) -> Any:
+    """The text of a content that is a list of text parts; any other content unchanged."""
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    whole = parts and len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
+    return "".join(texts) if whole else content
 
 
 def parse_dialogue(value: Any) -> Dialogue:

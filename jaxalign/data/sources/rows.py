@@ -28,6 +28,7 @@ from jaxalign.errors import UserError
 _TABLES = (".parquet", ".arrow", ".feather")
 _LINES = (".jsonl",)
 _LISTED = (".txt", ".csv", ".json")
+_SHEETS = (".tsv", ".xlsx", ".xls", ".ods")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
@@ -154,7 +155,10 @@ def _ending(path: pathlib.Path) -> str:
 
 
 def _text(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
-    """The rows of a text file."""
+    """The rows of a text file. Raises UserError if it is a table in a text or spreadsheet format that is not read."""
+    if path.is_file() and ((ending := _ending(path)) in _SHEETS or (ending == ".csv" and not prompt_field)):
+        reason = "from which only prompts are read" if ending == ".csv" else "which is not read"
+        raise UserError(f"{path} is a {ending} file, {reason}; save its rows as .jsonl or .parquet, such as with pandas")
     ending = _ending(path) if prompt_field else ""
     read, unit = functools.partial(iterate_jsonl, path, strings=bool(prompt_field)), "line"
     if ending == ".txt":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -149,12 +149,19 @@ def answers(run: RunFiles) -> list[ReportSection]:
         last=model_phrase(models[-1], run.used),
         groups=[(examples.KIND_TITLES.get(kind or "", (kind or "prompts").replace("_", " ").capitalize()), prompts)
                 for kind, prompts in groups.items()],
-        chosen=f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
+        chosen=_chosen([len(prompts) for prompts in groups.values()], each),
         mistakes=examples.mistakes(rows, models[-1], _MISTAKES),
         judged=judged,
         verified=any("correct" in (row.get("gold") or {}) for row in rows),
     )
     return [ReportSection("answers", "The same prompts answered by each model", body=body, nav="Answers", order=FIRST)]
+
+
+def _chosen(numbers: Sequence[int], each: int) -> str:
+    """Which prompts are shown. numbers: the number of them of each kind; each: the largest such number."""
+    if max(numbers, default=0) < each:
+        return f"All {sum(numbers)} prompts" if sum(numbers) > 1 else "The only prompt"
+    return f"The first {each} prompts" + (" of each kind" if len(numbers) > 1 else "")
 
 
 def _rate_cell(rate: Mapping[str, Any]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from jaxalign.config import rounds
 from jaxalign.reasons import without_verdict
 from jaxalign.tracking.alerts import alerts_of
+from jaxalign.tracking.differences import WITHIN
 from jaxalign.tracking.drift import drift
+from jaxalign.tracking.estimates import EvaluatedModel, compared_measures
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.alarms import fired_alarms
@@ -117,8 +119,17 @@ def _score_sentences(run: RunFiles) -> list[str]:
     start = model_phrase(run.kl_reference, run.used)
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
     change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
+    remark = "; the difference is within noise" if before != after and _within_noise(run, first, last) else ""
     return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "
-            f"{model_phrase(first, run.used)}, from which its training started{distance}."]
+            f"{model_phrase(first, run.used)}, from which its training started{distance}{remark}."]
+
+
+def _within_noise(run: RunFiles, first: str, last: str) -> bool:
+    """Whether the preference scores of two models differ by noise only."""
+    rows = list(run.rows("evaluate"))
+    models = [EvaluatedModel(run, name, [row for row in rows if row["model"] == name]) for name in (first, last)]
+    scores = next(one for one in compared_measures(models) if one.name == "preference_score")
+    return scores.differences()[1].verdict == WITHIN
 
 
 def conflict_sentences(run: RunFiles) -> list[str]:

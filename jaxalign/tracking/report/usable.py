@@ -28,7 +28,7 @@ from jaxalign.reasons import (
     usable_sentence,
     verdict_warning,
 )
-from jaxalign.tracking.accuracy import unlearnt
+from jaxalign.tracking.accuracy import uninformative, unlearnt
 from jaxalign.tracking.formatting import capitalized, percent, share
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.roles import joined
@@ -143,8 +143,8 @@ def _cut(run: RunFiles) -> Iterator[str]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """Sentences that start with "Warning", if rows were ignored, few can be used, the judge's verdicts say little, or
-    stage dpo learnt nothing that its held-out pairs show."""
+    """Sentences that start with "Warning", if rows were ignored, few can be used, the judge's verdicts say little, or the
+    preference model or stage dpo learnt nothing that the held-out pairs show."""
     problems, revised = [*_ignored(run), *_dropped(run), *_mostly_unread(run)], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
@@ -154,6 +154,9 @@ def warnings(run: RunFiles) -> list[str]:
     for place, stage in _rounds(run, "compare"):
         if stage.summary.get("pairs"):
             problems += [place + sentence for sentence in label_warnings(stage.summary, limit)]
+    for place, stage in _rounds(run, "preference"):
+        if sentence := "baselines" in stage.summary and uninformative(stage.summary):
+            problems.append(place + sentence)
     for place, stage in _rounds(run, "dpo"):
         if sentence := "held_out" in stage.summary and unlearnt(stage.summary):
             problems.append(place + sentence)
