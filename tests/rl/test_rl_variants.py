@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxalign.algorithms.masked import whiten
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
@@ -302,6 +303,12 @@ def test_kl_in_the_loss_pulls_to_the_reference():
         ({"advantages": "rloo", "group_size": 3}, "multiple of config.ppo.group_size"),
         ({"skip_equal_groups": True}, "every group would be equal"),
         ({"kl_in": "loss"}, "gradient is 0 on average"),
+        ({"kl_controller": "adaptive", "kl_coef": 0.0}, "it would stay at 0"),
+        ({"advantages": "grpo", "group_size": 4, "top_k": 1}, "makes all responses to a prompt equal"),
+        ({"advantages": "remax", "top_k": 1}, "makes all responses to a prompt equal"),
+        ({"advantages": "rloo", "group_size": 4, "batch": 8, "minibatches": 8}, "each minibatch is one response"),
+        ({"target_kl": 0.1, "epochs": 1, "minibatches": 1},
+         "has no effect when config.ppo.epochs is 1 and config.ppo.minibatches is 1"),
         ({"overlong_buffer": 100}, "overlong_buffer is 100"),
         ({"advantages": "reinforce_pp", "critic_warmup": 2}, "has no effect when config.ppo.advantages is 'reinforce_pp'"),
     ],
@@ -309,6 +316,20 @@ def test_kl_in_the_loss_pulls_to_the_reference():
 def test_incompatible_choices_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"ppo": changes})
+
+
+@pytest.mark.parametrize("changes", [
+    {"advantages": "rloo", "group_size": 4, "batch": 8, "minibatches": 8, "whiten_advantages": False},
+    {"batch": 8, "minibatches": 8}, {"top_k": 1}, {"target_kl": 0.1, "epochs": 1}, {"kl_coef": 0.0},
+])
+def test_choices_that_still_train_are_accepted(changes):
+    assert from_config_dict({"ppo": changes}).ppo
+
+
+def test_whitening_a_minibatch_of_one_response_leaves_no_advantage():
+    """The reason why it is refused: by hand, the mean of equal advantages is each of them."""
+    one = np.where(np.arange(8) < 5, 0.7, 0.0)[None]
+    assert not np.asarray(whiten(one, one > 0)).any()
 
 
 def test_a_value_head_on_the_trunk_gets_the_gradients_of_both_losses():
