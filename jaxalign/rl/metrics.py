@@ -58,7 +58,8 @@ class ExperienceMetrics:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateMetrics(GradientMetrics):
-    """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran, unless noted.
+    """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran and have a
+    response with a weight, unless noted.
 
     `grad_norm` and `loss_scale` are the policy's; `skipped` and `overflowed` are sums over policy and critic.
 

@@ -20,7 +20,7 @@ from jaxalign.rl.losses import joint_loss, policy_loss, totals, value_loss
 from jaxalign.rl.metrics import IterationMetrics
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
-from jaxalign.rl.update import minibatch_update, ppo_update
+from jaxalign.rl.update import minibatch_update, minibatches, ppo_update
 from jaxalign.steps.packed import pack_answers, place_parts, rows_split
 from jaxalign.tracking.metrics import by_name
 from tests import tiny
@@ -248,6 +248,33 @@ def test_groups_of_equal_scores_are_skipped_if_configured():
     expected = np.repeat(settled[:, 0] != settled[:, 1], 2)
     np.testing.assert_array_equal(experience.weight, expected)
     assert float(metrics.kept) == expected.sum() and float(metrics.score) == scores.mean()
+
+
+def test_the_metrics_are_means_over_the_minibatches_that_have_responses():
+    """One group of four has unequal scores. Without learning the mean ratio is 1, and the mean entropy that of numpy's softmax
+    at the tokens of its two responses."""
+    setup = tiny.setup(**VARIANTS["dapo"] | {"overlong_buffer": 0, "missing_eos": "none", "epochs": 1, "minibatches": 4})
+    setup = dataclasses.replace(setup, policy_optimizer=optax.sgd(0.0))
+    state, frozen = fresh(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = make_experience(
+        setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled,
+        np.asarray([1, 0, 1, 1, 1, 1, 1, 1], np.float32),
+    )
+    (order, _), = minibatches(setup, state, experience, (setup.policy.sharding,))
+    _, metrics = ppo_update(setup, state, experience)
+    own, entropy = tiny.to_host(sampled), {}
+    for row in (0, 1):
+        begin, end = own.prompt_length[row], own.prompt_length[row] + own.response_length[row]
+        states = tiny.hidden(setup.policy, tiny.host_params(), own.tokens[row, :end])[begin - 1 : -1].astype(np.float64)
+        p = np.exp(states @ tiny.host_params()["embedding"].T)
+        p /= p.sum(axis=1, keepdims=True)
+        entropy[row] = -np.sum(p * np.log(p), axis=1)
+    parts = [[entropy[row] for row in rows if row in entropy] for rows in np.asarray(order).tolist()]
+    means = [np.concatenate(part).mean() for part in parts if part]
+    assert len(means) < len(parts) == 4
+    assert float(metrics.ratio_mean) == pytest.approx(1, abs=1e-5)
+    assert float(metrics.entropy) == pytest.approx(np.mean(means), rel=1e-4)
 
 
 def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():
