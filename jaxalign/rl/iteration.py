@@ -182,8 +182,7 @@ class Iteration:
                 work_of_epoch += flops.learning(self.setup.critic, self._lengths)
             phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * work_of_epoch
         if begun is not None:
-            with self.timeline.phase("generate"):  # Waits for responses that are sampled ahead.
-                self.ahead.put(step + 1, begun())
+            self.ahead.put(step + 1, begun())
         self.monitor.updated(step, learnt, stale)
         if self.setup.recomputes:  # Scoring then measures the sampler's gap; otherwise the update does.
             learnt = dataclasses.replace(learnt, sampler_gap=None)
@@ -217,7 +216,7 @@ class Iteration:
 
     def begin_next(self, params: Params, state: PPOState, step: int, scored: bool) -> Callable[[], Rollout] | None:
         """Begins to sample the next iteration's responses, if they are sampled ahead: called before scoring and after it, until
-        it returns a function that waits for them. On a common mesh they are sampled before it returns.
+        it returns a function that waits for them, in the phase "generate". On a common mesh they are sampled before it returns.
 
         Args:
           params: the policy's, joined.
