@@ -186,6 +186,8 @@ class Iteration:
         self.monitor.updated(step, learnt, stale)
         if self.setup.recomputes:  # Scoring then measures the sampler's gap; otherwise the update does.
             learnt = dataclasses.replace(learnt, sampler_gap=None)
+        if stale:  # The difference includes what the policy has learnt since.
+            metrics, learnt = (dataclasses.replace(x, sampler_gap=None) for x in (metrics, learnt))
         return state, IterationMetrics(experience=metrics, update=learnt)
 
     def _key(self, state: PPOState, step: int) -> jax.Array:
