@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +115,17 @@ class Scoring(NamedTuple):
     scored: Scored | None
     kept: Any
     baseline: Any
+
+
+def part_means(parts: Mapping[str, Any], counted) -> dict[str, jax.Array]:
+    """The mean of each part of a reward, by metric name, over the counted responses with a score of this part.
+
+    Args:
+      parts: float32 [B] or [B, N] by name, not finite where a response has no score; a part of weight 0 may lack some.
+      counted: bool [B].
+    """
+    totals = {name: x if jnp.ndim(x) == 1 else jnp.sum(jnp.asarray(x), axis=1) for name, x in parts.items()}
+    return {f"score_{name}": masked_mean(x, counted & jnp.isfinite(jnp.asarray(x))) for name, x in totals.items()}
 
 
 class Iteration:
@@ -254,10 +265,7 @@ class Iteration:
         if step == 0:
             self.check_start(state, sampled, experience)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
-        parts = {} if scored is None else scored.parts
-        totals = {name: x if jnp.ndim(x) == 1 else jnp.sum(jnp.asarray(x), axis=1) for name, x in parts.items()}
-        means = {f"score_{name}": masked_mean(x, counted) for name, x in totals.items()}
-        return experience, dataclasses.replace(metrics, parts=means)
+        return experience, dataclasses.replace(metrics, parts={} if scored is None else part_means(scored.parts, counted))
 
     def scored(self, sampled: Rollout, batch: PromptBatch) -> Scored:
         """The scores of a rollout from a reward that is not fused."""

@@ -12,6 +12,7 @@ from jaxalign.config import RewardConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.rewards.base import Reward, Scored
 from jaxalign.rewards.sums import sum_of_rewards
+from jaxalign.rl.iteration import part_means
 
 NAN, INF = float("nan"), float("inf")
 
@@ -71,6 +72,16 @@ def test_a_response_is_dropped_if_one_of_its_tokens_has_a_score_that_is_not_fini
         scored = sum_of_rewards(parts).score(batch())
     assert np.asarray(scored.kept).tolist() == [True, False, False, True]
     assert "2 of 4 responses (scores of dense and preference are not finite)" in caplog.text
+
+
+def test_the_mean_of_a_part_of_weight_0_is_over_the_rows_that_it_scored():
+    """A part that is only measured lacks row 1, where it has 0 as a dropped row does, and row 3, where its score is NaN; row 0
+    does not count."""
+    parts = {"watched": Fixed([9, 0, 4, NAN, 2], [True, False, True, True, True]), "preference": Fixed([1, 1, 1, 1, 1])}
+    scored = sum_of_rewards(parts, (0.0, 1.0)).score(batch(5))
+    assert np.asarray(scored.kept).all()
+    means = part_means(scored.parts, np.asarray([False, True, True, True, True]))
+    assert {name: float(x) for name, x in means.items()} == {"score_watched": (4 + 2) / 2, "score_preference": 1.0}
 
 
 @pytest.mark.parametrize("changes", [{"source": "preference+distilled"}, {"length_coef": 0.1}, {"weights": (2.0,)}])
