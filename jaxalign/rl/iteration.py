@@ -342,7 +342,11 @@ class Iteration:
         greedy = dataclasses.replace(self.sampling, temperature=0.0)
         best = place_rows(self.setup.policy.sharding, self.respond(batch, key, greedy))
         scored = self.scored(best, batch)
-        return greedy_baseline(self.setup.config, best, jnp.nan_to_num(jnp.asarray(scored.scores))), scored.kept
+        scores = jnp.asarray(scored.scores)
+        if scored.kept is not None:
+            kept = jnp.asarray(scored.kept)
+            scores = jnp.where(kept if scores.ndim == 1 else kept[:, None], scores, 0)
+        return greedy_baseline(self.setup.config, best, scores), scored.kept
 
     def _scoring_work(self) -> tuple[int, float]:
         """(tokens, FLOPs) for scoring the last rollout with reference, critic and a fused reward model."""

@@ -14,8 +14,10 @@ from jaxalign.algorithms.masked import whiten
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
+from jaxalign.rewards.base import Scored
 from jaxalign.rewards.scorer import rollout_scores
 from jaxalign.rl.experience import make_experience
+from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.losses import joint_loss, policy_loss, totals, value_loss
 from jaxalign.rl.metrics import IterationMetrics
 from jaxalign.rl.shaping import greedy_baseline
@@ -451,3 +453,18 @@ def test_the_greedy_baseline_is_scored_by_the_rules_for_samples():
     assert ended.any() and not ended.all()
     expected = np.where(ended, scores, -1.0) + np.clip((8 - 4 - length) / 4, -1, 0)  # replaced by -1, plus DAPO's slope
     np.testing.assert_allclose(greedy_baseline(setup.config, sampled, scores), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [None, [True] * 7 + [False]])
+def test_a_greedy_score_that_is_not_finite_is_no_baseline(kept):
+    """An infinite score must not become a large finite one, nor NaN a 0; the score of a dropped row is not read."""
+    setup = tiny.setup(advantages="remax", missing_eos="none")
+    scores = np.asarray([0.5, np.inf, -np.inf, 1, 2, 3, 4, np.nan], np.float32)
+    iteration = object.__new__(Iteration)
+    iteration.setup, iteration.sampling = setup, tiny.sampling(setup)
+    rollout = Rollout(np.ones((8, 16), np.int32), *np.full((2, 8), 4, np.int32), np.zeros((8, 8), np.float32), np.ones(8, bool))
+    iteration.respond = lambda batch, key, sampling: rollout
+    iteration.scored = lambda sampled, batch: Scored(scores, kept)
+    baseline, found = iteration._baseline(None, None)
+    assert found is kept
+    np.testing.assert_array_equal(baseline, scores if kept is None else [*scores[:7], 0])
