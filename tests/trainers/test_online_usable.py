@@ -8,11 +8,13 @@ import logging
 import numpy as np
 import pytest
 
-from jaxalign.config import OnlineDPOConfig
+from jaxalign.config import OnlineDPOConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.steps.metrics import DirectMetrics
 from jaxalign.trainers.online_direct import OnlineDPO, mean_metrics
+
+STAGES = ("pretrain", "online_dpo")
 
 
 def pairs(usable, total=40):
@@ -62,3 +64,9 @@ def test_an_update_without_pairs_does_not_lower_the_means_of_the_pairs():
     found = mean_metrics(measured, [True, False, True, True])
     assert (found.accuracy, found.loss, found.skipped, found.undecided) == (0.5, 0.5, 0.25, 0.25)
     assert mean_metrics(measured[1:2], [False]).accuracy == 0
+
+
+def test_sampling_of_only_the_likeliest_token_is_refused():
+    with pytest.raises(UserError, match="config.online_dpo.top_k is 1, which makes both answers to a prompt equal"):
+        from_config_dict({"stages": STAGES, "online_dpo": {"top_k": 1}})
+    assert from_config_dict({"stages": STAGES, "online_dpo": {"top_k": 2}}).online_dpo.top_k == 2
