@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxalign.config import Config
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.iteration import Iteration, PromptStream
+from jaxalign.rl.sampled_ahead import AheadRollouts
 from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.stages.shared import engines
 from jaxalign.steps.offload import FrozenRole
@@ -33,6 +34,7 @@ def iterate(steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, on_checks=None
     iteration = Iteration(
         setup, stream, LocalSampler(engine), engine.padding, sampling, reward, WordTokenizer(), reference,
         offload_optimizer="optimizer" in offload, on_checks=on_checks,
+        ahead=AheadRollouts(None, 1) if setup.config.sample_ahead else None,
     )
     state, metrics = iteration.offload_optimizer_state(tiny.state(setup)), []
     for step in range(first, first + steps):

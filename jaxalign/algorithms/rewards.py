@@ -47,6 +47,8 @@ def score_statistics(scores: Any, mask: Any = None) -> tuple[jax.Array, jax.Arra
 def normalise_scores(scores: Any, shift: Any, scale: Any, clip: Any = None) -> jax.Array:
     """(scores - shift) / scale, then clipped to [-clip, clip] unless `clip` is None.
 
+    An infinite score stays infinite, so that it does not pass for the best or the worst finite one.
+
     Args:
       scores: real, any shape, usually [B].
       shift: scalar.
@@ -65,7 +67,7 @@ def normalise_scores(scores: Any, shift: Any, scale: Any, clip: Any = None) -> j
     if clip is None:
         return normalised
     require_scalar("clip", clip, 0)
-    return jnp.clip(normalised, -clip, clip)
+    return jnp.where(jnp.isinf(normalised), normalised, jnp.clip(normalised, -clip, clip))
 
 
 def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Array, jax.Array]:

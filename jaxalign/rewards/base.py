@@ -82,7 +82,7 @@ class Scored(NamedTuple):
     Attributes:
       scores: float32 [B], one score per response, or [B, N], one per response token (zero past the end).
       kept: bool [B], True for rows that have a score; None: all rows have one.
-      parts: the scores of each part of a sum by name, for the metrics.
+      parts: the scores of each part of a sum by name, for the metrics; NaN in rows without a score of this part.
     """
 
     scores: Any

@@ -78,7 +78,7 @@ class SummedReward(Reward):
         scored = {name: part.score(batch) for name, part in self.parts.items()}
         self._check_finite(scored, len(batch.prompts))
         total, kept = _weighted_sum(list(scored.values()), self.weights, batch)
-        shown = {name: part.scores for name, part in scored.items()} if len(scored) > 1 else {}
+        shown = {name: _present(part) for name, part in scored.items()} if len(scored) > 1 else {}
         if self.length[0]:
             cost = length_penalty(batch.rollout.response_length, *self.length)
             total = total + (cost if total.ndim == 1 else at_last_token(cost, batch, total.shape[1]))
@@ -113,6 +113,14 @@ class SummedReward(Reward):
                 listener(ended)
 
         return call_all
+
+
+def _present(part: Scored):
+    """The scores of a part, NaN in rows without a score."""
+    if part.kept is None:
+        return part.scores
+    kept, scores = jnp.asarray(part.kept), jnp.asarray(part.scores, jnp.float32)
+    return jnp.where(kept if scores.ndim == 1 else kept[:, None], scores, jnp.nan)
 
 
 def _is_finite(scores):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -117,6 +117,17 @@ class Scoring(NamedTuple):
     baseline: Any
 
 
+def part_means(parts: Mapping[str, Any], counted) -> dict[str, jax.Array]:
+    """The mean of each part of a reward, by metric name, over the counted responses with a score of this part.
+
+    Args:
+      parts: float32 [B] or [B, N] by name, not finite where a response has no score; a part of weight 0 may lack some.
+      counted: bool [B].
+    """
+    totals = {name: x if jnp.ndim(x) == 1 else jnp.sum(jnp.asarray(x), axis=1) for name, x in parts.items()}
+    return {f"score_{name}": masked_mean(x, counted & jnp.isfinite(jnp.asarray(x))) for name, x in totals.items()}
+
+
 class Iteration:
     """Runs one iteration per call: `iteration(state, step) -> (state, metrics)`. The state is donated.
 
@@ -182,11 +193,12 @@ class Iteration:
                 work_of_epoch += flops.learning(self.setup.critic, self._lengths)
             phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * work_of_epoch
         if begun is not None:
-            with self.timeline.phase("generate"):  # Waits for responses that are sampled ahead.
-                self.ahead.put(step + 1, begun())
+            self.ahead.put(step + 1, begun())
         self.monitor.updated(step, learnt, stale)
         if self.setup.recomputes:  # Scoring then measures the sampler's gap; otherwise the update does.
             learnt = dataclasses.replace(learnt, sampler_gap=None)
+        if stale:  # The difference includes what the policy has learnt since.
+            metrics, learnt = (dataclasses.replace(x, sampler_gap=None) for x in (metrics, learnt))
         return state, IterationMetrics(experience=metrics, update=learnt)
 
     def _key(self, state: PPOState, step: int) -> jax.Array:
@@ -217,7 +229,7 @@ class Iteration:
 
     def begin_next(self, params: Params, state: PPOState, step: int, scored: bool) -> Callable[[], Rollout] | None:
         """Begins to sample the next iteration's responses, if they are sampled ahead: called before scoring and after it, until
-        it returns a function that waits for them. On a common mesh they are sampled before it returns.
+        it returns a function that waits for them, in the phase "generate". On a common mesh they are sampled before it returns.
 
         Args:
           params: the policy's, joined.
@@ -253,10 +265,7 @@ class Iteration:
         if step == 0:
             self.check_start(state, sampled, experience)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
-        parts = {} if scored is None else scored.parts
-        totals = {name: x if jnp.ndim(x) == 1 else jnp.sum(jnp.asarray(x), axis=1) for name, x in parts.items()}
-        means = {f"score_{name}": masked_mean(x, counted) for name, x in totals.items()}
-        return experience, dataclasses.replace(metrics, parts=means)
+        return experience, dataclasses.replace(metrics, parts={} if scored is None else part_means(scored.parts, counted))
 
     def scored(self, sampled: Rollout, batch: PromptBatch) -> Scored:
         """The scores of a rollout from a reward that is not fused."""
@@ -333,7 +342,11 @@ class Iteration:
         greedy = dataclasses.replace(self.sampling, temperature=0.0)
         best = place_rows(self.setup.policy.sharding, self.respond(batch, key, greedy))
         scored = self.scored(best, batch)
-        return greedy_baseline(self.setup.config, best, jnp.nan_to_num(jnp.asarray(scored.scores))), scored.kept
+        scores = jnp.asarray(scored.scores)
+        if scored.kept is not None:
+            kept = jnp.asarray(scored.kept)
+            scores = jnp.where(kept if scores.ndim == 1 else kept[:, None], scores, 0)
+        return greedy_baseline(self.setup.config, best, scores), scored.kept
 
     def _scoring_work(self) -> tuple[int, float]:
         """(tokens, FLOPs) for scoring the last rollout with reference, critic and a fused reward model."""

@@ -29,7 +29,7 @@ class ExperienceMetrics:
       kept: the number of responses that have a weight in the update, not a mean.
       tokens: the number of response tokens, not a mean.
       sampler_gap: the largest difference between the sampler's and the trainer's log-probability of a token, in nats; None
-        unless `setup.recomputes`.
+        unless `setup.recomputes`, and for responses of older weights.
       correction_outside: the share of response tokens whose importance ratio is outside its bounds, 0 to 1; None without
         `config.ppo.sampler_correction`.
       effective_sample_share: the effective sample size of the importance weights, divided by their number; None without it.
@@ -58,7 +58,8 @@ class ExperienceMetrics:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateMetrics(GradientMetrics):
-    """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran, unless noted.
+    """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran and have a
+    response with a weight, unless noted.
 
     `grad_norm` and `loss_scale` are the policy's; `skipped` and `overflowed` are sums over policy and critic.
 
@@ -70,7 +71,7 @@ class UpdateMetrics(GradientMetrics):
       clip_fraction: the share of tokens whose policy loss is clipped, 0 to 1.
       approx_kl: an estimate of the KL between old and new policy, in nats per token.
       sampler_gap: the largest difference between the old and the policy's log-probability of a token, in nats; of an
-        iteration, in its first minibatch. None if `ExperienceMetrics` reports the gap.
+        iteration, in its first minibatch. None if `ExperienceMetrics` reports the gap, and for responses of older weights.
       value_loss: the critic's loss without its coefficient; None without a critic.
       value_clip_fraction: the share of tokens whose value loss is clipped, 0 to 1; None without a critic.
       explained_variance: the share of the returns' variance that the values explain, at most 1, over the whole experience. None

@@ -8,7 +8,7 @@ scoring, because responses end one by one and rewards may read their text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -150,11 +150,11 @@ class PlacedIteration(Iteration):
         pool = ThreadPoolExecutor(1, "generate")
         waiting = pool.submit(self.respond, batch, key, self.sampling)
         pool.shutdown(wait=False)  # The thread ends after its only task.
-        return waiting.result
+        return lambda: self._finished(waiting)
 
-    def _finished(self, begun: Callable[[], Rollout]) -> Rollout:
+    def _finished(self, waiting: Future[Rollout]) -> Rollout:
         with self.timeline.phase("generate") as phase:
-            rollout = begun()
+            rollout = waiting.result()
             phase.tokens, phase.flops = work.sampled(self.setup.reference, rollout)
             return rollout
 

@@ -24,6 +24,7 @@ from jaxalign.rl.update import (
     run_minibatches,
     with_critic,
     with_kl_coef,
+    with_responses,
 )
 from jaxalign.steps.metrics import GradientMetrics
 from jaxalign.steps.packed import each_part
@@ -81,12 +82,13 @@ def critic_epochs(critic: TrainState, given: CriticArguments) -> tuple[TrainStat
 
 @functools.partial(jax.jit, static_argnames=("setup",))
 def _joined_metrics(
-    setup: PPOSetup, kl_coef, step, batch: Experience, metrics: UpdateMetrics, ran, critic: CriticMetrics
+    setup: PPOSetup, kl_coef, step, batch: Experience, order, metrics: UpdateMetrics, ran, critic: CriticMetrics
 ) -> tuple[jax.Array, jax.Array, UpdateMetrics]:
     """(step, KL coefficient, metrics) after an iteration."""
     sums, gradient = critic
     metrics = with_critic(UpdateMetrics(**{**vars(metrics), **sums}), gradient)
-    kl_coef, means = with_kl_coef(setup, kl_coef, batch, iteration_metrics(setup, metrics, ran))
+    means = iteration_metrics(setup, metrics, ran, with_responses(batch, order))
+    kl_coef, means = with_kl_coef(setup, kl_coef, batch, means)
     return step + 1, kl_coef, means
 
 
@@ -126,5 +128,5 @@ def update_apart(
         ("advantages",) if setup.config.target_kl is None else ("policy update",), lambda result: result[1],
     )
     learnt = moved(learnt, setup.policy.sharding)
-    step, kl_coef, means = _joined_metrics(setup, state.kl_coef, state.step, batch, metrics, ran, learnt)
+    step, kl_coef, means = _joined_metrics(setup, state.kl_coef, state.step, batch, order, metrics, ran, learnt)
     return PPOState(step, policy, critic, kl_coef), means

@@ -161,7 +161,7 @@ def _orders(epochs: int, B: int, key, step) -> jax.Array:
 def packed_update(state: PPOState, given: UpdateArguments) -> tuple[PPOState, UpdateMetrics]:
     """`ppo_update` on packed minibatches: (state, metrics). The state is donated."""
     policy, critic, metrics, ran = run_minibatches(state.policy, state.critic, state.kl_coef, state.step, given)
-    means = iteration_metrics(given.setup, metrics, ran)
+    means = iteration_metrics(given.setup, metrics, ran, with_responses(given.batch, given.order))
     batch = after(given.setup.policy.sharding, given.batch, means)
     kl_coef, means = with_kl_coef(given.setup, state.kl_coef, batch, means)
     return PPOState(state.step + 1, policy, critic, kl_coef), means
@@ -222,10 +222,22 @@ def with_kl_coef(setup: PPOSetup, kl_coef, batch: Experience, means: UpdateMetri
     return kl_coef, means
 
 
-def iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran) -> UpdateMetrics:
-    """An iteration's metrics from those of its minibatches, each [minibatches]; `ran` is 1 for minibatches that ran."""
-    stopped = jnp.sum(ran) < len(ran)
-    means = jax.tree.map(lambda values: jnp.sum(values * ran) / jnp.sum(ran), metrics)
+def with_responses(batch: Experience, order) -> jax.Array:
+    """float32 [minibatches]: 1 for the minibatches, whose rows are `order`, with a response token that counts."""
+    return jnp.any(jnp.any(experience_mask(batch) > 0, axis=1)[order], axis=1).astype(jnp.float32)
+
+
+def iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran, counted) -> UpdateMetrics:
+    """An iteration's metrics from those of its minibatches, each [minibatches].
+
+    Args:
+      setup: models, optimizers and options.
+      metrics: the metrics of each minibatch.
+      ran: 1 for the minibatches that ran.
+      counted: `with_responses`; the other minibatches have no values to average.
+    """
+    stopped, shown = jnp.sum(ran) < len(ran), ran * counted
+    means = jax.tree.map(lambda values: jnp.sum(values * shown) / jnp.maximum(jnp.sum(shown), 1), metrics)
     return dataclasses.replace(
         means,
         ratio_max=jnp.max(metrics.ratio_max),

@@ -130,11 +130,18 @@ def _rows(
 
 
 def summarise(rows: list[dict], n: int) -> dict:
-    """The analytic KL, and for every k up to n the expected score of the best of k (unbiased: averaged over all subsets)."""
+    """The analytic KL, and for every k up to n the expected score of the best of k (unbiased: averaged over all subsets), over
+    the prompts that have k finite scores; None if there are none."""
     scores = np.asarray([row["scores"] for row in rows], np.float32)
+    finite = np.isfinite(scores).sum(axis=1)
+
+    def expected(k: int) -> float | None:
+        own = scores[finite >= k]
+        return float(np.mean(np.asarray(expected_best_of(own, k)))) if len(own) else None
+
     return {
         "prompts": len(rows),
         "n": n,
         "analytic_kl": float(analytic_kl(n)),
-        "expected_best": [float(np.mean(np.asarray(expected_best_of(scores, k)))) for k in range(1, n + 1)],
+        "expected_best": [expected(k) for k in range(1, n + 1)],
     }

@@ -99,5 +99,5 @@ class PPOStage(BuiltinStage):
         summary |= {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"]}
         summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}
         summary |= {"ended_share_first": rows[0]["eos_rate"], "ended_share_last": rows[-1]["eos_rate"]}
-        summary |= {"sampler_gap_max": max(row["sampler_gap"] for row in rows)}
+        summary |= {"sampler_gap_max": max(row["sampler_gap"] for row in rows if "sampler_gap" in row)}
         return summary | (alarms.summary(context, rows) if context.config.ppo.alarms.every else {})

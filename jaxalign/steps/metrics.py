@@ -102,7 +102,8 @@ class OnlineDirectMetrics:
       length: the mean number of tokens of an answer.
       eos_rate: the share of the answers, 0 to 1, that end with a stop token.
       tokens: the number of tokens of all answers.
-      update: means over the updates of the iteration.
+      update: means over the updates of the iteration; those of the loss and of the other values of pairs only over the updates
+        that have pairs to train on.
     """
 
     decided: float

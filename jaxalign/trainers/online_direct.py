@@ -45,6 +45,9 @@ from jaxalign.trainers.base import Step, Trainer
 from jaxalign.trainers.extent import rate_warning, schedule_warning, warn_of_extent
 from jaxalign.trainers.inputs import TrainerInputs, peak_flops
 
+_OF_PAIRS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy", "nll")
+"""The metrics that are means over the pairs of a minibatch."""
+
 
 @dataclasses.dataclass(frozen=True)
 class OnlineDPOParts:
@@ -242,8 +245,8 @@ class OnlineDPO(Trainer):
         return self._times.run(name, role, lambda: answer_logprobs(given).logprobs)
 
     def _update(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, DirectMetrics]:
-        """(state, metrics) after all minibatches of an iteration; the metrics are means over the updates."""
-        model, objective, measured = self.inputs.model, self._parts.objective, []
+        """(state, metrics) after all minibatches of an iteration; the metrics are those of `mean_metrics`."""
+        model, objective, measured, counted = self.inputs.model, self._parts.objective, [], []
         state = move_optimizer_state(state, to_device) if "optimizer" in self._parts.offload else state
         for rows in minibatches(self.section, self.inputs.seed, iteration):
             batch, parts = packed(objective, model, pairs, rows)
@@ -254,7 +257,24 @@ class OnlineDPO(Trainer):
                 "policy update", "policy", functools.partial(direct_step, state, arguments), watched=lambda result: result[1]
             )
             measured.append(metrics)
-        return self._offload_optimizer(state), jax.tree.map(lambda *values: sum(values) / len(values), *measured)
+            counted.append(bool(pairs.weight[rows].any()))
+        return self._offload_optimizer(state), mean_metrics(measured, counted)
+
+
+def mean_metrics(measured: Sequence[DirectMetrics], counted: Sequence[bool]) -> DirectMetrics:
+    """Means over the updates; those of the loss and of the other values of pairs only over the updates that have pairs.
+
+    Args:
+      measured: the metrics of each update.
+      counted: whether a pair of its minibatch has a weight above 0. Otherwise its values of pairs are 0.
+    """
+
+    def mean(*values: jax.Array) -> jax.Array:
+        return sum(values) / len(values)
+
+    own = [metrics for metrics, has_pairs in zip(measured, counted, strict=True) if has_pairs] or measured
+    of_pairs = {name: mean(*(getattr(metrics, name) for metrics in own)) for name in _OF_PAIRS}
+    return dataclasses.replace(jax.tree.map(mean, *measured), **of_pairs)
 
 
 def _pair(prompt: Prompt, first: tuple[str, bool], second: tuple[str, bool]) -> Pair:

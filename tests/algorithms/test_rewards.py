@@ -96,6 +96,11 @@ def test_normalised_scores_by_hand():
     np.testing.assert_array_equal(normalise_scores(np.array([1, 3, 11]), 3.0, 2.0, clip=0.0), [0, 0, 0])
 
 
+def test_clipping_leaves_a_score_that_is_not_finite_as_it_is():
+    scores = np.array([np.inf, -np.inf, np.nan, 9.0])
+    np.testing.assert_array_equal(normalise_scores(scores, 0.0, 1.0, clip=5.0), [np.inf, -np.inf, np.nan, 5.0])
+
+
 def test_statistics_normalise_their_own_scores():
     scores, mask = np.array([2.0, 4.0, 6.0, 999.0]), np.array([1, 1, 1, 0])
     shift, scale = score_statistics(scores, mask)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from jaxalign.records import Rollout
+from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, raw_rollout_scores, rollout_scores, stack_members
+from jaxalign.rewards.sums import sum_of_rewards
+from jaxalign.steps.offload import FrozenRole
 from tests import tiny
 
 
@@ -37,6 +41,17 @@ def test_scores_are_read_at_the_end_of_the_response_then_normalised_and_clipped(
     clipped = rollout_scores(dataclasses.replace(scorer, clip=6.0), params, rollout)
     np.testing.assert_allclose(clipped[:7], np.clip(normalised, -6, 6), atol=2e-4)
     assert np.isfinite(clipped).all()
+
+
+def test_a_sum_counts_an_infinite_score_of_a_clipped_reward_model(monkeypatch):
+    """Row 1 of the model's raw scores is infinite; clipped to 5, it would be the best response."""
+    raw = np.array([0.5, np.inf, -0.5, 9.0], np.float32)
+    monkeypatch.setattr("jaxalign.rewards.scorer.raw_rollout_scores", lambda *given: raw)
+    reward = LearntReward(Scorer(tiny.model(head="scalar"), clip=5.0), FrozenRole({}))
+    batch = types.SimpleNamespace(prompts=[None] * 4, rollout=types.SimpleNamespace(response_length=np.full(4, 2)))
+    scored = sum_of_rewards({"preference": reward}, (2.0,)).score(batch)
+    assert np.asarray(scored.kept).tolist() == [True, False, True, True]
+    assert np.asarray(scored.scores).tolist() == [1.0, 0.0, -1.0, 10.0]
 
 
 @pytest.mark.parametrize(("how", "mesh"), [("mean", None), ("min", None), ("mean_minus_std", None), ("min", tiny.MESHES[0])])

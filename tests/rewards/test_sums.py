@@ -12,6 +12,7 @@ from jaxalign.config import RewardConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.rewards.base import Reward, Scored
 from jaxalign.rewards.sums import sum_of_rewards
+from jaxalign.rl.iteration import part_means
 
 NAN, INF = float("nan"), float("inf")
 
@@ -73,6 +74,16 @@ def test_a_response_is_dropped_if_one_of_its_tokens_has_a_score_that_is_not_fini
     assert "2 of 4 responses (scores of dense and preference are not finite)" in caplog.text
 
 
+def test_the_mean_of_a_part_of_weight_0_is_over_the_rows_that_it_scored():
+    """A part that is only measured lacks row 1, where it has 0 as a dropped row does, and row 3, where its score is NaN; row 0
+    does not count."""
+    parts = {"watched": Fixed([9, 0, 4, NAN, 2], [True, False, True, True, True]), "preference": Fixed([1, 1, 1, 1, 1])}
+    scored = sum_of_rewards(parts, (0.0, 1.0)).score(batch(5))
+    assert np.asarray(scored.kept).all()
+    means = part_means(scored.parts, np.asarray([False, True, True, True, True]))
+    assert {name: float(x) for name, x in means.items()} == {"score_watched": (4 + 2) / 2, "score_preference": 1.0}
+
+
 @pytest.mark.parametrize("changes", [{"source": "preference+distilled"}, {"length_coef": 0.1}, {"weights": (2.0,)}])
 def test_the_allowed_share_is_an_option_of_sums_of_models(changes):
     assert from_config_dict({"reward": changes | {"max_dropped_share": 0.1}}).reward.max_dropped_share == 0.1
@@ -81,3 +92,10 @@ def test_the_allowed_share_is_an_option_of_sums_of_models(changes):
 def test_the_allowed_share_has_no_effect_on_the_preference_model_alone():
     with pytest.raises(UserError, match="max_dropped_share is 0.1, which has no effect when .* or to a sum"):
         from_config_dict({"reward": {"max_dropped_share": 0.1}})
+
+
+def test_weights_that_are_all_0_are_refused_unless_the_length_counts():
+    with pytest.raises(UserError, match=r"weights is \(0.0, 0.0\); every score would be 0"):
+        from_config_dict({"reward": {"source": "preference+distilled", "weights": (0.0, 0.0)}})
+    for changes in ({"weights": (0.0, 1.0)}, {"weights": (0.0, 0.0), "length_coef": 0.1}):
+        assert from_config_dict({"reward": {"source": "preference+distilled"} | changes}).reward

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
 import pytest
 
+from jaxalign.records import Rollout
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
 from jaxalign.rl.placing import place_roles, ppo_run
-from jaxalign.rl.program_times import recorded_in
+from jaxalign.rl.program_times import recorded_in, unrecorded
 from jaxalign.rl.state import init_ppo_state, with_value_head
 from jaxalign.rollout.sampler import Engine, LocalSampler
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.tracking.device_times import FILE, busy_seconds, read_device_times
 from jaxalign.tracking.metrics import by_name
+from jaxalign.tracking.timing import Timeline
 from tests import ppo_iterations, tiny
 from tests.feedback.fakes import WordTokenizer
 
@@ -117,6 +120,22 @@ def test_the_trained_models_stay_on_their_own_devices():
         devices = set(shardings[role].mesh.devices.flat)
         assert all(x.devices() == devices for x in jax.tree.leaves((model.params, model.opt_state)))
     assert state.kl_coef.devices() == set(shardings["policy"].mesh.devices.flat)
+
+
+def test_responses_that_are_sampled_ahead_in_a_thread_are_counted():
+    """The phase "generate" has the tokens of the responses, and FLOPs."""
+    setup = tiny.setup(sample_ahead=True)
+    counts = np.asarray([3, 1, 4, 1, 5, 8, 2, 6], np.int32)
+    rollout = Rollout(np.zeros((8, 16), np.int32), np.full(8, 4, np.int32), counts, np.zeros((8, 8), np.float32), counts < 8)
+    iteration = object.__new__(PlacedIteration)
+    iteration.setup, iteration.timeline, iteration.sampling, iteration.program = setup, Timeline(), None, unrecorded
+    iteration.ahead, iteration.stream = object(), types.SimpleNamespace(at=lambda step: step)
+    iteration._weights = types.SimpleNamespace(roles=("policy", "generator"), meets=lambda first, second: False)
+    iteration.update_sampler, iteration.respond = lambda params, version: None, lambda batch, key, sampling: rollout
+    iteration._key = lambda state, step: None
+    assert iteration.begin_next({}, None, 0, scored=False)() is rollout
+    _, phase = iteration.timeline._sums["generate"]
+    assert phase.tokens == counts.sum() == 30 and phase.flops > 0
 
 
 @pytest.mark.slow

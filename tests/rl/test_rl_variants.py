@@ -10,16 +10,19 @@ import numpy as np
 import optax
 import pytest
 
+from jaxalign.algorithms.masked import whiten
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
+from jaxalign.rewards.base import Scored
 from jaxalign.rewards.scorer import rollout_scores
 from jaxalign.rl.experience import make_experience
+from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.losses import joint_loss, policy_loss, totals, value_loss
 from jaxalign.rl.metrics import IterationMetrics
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
-from jaxalign.rl.update import minibatch_update, ppo_update
+from jaxalign.rl.update import minibatch_update, minibatches, ppo_update
 from jaxalign.steps.packed import pack_answers, place_parts, rows_split
 from jaxalign.tracking.metrics import by_name
 from tests import tiny
@@ -249,6 +252,33 @@ def test_groups_of_equal_scores_are_skipped_if_configured():
     assert float(metrics.kept) == expected.sum() and float(metrics.score) == scores.mean()
 
 
+def test_the_metrics_are_means_over_the_minibatches_that_have_responses():
+    """One group of four has unequal scores. Without learning the mean ratio is 1, and the mean entropy that of numpy's softmax
+    at the tokens of its two responses."""
+    setup = tiny.setup(**VARIANTS["dapo"] | {"overlong_buffer": 0, "missing_eos": "none", "epochs": 1, "minibatches": 4})
+    setup = dataclasses.replace(setup, policy_optimizer=optax.sgd(0.0))
+    state, frozen = fresh(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = make_experience(
+        setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled,
+        np.asarray([1, 0, 1, 1, 1, 1, 1, 1], np.float32),
+    )
+    (order, _), = minibatches(setup, state, experience, (setup.policy.sharding,))
+    _, metrics = ppo_update(setup, state, experience)
+    own, entropy = tiny.to_host(sampled), {}
+    for row in (0, 1):
+        begin, end = own.prompt_length[row], own.prompt_length[row] + own.response_length[row]
+        states = tiny.hidden(setup.policy, tiny.host_params(), own.tokens[row, :end])[begin - 1 : -1].astype(np.float64)
+        p = np.exp(states @ tiny.host_params()["embedding"].T)
+        p /= p.sum(axis=1, keepdims=True)
+        entropy[row] = -np.sum(p * np.log(p), axis=1)
+    parts = [[entropy[row] for row in rows if row in entropy] for rows in np.asarray(order).tolist()]
+    means = [np.concatenate(part).mean() for part in parts if part]
+    assert len(means) < len(parts) == 4
+    assert float(metrics.ratio_mean) == pytest.approx(1, abs=1e-5)
+    assert float(metrics.entropy) == pytest.approx(np.mean(means), rel=1e-4)
+
+
 def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():
     """A truncated response has the maximum length: it gets the rule's score and the whole penalty."""
     setup = tiny.setup(overlong_buffer=4, kl_coef=0.0)
@@ -302,6 +332,12 @@ def test_kl_in_the_loss_pulls_to_the_reference():
         ({"advantages": "rloo", "group_size": 3}, "multiple of config.ppo.group_size"),
         ({"skip_equal_groups": True}, "every group would be equal"),
         ({"kl_in": "loss"}, "gradient is 0 on average"),
+        ({"kl_controller": "adaptive", "kl_coef": 0.0}, "it would stay at 0"),
+        ({"advantages": "grpo", "group_size": 4, "top_k": 1}, "makes all responses to a prompt equal"),
+        ({"advantages": "remax", "top_k": 1}, "makes all responses to a prompt equal"),
+        ({"advantages": "rloo", "group_size": 4, "batch": 8, "minibatches": 8}, "each minibatch is one response"),
+        ({"target_kl": 0.1, "epochs": 1, "minibatches": 1},
+         "has no effect when config.ppo.epochs is 1 and config.ppo.minibatches is 1"),
         ({"overlong_buffer": 100}, "overlong_buffer is 100"),
         ({"advantages": "reinforce_pp", "critic_warmup": 2}, "has no effect when config.ppo.advantages is 'reinforce_pp'"),
     ],
@@ -309,6 +345,20 @@ def test_kl_in_the_loss_pulls_to_the_reference():
 def test_incompatible_choices_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"ppo": changes})
+
+
+@pytest.mark.parametrize("changes", [
+    {"advantages": "rloo", "group_size": 4, "batch": 8, "minibatches": 8, "whiten_advantages": False},
+    {"batch": 8, "minibatches": 8}, {"top_k": 1}, {"target_kl": 0.1, "epochs": 1}, {"kl_coef": 0.0},
+])
+def test_choices_that_still_train_are_accepted(changes):
+    assert from_config_dict({"ppo": changes}).ppo
+
+
+def test_whitening_a_minibatch_of_one_response_leaves_no_advantage():
+    """The reason why it is refused: by hand, the mean of equal advantages is each of them."""
+    one = np.where(np.arange(8) < 5, 0.7, 0.0)[None]
+    assert not np.asarray(whiten(one, one > 0)).any()
 
 
 def test_a_value_head_on_the_trunk_gets_the_gradients_of_both_losses():
@@ -403,3 +453,18 @@ def test_the_greedy_baseline_is_scored_by_the_rules_for_samples():
     assert ended.any() and not ended.all()
     expected = np.where(ended, scores, -1.0) + np.clip((8 - 4 - length) / 4, -1, 0)  # replaced by -1, plus DAPO's slope
     np.testing.assert_allclose(greedy_baseline(setup.config, sampled, scores), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [None, [True] * 7 + [False]])
+def test_a_greedy_score_that_is_not_finite_is_no_baseline(kept):
+    """An infinite score must not become a large finite one, nor NaN a 0; the score of a dropped row is not read."""
+    setup = tiny.setup(advantages="remax", missing_eos="none")
+    scores = np.asarray([0.5, np.inf, -np.inf, 1, 2, 3, 4, np.nan], np.float32)
+    iteration = object.__new__(Iteration)
+    iteration.setup, iteration.sampling = setup, tiny.sampling(setup)
+    rollout = Rollout(np.ones((8, 16), np.int32), *np.full((2, 8), 4, np.int32), np.zeros((8, 8), np.float32), np.ones(8, bool))
+    iteration.respond = lambda batch, key, sampling: rollout
+    iteration.scored = lambda sampled, batch: Scored(scores, kept)
+    baseline, found = iteration._baseline(None, None)
+    assert found is kept
+    np.testing.assert_array_equal(baseline, scores if kept is None else [*scores[:7], 0])

@@ -152,6 +152,14 @@ def test_the_expected_best_is_the_mean_over_subsets():
     assert found["expected_best"] == pytest.approx([3.0, (2 + 6 + 6) / 3, 6.0])
 
 
+def test_prompts_with_too_few_finite_scores_are_left_out_of_the_expected_best():
+    """The second prompt has two finite scores and the third none: both would count as 0 among the best of three."""
+    nan = float("nan")
+    rows = [{"scores": [-1.0, -2.0, -6.0]}, {"scores": [-4.0, nan, -8.0]}, {"scores": [nan, float("inf"), nan]}]
+    assert summarise(rows, 3)["expected_best"] == pytest.approx([(-3 - 6) / 2, ((-1 - 1 - 2) / 3 - 4) / 2, -1.0])
+    assert summarise(rows[2:], 3)["expected_best"] == [None] * 3
+
+
 def test_chosen_answers_that_are_cut_are_counted_in_the_log(tmp_path, capsys, monkeypatch):
     """Seven words exceed a row of 8 tokens with the markers of the dialogue and the eos; one word does not."""
     config = from_config_dict({"best_of_n": {"row_length": 8, "n": 2}, "data": {"style": "hh"}})

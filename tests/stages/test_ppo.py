@@ -229,3 +229,11 @@ def test_every_iteration_uses_new_sampling_keys():
     """One prompt eight times in three iterations at a rate of 0: a key used twice would repeat lengths and scores."""
     _, metrics = iterate(steps=3, first=1, prompts=[[1, 4]] * 8, learning_rate=0.0)
     assert len({(row["score"], row["kl_k3"], row["response_length"]) for row in metrics}) == 3
+
+
+@pytest.mark.slow
+def test_responses_of_older_weights_do_not_measure_the_gap_of_the_sampler():
+    """Their difference to the trainer is that of an update: the second iteration's responses are from before the first's."""
+    _, rows = iterate(first=1, sample_ahead=True, advantages="rloo", group_size=2, whiten_advantages=False)
+    assert ["sampler_gap" in row for row in rows] == [True, False]
+    assert rows[0]["sampler_gap"] < 1e-4

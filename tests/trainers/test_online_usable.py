@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import numpy as np
 import pytest
 
-from jaxalign.config import OnlineDPOConfig
+from jaxalign.config import OnlineDPOConfig, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
-from jaxalign.trainers.online_direct import OnlineDPO
+from jaxalign.steps.metrics import DirectMetrics
+from jaxalign.trainers.online_direct import OnlineDPO, mean_metrics
+
+STAGES = ("pretrain", "online_dpo")
 
 
 def pairs(usable, total=40):
@@ -49,3 +53,20 @@ def test_advice_names_the_fields_of_online_dpo():
     trainer = OnlineDPO.from_inputs(None, OnlineDPOConfig(required_share=0.1))
     with pytest.raises(UserError, match="raise online_dpo.temperature"):
         trainer._require_usable(0, equal, np.zeros(4, bool))
+
+
+def test_an_update_without_pairs_does_not_lower_the_means_of_the_pairs():
+    """Of four updates the second has no pairs: its values of pairs are 0. It counts as skipped."""
+    names = [field.name for field in dataclasses.fields(DirectMetrics)]
+    rows = [{"accuracy": 0.75, "loss": 0.5}, {"skipped": 1.0, "undecided": 1.0}, {"accuracy": 0.25, "loss": 0.25},
+            {"accuracy": 0.5, "loss": 0.75}]
+    measured = [DirectMetrics(**{name: np.float32(row.get(name, 0)) for name in names}) for row in rows]
+    found = mean_metrics(measured, [True, False, True, True])
+    assert (found.accuracy, found.loss, found.skipped, found.undecided) == (0.5, 0.5, 0.25, 0.25)
+    assert mean_metrics(measured[1:2], [False]).accuracy == 0
+
+
+def test_sampling_of_only_the_likeliest_token_is_refused():
+    with pytest.raises(UserError, match="config.online_dpo.top_k is 1, which makes both answers to a prompt equal"):
+        from_config_dict({"stages": STAGES, "online_dpo": {"top_k": 1}})
+    assert from_config_dict({"stages": STAGES, "online_dpo": {"top_k": 2}}).online_dpo.top_k == 2

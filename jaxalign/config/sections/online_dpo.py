@@ -46,6 +46,9 @@ class OnlineDPOConfig(SamplingFields, Trained):
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
 
     def check(self, config: WholeConfig, name: str) -> None:
+        if self.top_k == 1:
+            raise UserError("config.online_dpo.top_k is 1, which makes both answers to a prompt equal, so no pair could be "
+                            "trained on: raise it, or set it to 0 for all tokens")
         config.dpo.check_terms()
         objective = config.dpo.objective
         if not all(OBJECTIVES.get(part, "config.dpo.objective").pairs for part in names_in(objective)):

@@ -6,14 +6,14 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, at_least_or, between, one_of, registered
-from jaxalign.config.reading import chosen, require_fields, when
+from jaxalign.config.reading import chosen, require_fields, unless, when
 from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.alarms import AlarmsConfig
 from jaxalign.config.sections.compare import CompareConfig, check_helpful_share
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import AUTO, SamplingFields, Trained
 from jaxalign.errors import UserError
-from jaxalign.registry.advantages import ADVANTAGES
+from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
 from jaxalign.registry.core import names_in
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.policy_losses import POLICY_LOSSES
@@ -24,6 +24,7 @@ _LOSS = chosen("policy_loss", POLICY_LOSSES)
 _CRITIC = chosen("advantages", ADVANTAGES, "needs_critic")
 _ADAPTIVE = when("kl_controller", "adaptive")
 _CORRECTED = when("sampler_correction", "truncate", "mask")
+_SEVERAL_UPDATES = (unless("epochs", 1, "above 1"), unless("minibatches", 1, "above 1"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ class PPOConfig(SamplingFields, Trained):
     score_clip: float | None = field(None, "Clip the scores of reward models to [-score_clip, score_clip]; None: no clipping.",
                                      above(0), chosen("reward.source", REWARDS, "is_model"))
     target_kl: float | None = field(None, "Skip the remaining updates of an iteration when the approximate KL to the sampling "
-                                    "policy exceeds this; None: never.", above(0))
+                                    "policy exceeds this; None: never.", above(0), _SEVERAL_UPDATES)
     sampler_correction: str = field("none", "Weight losses by the ratio of trainer to sampler probability: none (no weights), "
                                     "truncate (capped at correction_cap) or mask (0 above correction_cap).",
                                     one_of("none", "truncate", "mask"))
@@ -151,6 +152,7 @@ class PPOConfig(SamplingFields, Trained):
         if estimator.needs_groups and self.group_size < 2:
             raise UserError(f"config.ppo.group_size is {self.group_size}; advantages {self.advantages!r} compare the responses "
                             "to one prompt, so at least 2 are needed")
+        self._check_compared(estimator)
         if self.skip_equal_groups and self.group_size < 2:
             raise UserError("config.ppo.skip_equal_groups is set but config.ppo.group_size is 1: every group would be equal")
         if self.critic_warmup >= self.iterations:
@@ -165,6 +167,19 @@ class PPOConfig(SamplingFields, Trained):
         if self.overlong_buffer > self.max_new_tokens:
             raise UserError(f"config.ppo.overlong_buffer is {self.overlong_buffer}; it must be at most "
                             f"config.ppo.max_new_tokens ({self.max_new_tokens})")
+
+    def _check_compared(self, estimator: AdvantageEstimator) -> None:
+        """Checks that an estimator that compares responses to one prompt does not give only advantages of 0."""
+        if not (estimator.needs_groups or estimator.needs_greedy):
+            return
+        if self.top_k == 1:
+            raise UserError(f"config.ppo.top_k is 1, which makes all responses to a prompt equal; advantages "
+                            f"{self.advantages!r} compare them, so all would be 0: raise it, or set it to 0 for all tokens")
+        if self.whiten_advantages and self.batch == self.minibatches and self.advantages in ADVANTAGES.builtin:
+            raise UserError(f"config.ppo.minibatches is {self.minibatches} and config.ppo.batch is {self.batch}, so each "
+                            "minibatch is one response, whose tokens have the same advantage with advantages "
+                            f"{self.advantages!r}; config.ppo.whiten_advantages would make it 0: set that to False, or lower "
+                            "minibatches")
 
     def _check_ahead(self, config: WholeConfig, needs_greedy: bool) -> None:
         """Checks that nothing needs the newest weights or the rollout in progress."""
@@ -199,6 +214,10 @@ class PPOConfig(SamplingFields, Trained):
         if self.kl_controller == "adaptive" and self.batch >= 5 * self.kl_horizon:
             raise UserError(f"config.ppo.kl_horizon is {self.kl_horizon}; with the adaptive controller it must be above "
                             f"1/5 of config.ppo.batch ({self.batch})")
+        if self.kl_controller == "adaptive" and self.kl_coef == 0:
+            raise UserError("config.ppo.kl_coef is 0 and config.ppo.kl_controller is 'adaptive', which multiplies the "
+                            "coefficient in each iteration, so it would stay at 0: set kl_coef above 0, or kl_controller to "
+                            "'fixed'")
         if self.missing_eos == "penalty" and self.missing_eos_value < 0:
             raise UserError(f"config.ppo.missing_eos is 'penalty' and config.ppo.missing_eos_value is "
                             f"{self.missing_eos_value}; it is subtracted from the score, so it must be at least 0")
