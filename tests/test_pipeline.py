@@ -16,6 +16,7 @@ from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
+from jaxalign.pipeline.moved_files import MovedFiles
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import read_manifest
 
@@ -517,3 +518,8 @@ def test_a_run_returns_summaries_evaluation_and_report(stages, tmp_path):
     assert found.evaluation is None and found.report is None and found.table() == ""
     (tmp_path / "sft/summary.json").write_text('{"loss": 1.5}')
     assert pipeline.run(config(), tmp_path, load=unloadable).stages["sft"].summary == {"loss": 1.5}
+
+
+def test_a_path_with_an_unknown_user_was_not_moved():
+    """A path may be recorded on another machine, whose users this one does not have."""
+    assert MovedFiles([], None, None).find("~no-such-user/model", "/elsewhere/model") == set()

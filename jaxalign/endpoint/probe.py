@@ -71,10 +71,11 @@ class Abilities:
 
 
 def probe(server: Attempts, model: str) -> Abilities:
-    """The abilities of a server, from two or three short greedy requests.
+    """The abilities of a server, from two or three short requests.
 
     The first request has standard fields only. If the server refuses it, the second one asks for fewer log-probabilities. If
-    the server refuses that, too, the third one asks for none, because the reason may be the key, the model or the URL. If the
+    the server refuses that, too, the third one asks for none, like a vote, because the reason may be the key, the model or the
+    URL. If the
     first reply has none, the second one asks for a completion. Otherwise the second one has the fields by which servers extend
     the chat; a server that refuses it has none of these abilities. An ability that no request asks for counts as absent.
 
@@ -90,7 +91,8 @@ def probe(server: Attempts, model: str) -> Abilities:
     if plain is None:
         reply = server.attempt(_chat(model, fewer))
         if reply is None:
-            server.ask([_chat(model, 0)])
+            vote = {"model": model, "messages": _messages(), "max_tokens": 256, "temperature": 1.0}
+            server.ask([EndpointRequest(CHAT, vote)])
             return Abilities(0)
         return Abilities(_shown(reply, fewer))
     shown = _shown(plain, most)
@@ -105,10 +107,13 @@ def probe(server: Attempts, model: str) -> Abilities:
     return Abilities(shown) if extended is None else _conclude(plain, extended, shown)
 
 
+def _messages(begun: str = "") -> list[dict[str, str]]:
+    return [{"role": "user", "content": _QUESTION}, *([{"role": "assistant", "content": begun}] if begun else [])]
+
+
 def _chat(model: str, top: int, begun: str = "") -> EndpointRequest:
-    messages = [{"role": "user", "content": _QUESTION}, *([{"role": "assistant", "content": begun}] if begun else [])]
-    shown = {"logprobs": True, "top_logprobs": top} if top else {}
-    return EndpointRequest(CHAT, {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0, **shown})
+    return EndpointRequest(CHAT, {"model": model, "messages": _messages(begun), "max_tokens": 4, "temperature": 0,
+                                  "logprobs": True, "top_logprobs": top})
 
 
 def _shown(reply: Reply, asked: int) -> int:

@@ -27,7 +27,7 @@ def gathered_head(sharding: Sharding, cast: bool, weight: jax.Array) -> jax.Arra
 
 
 def _gathered_head(sharding: Sharding, cast: bool, weight: jax.Array) -> jax.Array:
-    if cast and sharding.mesh.size > 1:
+    if cast and sharding.mesh.size > 1 and sharding.platform == "gpu":
         weight = jax.lax.optimization_barrier(weight)
     return sharding.constrain(weight, (None, "vocab"))
 

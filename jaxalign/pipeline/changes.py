@@ -171,16 +171,16 @@ def _differences(manifest: Manifest, config: Config, moved: MovedFiles) -> list[
             with contextlib.suppress(KeyError):  # A name that the config does not have is left out.
                 leaves |= leaves_of(schema.to_plain(schema.get(of_config, name)), name)
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
-    differences, left = [], set[str]()
+    differences, moved_away = [], set[str]()
     for leaf in sorted((before.keys() | after.keys()).difference(NO_RESULT)):
         was, now = (repr(side[leaf]) if leaf in side else "absent" for side in (before, after))
         if was != now:
             files = moved.find(before.get(leaf), after.get(leaf))
             differences += [] if files else [f"config.{leaf} was {was} and is {now}"]
-            left |= files
+            moved_away |= files
     for path, old in manifest.files.items():
         # A deleted file does not invalidate earlier results; a stage that still needs it reports it.
-        if path not in left and Path(path).exists() and file_fingerprint(Path(path), path) != old:
+        if path not in moved_away and Path(path).exists() and file_fingerprint(Path(path), path) != old:
             differences.append(f"the content of {path} has changed")
     return differences
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config
+from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load
 from jaxalign.stages.shared.manifest import Manifest, file_fingerprint
 
@@ -49,16 +50,20 @@ class MovedFiles:
         return set().union(*found) if all(found) else set()
 
     def _compare(self, was: str, now: str) -> set[str]:
-        """`find` for one path."""
-        old, new = Path(was).expanduser(), Path(now).expanduser()
-        if not old.name or old.name != new.name:
+        """`find` for one path. Files that cannot be found or read were not moved."""
+        if not Path(was).name or Path(was).name != Path(now).name:
             return set()
-        places = _places(old, self._recorded)
-        for place in places:
-            file = new / place
-            if not file.exists() or file_fingerprint(file, now) != self._recorded[str(old / place)]:
-                return set()
-        return {str(old / place) for place in places} if places and places == _places(new, self._current()) else set()
+        try:
+            old, new = Path(was).expanduser(), Path(now).expanduser()
+            places = _places(old, self._recorded)
+            for place in places:
+                file = new / place
+                if not file.exists() or file_fingerprint(file, now) != self._recorded[str(old / place)]:
+                    return set()
+            moved = bool(places) and places == _places(new, self._current())
+        except (RuntimeError, UserError):  # `expanduser` does not know a user of another machine.
+            return set()
+        return {str(old / place) for place in places} if moved else set()
 
 
 def _places(folder: Path, files: Iterable[str]) -> set[Path]:

@@ -161,7 +161,7 @@ def rollout_scores(scorer: Scorer, params, rollout: Rollout):
     return normalised(scorer, raw_rollout_scores(scorer, params, rollout))
 
 
-@functools.partial(jax.jit, static_argnames=("scorer",))
+@functools.partial(MeshProgram, static_argnames=("scorer",))
 def packed_rollout_scores(scorer: Scorer, params, rollout: Rollout, parts: PackedParts):
     """`raw_rollout_scores` of packed rows."""
     return each_part(parts, lambda rows: raw_row_scores(scorer, params, rollout, rows))

@@ -22,9 +22,9 @@ from jaxalign.rl.update import (
     iteration_metrics,
     minibatches,
     run_minibatches,
+    with_counted_responses,
     with_critic,
     with_kl_coef,
-    with_responses,
 )
 from jaxalign.steps.metrics import GradientMetrics
 from jaxalign.steps.packed import each_part
@@ -87,7 +87,7 @@ def _joined_metrics(
     """(step, KL coefficient, metrics) after an iteration."""
     sums, gradient = critic
     metrics = with_critic(UpdateMetrics(**{**vars(metrics), **sums}), gradient)
-    means = iteration_metrics(setup, metrics, ran, with_responses(batch, order))
+    means = iteration_metrics(setup, metrics, ran, with_counted_responses(batch, order))
     kl_coef, means = with_kl_coef(setup, kl_coef, batch, means)
     return step + 1, kl_coef, means
 

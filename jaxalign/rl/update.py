@@ -161,8 +161,9 @@ def _orders(epochs: int, B: int, key, step) -> jax.Array:
 def packed_update(state: PPOState, given: UpdateArguments) -> tuple[PPOState, UpdateMetrics]:
     """`ppo_update` on packed minibatches: (state, metrics). The state is donated."""
     policy, critic, metrics, ran = run_minibatches(state.policy, state.critic, state.kl_coef, state.step, given)
-    means = iteration_metrics(given.setup, metrics, ran, with_responses(given.batch, given.order))
-    batch = after(given.setup.policy.sharding, given.batch, means)
+    batch = after(given.setup.policy.sharding, given.batch, (metrics, ran))
+    means = iteration_metrics(given.setup, metrics, ran, with_counted_responses(batch, given.order))
+    batch = after(given.setup.policy.sharding, batch, means)
     kl_coef, means = with_kl_coef(given.setup, state.kl_coef, batch, means)
     return PPOState(state.step + 1, policy, critic, kl_coef), means
 
@@ -222,7 +223,7 @@ def with_kl_coef(setup: PPOSetup, kl_coef, batch: Experience, means: UpdateMetri
     return kl_coef, means
 
 
-def with_responses(batch: Experience, order) -> jax.Array:
+def with_counted_responses(batch: Experience, order) -> jax.Array:
     """float32 [minibatches]: 1 for the minibatches, whose rows are `order`, with a response token that counts."""
     return jnp.any(jnp.any(experience_mask(batch) > 0, axis=1)[order], axis=1).astype(jnp.float32)
 
@@ -234,12 +235,18 @@ def iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran, counted) -> 
       setup: models, optimizers and options.
       metrics: the metrics of each minibatch.
       ran: 1 for the minibatches that ran.
-      counted: `with_responses`; the other minibatches have no values to average.
+      counted: `with_counted_responses`; the other minibatches have no loss and no statistics of responses.
     """
-    stopped, shown = jnp.sum(ran) < len(ran), ran * counted
-    means = jax.tree.map(lambda values: jnp.sum(values * shown) / jnp.maximum(jnp.sum(shown), 1), metrics)
+    stopped, averaged = jnp.sum(ran) < len(ran), ran * counted
+    means = jax.tree.map(lambda values: jnp.sum(values * averaged) / jnp.maximum(jnp.sum(averaged), 1), metrics)
+    of_updates = {
+        name: jnp.sum(values * ran) / jnp.sum(ran)
+        for name in ("skipped", "overflowed", "loss_scale", "critic_loss_scale")
+        if (values := getattr(metrics, name)) is not None
+    }
     return dataclasses.replace(
         means,
+        **of_updates,
         ratio_max=jnp.max(metrics.ratio_max),
         # Only the first minibatch uses the weights of the sampler: its gap is numerical, while later gaps include learning.
         sampler_gap=metrics.sampler_gap[0],

@@ -58,7 +58,7 @@ def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, LmMe
     return state, LmMetrics(**aux.sums, **vars(gradient), tokens=count)
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@functools.partial(MeshProgram, static_argnames=("model",))
 def lm_evaluate(model: Model, params, batch: PackedBatch):
     """(the summed weighted negative log-likelihood of a batch in nats, the sum of the tokens' weights), both float32 []."""
     total = jnp.sum(batch.loss_mask[:, 1:])

@@ -243,7 +243,8 @@ class Trainer:
 
 def _model_hash(model: LanguageModel) -> str:
     """A hash of the weights. Of adapters it reads only the matrix `b`, which is 0 in new ones: the other arrays of new adapters
-    are computed, and another kind of device may round them differently."""
+    are computed, and another kind of device may round them differently. (So may it the scales of a quantised base, which are
+    read.)"""
     sums = checksums((model.params, model.frozen))
     read = {path: value for path, value in sums.items() if "adapters" not in path.split(".") or path.endswith(".b")}
     return hashlib.sha256(json.dumps(read).encode("utf-8")).hexdigest()[:32]

@@ -16,7 +16,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.reasons import MOSTLY
 from jaxalign.tracking.formatting import percent
-from jaxalign.trainers.rows import Record, content
+from jaxalign.trainers.rows import Record, compared_texts
 
 _LEAST_PEAK = 0.9
 """A warm-up that ends training at a smaller share of the peak learning rate needs a warning."""
@@ -55,8 +55,8 @@ def warn_of_same_rows(where: str, rows: Iterable[Record], held_out: Sequence[Rec
     """
     if not held_out:
         return
-    trained = {hash(content(row)) for row in rows}
-    same = sum(hash(content(row)) in trained for row in held_out)
+    trained = {hash(compared_texts(row)) for row in rows}
+    same = sum(hash(compared_texts(row)) in trained for row in held_out)
     if same:
         warn_of_extent(where, f"{same:,} of the {len(held_out):,} rows of held_out are also rows to train on, so the held-out "
                               "measures are too good; remove them from one of the two")

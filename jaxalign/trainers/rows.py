@@ -106,7 +106,7 @@ def as_judgements(data: Any, where: str) -> list[Judgement]:
     return [as_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(rows)]
 
 
-def content(row: Record) -> tuple[Any, ...]:
+def compared_texts(row: Record) -> tuple[Any, ...]:
     """The texts of a row, equal for rows that were given in different forms. A label and the order of two answers do not
     count."""
     if isinstance(row, Prompt):
@@ -180,12 +180,27 @@ def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dic
 
 
 def without_frame(data: Any) -> Any:
-    """The rows of a pandas data frame; other data unchanged. Arrays of objects, such as the messages that pandas reads from a
-    Parquet file, become lists. The function does not import pandas."""
+    """The rows of a pandas data frame; other data unchanged. The function does not import pandas.
+
+    Arrays of objects, such as the messages that pandas reads from a Parquet file, become lists. Missing cells of columns of
+    objects and texts are left out.
+    """
     if not (hasattr(data, "columns") and hasattr(data, "iloc") and hasattr(data, "to_dict")):
         return data
-    return [{name: list(value) if str(getattr(value, "dtype", "")) == "object" else value for name, value in row.items()}
+    return [{name: _without_arrays(value) for name, value in row.items() if not _is_missing(value, data[name])}
             for row in data.to_dict("records")]
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_arrays(inner) for name, inner in value.items()}
+    if isinstance(value, list) or str(getattr(value, "dtype", "")) == "object":
+        return [_without_arrays(inner) for inner in value]
+    return value
+
+
+def _is_missing(value: Any, column: Any) -> bool:
+    return str(column.dtype) in ("object", "str", "string") and isinstance(value, float) and math.isnan(value)
 
 
 def _is_indexed(data: Any) -> bool:

@@ -85,6 +85,9 @@ def test_abilities_follow_from_at_most_three_requests(name):
     assert probe(server, "model") == expected
     assert len(server.requests) == (3 if name == "refuses log-probabilities" else 2)
     assert all(request.body["model"] == "model" for request in server.requests)
+    if name == "refuses log-probabilities":  # The last request is sent in the form of a vote.
+        assert server.requests[-1].body.keys() == {"model", "messages", "max_tokens", "temperature"}
+        assert server.requests[-1].body["temperature"] == 1.0
 
 
 def test_a_server_that_refuses_every_request_has_no_abilities_to_store():

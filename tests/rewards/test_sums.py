@@ -95,7 +95,7 @@ def test_the_allowed_share_has_no_effect_on_the_preference_model_alone():
 
 
 def test_weights_that_are_all_0_are_refused_unless_the_length_counts():
-    with pytest.raises(UserError, match=r"weights is \(0.0, 0.0\); every score would be 0"):
+    with pytest.raises(UserError, match=r"weights is \(0.0, 0.0\), so no part of the reward would count"):
         from_config_dict({"reward": {"source": "preference+distilled", "weights": (0.0, 0.0)}})
     for changes in ({"weights": (0.0, 1.0)}, {"weights": (0.0, 0.0), "length_coef": 0.1}):
         assert from_config_dict({"reward": {"source": "preference+distilled"} | changes}).reward

@@ -6,6 +6,7 @@ import dataclasses
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -19,10 +20,10 @@ from jaxalign.rewards.scorer import rollout_scores
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.losses import joint_loss, policy_loss, totals, value_loss
-from jaxalign.rl.metrics import IterationMetrics
+from jaxalign.rl.metrics import IterationMetrics, UpdateMetrics
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
-from jaxalign.rl.update import minibatch_update, minibatches, ppo_update
+from jaxalign.rl.update import iteration_metrics, minibatch_update, minibatches, ppo_update
 from jaxalign.steps.packed import pack_answers, place_parts, rows_split
 from jaxalign.tracking.metrics import by_name
 from tests import tiny
@@ -277,6 +278,20 @@ def test_the_metrics_are_means_over_the_minibatches_that_have_responses():
     assert len(means) < len(parts) == 4
     assert float(metrics.ratio_mean) == pytest.approx(1, abs=1e-5)
     assert float(metrics.entropy) == pytest.approx(np.mean(means), rel=1e-4)
+
+
+def test_a_minibatch_without_responses_counts_among_the_skipped_updates_and_not_in_the_losses():
+    """Two minibatches, the second without a response that counts."""
+    two = dict.fromkeys(("policy_loss", "entropy", "ratio_mean", "ratio_max", "clip_fraction", "approx_kl", "sampler_gap"),
+                        jnp.asarray([4.0, 0.0]))
+    two |= {"grad_norm": jnp.asarray([3.0, 0.0]), "skipped": jnp.asarray([0.0, 1.0]), "overflowed": jnp.asarray([0.0, 1.0]),
+            "loss_scale": jnp.asarray([8.0, 8.0])}
+    setup = tiny.setup(epochs=1, minibatches=2)
+    found = iteration_metrics(setup, UpdateMetrics(**two), jnp.ones(2), jnp.asarray([1.0, 0.0]))
+    assert (found.policy_loss, found.grad_norm) == (4.0, 3.0)
+    assert (found.skipped, found.overflowed, found.loss_scale) == (0.5, 0.5, 8.0)
+    none = iteration_metrics(setup, UpdateMetrics(**two), jnp.ones(2), jnp.zeros(2))
+    assert (none.policy_loss, none.loss_scale) == (0.0, 8.0)
 
 
 def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():

@@ -169,7 +169,7 @@ def test_a_score_that_changed_by_noise_only_is_said_to(tmp_path, scores, remark)
 
 
 @pytest.mark.parametrize(("count", "shown"), [
-    (1, "The only prompt, in"), (5, "All 5 prompts, in"), (12, "The first 12 prompts, in"), (16, "The first 12 prompts, in"),
+    (1, "The only prompt. "), (5, "All 5 prompts, in"), (12, "The first 12 prompts, in"), (16, "The first 12 prompts, in"),
 ])
 def test_the_shown_prompts_are_counted(tmp_path, count, shown):
     run = make_run(tmp_path, ("sft", "evaluate", "report"), gold=False)

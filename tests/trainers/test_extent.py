@@ -15,7 +15,7 @@ from jaxalign.records import Message, Prompt
 from jaxalign.trainers.direct import DPO
 from jaxalign.trainers.extent import RL, SUPERVISED, rate_warning, read_share, rows_warning, schedule_warning
 from jaxalign.trainers.reward_model import RewardModel
-from jaxalign.trainers.rows import content
+from jaxalign.trainers.rows import compared_texts
 from jaxalign.trainers.sft import SFT
 from tests.trainers.small import EXAMPLES, PAIRS, language_model
 
@@ -94,6 +94,6 @@ def test_held_out_rows_are_compared_by_their_texts(caplog):
 
 def test_the_texts_of_prompts_without_their_columns_are_compared():
     asked = Prompt("a", (Message("user", "Hi."),), "x", {"gold": 1})
-    assert content(asked) == content(Prompt("b", (Message("user", "Hi. "),), "y"))
-    assert content(asked) != content(Prompt("a", (Message("user", "Ho."),), "x"))
-    assert content((None, "Hi.")) != content(((Message("user", "Hi."),), ""))
+    assert compared_texts(asked) == compared_texts(Prompt("b", (Message("user", "Hi. "),), "y"))
+    assert compared_texts(asked) != compared_texts(Prompt("a", (Message("user", "Ho."),), "x"))
+    assert compared_texts((None, "Hi.")) != compared_texts(((Message("user", "Hi."),), ""))

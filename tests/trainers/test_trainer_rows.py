@@ -147,7 +147,11 @@ def test_the_rows_of_a_data_frame_are_read_and_not_the_names_of_its_columns():
     messages = frame({"messages": [np.array([USER, ANSWER], dtype=object)]})  # As pandas reads them from a Parquet file.
     assert as_examples(messages, "rows") == [(ASKED, "Hello.")]
     assert [without_frame(frame(judged))[1], without_frame(judged)] == [judged[1], judged]
-    with pytest.raises(UserError, match=r"rows\[1\]\['response'\] is nan of type float; a string is expected"):
+    asked = {"role": "user", "content": np.array([{"type": "text", "text": "Hi."}], dtype=object)}
+    assert as_examples(frame({"messages": [np.array([asked, ANSWER], dtype=object)]}), "rows")[0][1] == "Hello."
+    mixed = [{"messages": [USER, ANSWER]}, {"text": "A text."}]  # Cells that a row lacks are NaN.
+    assert as_examples(frame(mixed), "rows") == as_examples(mixed, "rows")
+    with pytest.raises(UserError, match=r"rows\[1\] has the keys 'prompt'; a string, .* is expected"):
         as_examples(frame([examples[0], {"prompt": "Ho.", "response": float("nan")}]), "rows")
 
 

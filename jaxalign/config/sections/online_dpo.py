@@ -48,7 +48,7 @@ class OnlineDPOConfig(SamplingFields, Trained):
     def check(self, config: WholeConfig, name: str) -> None:
         if self.top_k == 1:
             raise UserError("config.online_dpo.top_k is 1, which makes both answers to a prompt equal, so no pair could be "
-                            "trained on: raise it, or set it to 0 for all tokens")
+                            "trained on: raise top_k, or set it to 0, which samples from all tokens")
         config.dpo.check_terms()
         objective = config.dpo.objective
         if not all(OBJECTIVES.get(part, "config.dpo.objective").pairs for part in names_in(objective)):

@@ -113,8 +113,8 @@ class PPOConfig(SamplingFields, Trained):
                                   "0.5, and missing_eos is not none, the run warns.", between(0.0, 1.0))
     overlong_buffer: int = field(0, "Number of tokens before max_new_tokens over which a length penalty grows to 1 (DAPO); 0: "
                                  "no penalty.", at_least(0))
-    score_clip: float | None = field(None, "Clip the scores of reward models to [-score_clip, score_clip]; None: no clipping.",
-                                     above(0), chosen("reward.source", REWARDS, "is_model"))
+    score_clip: float | None = field(None, "Clip the finite scores of reward models to [-score_clip, score_clip]; None: no "
+                                     "clipping.", above(0), chosen("reward.source", REWARDS, "is_model"))
     target_kl: float | None = field(None, "Skip the remaining updates of an iteration when the approximate KL to the sampling "
                                     "policy exceeds this; None: never.", above(0), _SEVERAL_UPDATES)
     sampler_correction: str = field("none", "Weight losses by the ratio of trainer to sampler probability: none (no weights), "
@@ -172,9 +172,10 @@ class PPOConfig(SamplingFields, Trained):
         """Checks that an estimator that compares responses to one prompt does not give only advantages of 0."""
         if not (estimator.needs_groups or estimator.needs_greedy):
             return
-        if self.top_k == 1:
+        if self.top_k == 1 and self.advantages in ADVANTAGES.builtin:
             raise UserError(f"config.ppo.top_k is 1, which makes all responses to a prompt equal; advantages "
-                            f"{self.advantages!r} compare them, so all would be 0: raise it, or set it to 0 for all tokens")
+                            f"{self.advantages!r} compare them, so all would be 0: raise top_k, or set it to 0, which samples "
+                            "from all tokens")
         if self.whiten_advantages and self.batch == self.minibatches and self.advantages in ADVANTAGES.builtin:
             raise UserError(f"config.ppo.minibatches is {self.minibatches} and config.ppo.batch is {self.batch}, so each "
                             "minibatch is one response, whose tokens have the same advantage with advantages "

@@ -76,9 +76,9 @@ class RewardConfig(Section):
         if self.weights and len(self.weights) != len(parts):
             raise UserError(f"config.reward.weights has {len(self.weights)} entries; config.reward.source {self.source!r} has "
                             f"{len(parts)}: give one weight each, or none")
-        if self.weights and not any(self.weights) and not self.length_coef:
-            raise UserError(f"config.reward.weights is {self.weights}; every score would be 0 and teach nothing: set one "
-                            "weight to another number")
+        if self.weights and not (any(self.weights) or self.length_coef or config.ppo.overlong_buffer):
+            raise UserError(f"config.reward.weights is {self.weights}, so no part of the reward would count: set one weight to "
+                            "another number, or config.reward.length_coef")
         for record in records:
             self._check_data(record, config)
         if "model" in parts and not self.model:

@@ -158,10 +158,11 @@ def answers(run: RunFiles) -> list[ReportSection]:
 
 
 def _chosen(numbers: Sequence[int], each: int) -> str:
-    """Which prompts are shown. numbers: the number of them of each kind; each: the largest such number."""
+    """Which prompts are shown. numbers: the number of them of each kind; each: the maximum of it."""
     if max(numbers, default=0) < each:
-        return f"All {sum(numbers)} prompts" if sum(numbers) > 1 else "The only prompt"
-    return f"The first {each} prompts" + (" of each kind" if len(numbers) > 1 else "")
+        return f"All {sum(numbers)} prompts, in the order of the data" if sum(numbers) > 1 else "The only prompt"
+    first = f"The first {each} prompts" if each > 1 else "The first prompt"
+    return first + (" of each kind" if len(numbers) > 1 else "") + ", in the order of the data (not hand-picked)"
 
 
 def _rate_cell(rate: Mapping[str, Any]) -> str:
