@@ -150,8 +150,9 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
       gpu: whether the devices are GPUs.
 
     XLA sets the gradients of the layers to zero before the head's backward pass if all weights are trained, and on GPUs
-    also those of adapters. If all weights are trained, it stores the gradient of an untied head twice, and on GPUs it may set
-    the gradient of the embeddings to zero before the layers' backward pass. In a loop over micro-batches, a GPU keeps a tied
+    also those of adapters. If all weights are trained, it stores the gradient of an untied head twice, but once for packed
+    answers on GPUs unless another model is updated too. On GPUs it may set the gradient of the embeddings to zero before the
+    layers' backward pass. In a loop over micro-batches, a GPU keeps a tied
     embedding transposed for the logits.
     """
     config = model.config
@@ -193,7 +194,8 @@ def update(model: Model, weights: WeightBytes, rows: BatchShape, micro: int, lm_
         positions, _ = chunk(model, part)
         gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before the reduce-scatter
         early = layers - accumulated if gpu or model.lora is None else 0.0
-        heads = (2 if model.lora is None and not config.tie_embeddings else 1) - bool(whole)
+        twice = model.lora is None and not config.tie_embeddings and not (gpu and packed and not beside)
+        heads = (2 if twice else 1) - bool(whole)
         times["head"] = (accumulated + early, casts, heads * weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
     largest = max(times.values(), key=sum)
     if gpu:
