@@ -66,14 +66,16 @@ def test_a_probability_that_is_not_a_number_leaves_the_pair_undecided():
     assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
 
 
-def test_an_evaluation_warns_if_the_judge_gives_no_verdict(caplog):
+def test_an_evaluation_warns_of_a_judge_that_contradicts_itself_or_gives_no_verdict(caplog):
+    """The answers have equal lengths, for which Brevity returns 0.1 in both orders."""
     asked, first = ["Name the colour red.", "Hi"], language_model()
     models = {"a": first, "b": dataclasses.replace(first, params=first.model.init(jax.random.key(9)))}
     ja.evaluate(models, asked, judge=judge(), max_new_tokens=4)
-    assert not caplog.records
     found = ja.evaluate(models, asked, judge=judge("NotANumber"), max_new_tokens=4)
     assert found.answers["a"] != found.answers["b"] and found.win_rates[0]["undecided"] == 2
     assert [record.getMessage() for record in caplog.records] == [
+        "evaluate: the judge prefers the other answer when they are shown in the other order for 2 of 2 pairs of b and a, and "
+        "each counts as a tie; choose another judge or other templates (feedback.templates)",
         "evaluate: the judge gave no verdict on 2 of 2 pairs of b and a, and each counts as a tie: 2 nan (the judge returned "
         "NaN)"]
 
