@@ -30,6 +30,7 @@ from jaxalign.data.sources.base import row_fault
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.records import Comparison, Judgement, Message, Prompt
+from jaxalign.trainers.data_frames import without_frame
 
 Example = tuple[Dialogue | None, str]
 """A prompt and the answer to imitate; or None and a text, all of whose tokens count in the loss."""
@@ -177,30 +178,6 @@ def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dic
         said = ", ".join(f"{name} has {len(values)}" for name, values in lists.items())
         raise UserError(f"the columns of {where} differ in length: {said}; give one value for each row")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-
-
-def without_frame(data: Any) -> Any:
-    """The rows of a pandas data frame; other data unchanged. The function does not import pandas.
-
-    Arrays of objects, such as the messages that pandas reads from a Parquet file, become lists. Missing cells of columns of
-    objects and texts are left out.
-    """
-    if not (hasattr(data, "columns") and hasattr(data, "iloc") and hasattr(data, "to_dict")):
-        return data
-    return [{name: _without_arrays(value) for name, value in row.items() if not _is_missing(value, data[name])}
-            for row in data.to_dict("records")]
-
-
-def _without_arrays(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_arrays(inner) for name, inner in value.items()}
-    if isinstance(value, list) or str(getattr(value, "dtype", "")) == "object":
-        return [_without_arrays(inner) for inner in value]
-    return value
-
-
-def _is_missing(value: Any, column: Any) -> bool:
-    return str(column.dtype) in ("object", "str", "string") and isinstance(value, float) and math.isnan(value)
 
 
 def _is_indexed(data: Any) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
+from jaxalign.trainers.data_frames import without_frame
 from jaxalign.trainers.rows import (
     as_answered,
     as_examples,
@@ -16,7 +17,6 @@ from jaxalign.trainers.rows import (
     as_pairs,
     as_prompts,
     is_judged,
-    without_frame,
 )
 
 USER, ANSWER = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
