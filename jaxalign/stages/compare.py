@@ -9,16 +9,17 @@ from __future__ import annotations
 import collections
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
+from jaxalign.errors import UserError
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.decisions import Calibration, calibrate, decide
 from jaxalign.feedback.labeller import Pair, incomplete_sides
 from jaxalign.feedback.pairs import choose_pair
 from jaxalign.feedback.text_generator import TextGenerator
-from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sentence
+from jaxalign.reasons import COMPARISON, advice, label_warnings, listed, pairs_sentence, self_agreement_sentence
 from jaxalign.records import Comparison, Prompt
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
@@ -30,6 +31,9 @@ from jaxalign.stages.shared.label_summary import summarise
 from jaxalign.stages.shared.labelled import comparison_row, row_comparison
 from jaxalign.stages.shared.shards import Queue, Shards, queues
 from jaxalign.tracking.progress import Progress
+
+FEWEST_ASKED = 64
+"""The stage stops if none of the first pairs, at least this many, has a verdict."""
 
 
 @STAGES.declare(
@@ -78,6 +82,7 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
     key = context.key("compare", "labels")
     start = len(prompts) - sum(len(queue.rows) for queue in left)
     asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
+    problems: collections.Counter[str | None] = collections.Counter()  # Of the pairs that were asked.
     with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, "compare") as asker:
         meter = loops.Meter(loops.timing(context, model), model, progress)
         params = run_models.policy_params(context, model, "compare")
@@ -92,6 +97,8 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
                     labelled = result()
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(queue.rows))
+                problems.update(pair.problem for pair in labelled if pair.response_a != pair.response_b)
+                _check_verdicts(problems)
 
         for queue in left:
             rows = queue.rows
@@ -103,6 +110,15 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
                 asked.append((queue, asker.begin(call)))
             write(asker.ahead)
         write(0)
+
+
+def _check_verdicts(problems: Mapping[str | None, int]) -> None:
+    """Raises UserError if at least `FEWEST_ASKED` pairs were asked and none has a verdict, so that the stage does not go on
+    with a judge that cannot be used. problems: the number of asked pairs by problem; None: the pairs with a verdict."""
+    asked = sum(problems.values())
+    if asked >= FEWEST_ASKED and None not in problems:
+        raise UserError(f"the judge gave no verdict on any of the first {asked} pairs: {listed(problems, COMPARISON)}; "
+                        f"{advice(problems, COMPARISON)}")
 
 
 def _pairs(

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
 from jaxalign.feedback.critique import PolicyAnswer
 from jaxalign.feedback.decisions import Calibration
 from jaxalign.reasons import incomplete_answers
@@ -63,6 +64,13 @@ def test_a_summary_without_readable_answers(tmp_path):
     found = summarise(list(Shards(tmp_path).read()), Calibration(0.1))
     assert found["unparsable"] == 1 and found["principles"]["p"]["decides"] == 0
     assert found["position_bias"] is None and found["order_agreement"] is None
+
+
+def test_the_stage_stops_if_no_pair_has_a_verdict():
+    stage._check_verdicts({"unreadable": 63})  # Too few to tell.
+    stage._check_verdicts({"unreadable": 500, None: 1})
+    with pytest.raises(UserError, match="any of the first 64 pairs: 60 unreadable .*, 4 refused .*choose templates"):
+        stage._check_verdicts({"unreadable": 60, "refused": 4})
 
 
 def test_pitfall_16_undecided_pairs_get_label_one_half_or_are_dropped(shards):
