@@ -37,6 +37,8 @@ def minibatch_update(
 ) -> tuple[TrainState, TrainState | None, UpdateMetrics]:
     """One update of policy and critic on one minibatch. Advantages are whitened over the whole minibatch.
 
+    Without a response token that counts, neither policy nor critic changes: the moments of the optimizer would move them.
+
     Args:
       setup: models, optimizers and options.
       policy, critic: their `TrainState`s; critic is None unless it is separate and updated in this program.
@@ -69,7 +71,7 @@ def minibatch_update(
         setup.policy, setup.policy_optimizer, policy,
         lambda params, part: loss_fn(
             setup, params, part[0], whole, kl_coef, reference_params=reference_params, rows=part[1]
-        ), parts, frozen, first=first,
+        ), parts, frozen, whole.tokens > 0, first,
     )
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
@@ -103,7 +105,7 @@ def critic_update(
     parts = answer_parts(batch, packed)
     critic, aux, gradient = gradient_step(
         setup.critic, setup.critic_optimizer, critic,
-        lambda params, part: loss_fn(setup, params, part[0], whole, rows=part[1]), parts, frozen, first=first,
+        lambda params, part: loss_fn(setup, params, part[0], whole, rows=part[1]), parts, frozen, whole.tokens > 0, first,
     )
     return critic, dict(aux.sums), gradient
 

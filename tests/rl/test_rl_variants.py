@@ -308,6 +308,18 @@ def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():
     np.testing.assert_allclose(np.asarray(experience.rewards).sum(axis=1), expected, atol=1e-5)
 
 
+def test_an_update_without_counted_responses_changes_no_weights_although_the_optimizer_has_moments():
+    setup = tiny.setup()
+    state, experience, _ = collected(setup)
+    experience = tiny.to_host(experience)
+    state, _ = ppo_update(setup, state, experience)
+    before = tiny.to_host((state.policy.params, state.policy.opt_state, state.critic.params, state.critic.opt_state))
+    state, metrics = ppo_update(setup, state, dataclasses.replace(experience, weight=np.zeros_like(experience.weight)))
+    after = tiny.to_host((state.policy.params, state.policy.opt_state, state.critic.params, state.critic.opt_state))
+    chex.assert_trees_all_equal(after, before)
+    assert int(state.policy.step) == 2 * setup.config.epochs * setup.config.minibatches and float(metrics.skipped) == 0
+
+
 @pytest.mark.slow
 def test_only_the_critic_is_updated_in_its_warm_up():
     setup = tiny.setup(critic_warmup=1)
