@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,10 +17,23 @@ assumes fixed times, and on 64 GPUs three quarters of the gathered bytes of an u
 (docs/gpus.md)."""
 
 
+@functools.cache
+def supports(option: str, value: bool | int) -> bool:
+    """Whether XLA has a compiler option; logs a warning if not. Later versions of XLA may have dropped it, and a program that
+    names an unknown option cannot be compiled."""
+    try:
+        jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        logging.getLogger("jaxalign").warning("programs are compiled without the option %s: %s", option, error)
+        return False
+    return True
+
+
 class MeshProgram:
     """A jitted function, compiled with `OVERLAP` if the first array of its arguments with a mesh is on several GPUs.
 
-    It is called, traced and lowered like the result of `jax.jit`. An option that XLA_FLAGS sets keeps that value.
+    It is called, traced and lowered like the result of `jax.jit`. An option that XLA_FLAGS sets keeps that value, and one that
+    XLA does not have is left out.
 
     Args:
       function: the function.
@@ -46,7 +60,8 @@ class MeshProgram:
     @functools.cached_property
     def _overlapping(self) -> Callable:
         given = os.environ.get("XLA_FLAGS", "")
-        return self._jit(compiler_options={name: value for name, value in OVERLAP.items() if name not in given} or None)
+        chosen = {name: value for name, value in OVERLAP.items() if name not in given and supports(name, value)}
+        return self._jit(compiler_options=chosen or None)
 
 
 def _on_gpus(args: tuple) -> bool:

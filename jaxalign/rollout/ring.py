@@ -23,6 +23,7 @@ from jaxalign.models.heads import lm_logits
 from jaxalign.models.model import Model
 from jaxalign.models.unstacked import has_quantised_layers, unstacks
 from jaxalign.parallel.manual import on_each_device
+from jaxalign.parallel.mesh_program import supports
 from jaxalign.rollout.layouts import Layout
 from jaxalign.rollout.sampling import Variant, sample, unpack
 
@@ -258,6 +259,6 @@ def decoding_options(model: Model, params) -> dict[str, Any] | None:
 def decode_program(model: Model, params) -> Callable:
     """`decode_chunk` for the devices of the model. params: arrays or ShapeDtypeStructs."""
     options = decoding_options(model, params)
-    if options is None:
+    if options is None or not all(supports(*option) for option in options.items()):
         return decode_chunk
     return decode_chunk_in_place if options is IN_PLACE else decode_chunk_on_gpus

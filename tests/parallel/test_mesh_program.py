@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxalign.parallel.mesh_program import MeshProgram
+from jaxalign.parallel.mesh_program import OVERLAP, MeshProgram, supports
+from jaxalign.rollout.ring import GPU_OPTIONS, IN_PLACE
 
 
 def rows(devices) -> jax.ShapeDtypeStruct:
@@ -27,3 +28,9 @@ def test_a_program_is_called_like_the_result_of_jit():
     assert jax.eval_shape(program, rows(jax.devices())).shape == (8,)
     assert jax.jit(lambda x: program(x) + 1)(jnp.float32(3.0)) == 7.0
     assert program.lower(rows(jax.devices())).args_info[0][0].donated
+
+
+def test_options_that_xla_does_not_have_are_left_out_with_a_warning(caplog):
+    assert all(supports(*option) for options in (OVERLAP, GPU_OPTIONS, IN_PLACE) for option in options.items())
+    assert not supports("xla_gpu_an_option_of_another_version", True)
+    assert "without the option xla_gpu_an_option_of_another_version" in caplog.text
