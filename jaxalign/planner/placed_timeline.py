@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jaxalign.planner.simulator import SimulatedTask, simulate
+from jaxalign.planner.schedules import SimulatedTask, simulate
 
 _ITERATIONS = 6
 """Simulated iterations: the steady state needs no more."""
@@ -41,7 +41,7 @@ class Durations:
 
 def seconds_of_iteration(given: Durations) -> float:
     """Seconds of an iteration in the steady state."""
-    ends = {interval.name: interval.end for interval in simulate(_tasks(given)).intervals}
+    ends = simulate(_tasks(given))
     last = [max(end for name, end in ends.items() if name.startswith("update") and name.endswith(f" {k}"))
             for k in range(_ITERATIONS)]
     return last[-2] - last[-3]

@@ -21,8 +21,8 @@ from jaxalign.placement.resolve import resolve
 from jaxalign.planner.estimate import RunEstimate, optimizer_kind
 from jaxalign.planner.micro_batches import ALIKE
 from jaxalign.planner.placement_parts import in_parts, samples_at_once
-from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, search_schedules
-from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem
+from jaxalign.planner.placement_schedules import FLAT, search_schedules
+from jaxalign.planner.placement_search import Devices, Found, Problem
 from jaxalign.planner.placement_sets import PlacedSet
 from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload
 from jaxalign.planner.search import Given, possible
@@ -31,9 +31,6 @@ from jaxalign.rewards.scorer import student_model
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.placing import limits_of
 from jaxalign.rl.state import values_in_update
-
-_RUN = (FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE)
-"""The schedules that this project runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +86,7 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
                        "than ppo; choose a larger machine, or smaller batches for them")
     problem = problem_of(given, base)
     try:
-        every = search_schedules(problem, _RUN, keep=100)
+        every = search_schedules(problem)
     except UserError as error:
         return Choices(refused=str(error), workload=problem.workload)
     chosen = [choice for found in every if (choice := _choice(given, base, problem, found)) is not None]

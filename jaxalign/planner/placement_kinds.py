@@ -25,8 +25,8 @@ from jaxalign.planner.placement_choices import (
     problem_of,
     refusal,
 )
-from jaxalign.planner.placement_schedules import INTERLEAVE, SEPARATE, search_schedules
-from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem, with_prices
+from jaxalign.planner.placement_schedules import search_schedules
+from jaxalign.planner.placement_search import Devices, Found, Problem, with_prices
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.role_models import Workload
 from jaxalign.planner.search import Given
@@ -137,7 +137,7 @@ def _together(given: Given, alone: list[Given], prices: DevicePrices | None) -> 
     found: dict[tuple, Found] = {}
     for objective in ("time", "cost") if prices is not None else ("time",):
         try:
-            some = search_schedules(problem, (SYNCHRONOUS, INTERLEAVE, SEPARATE), objective, keep=100)
+            some = search_schedules(problem, objective)
         except UserError as error:
             return [], problem, str(error)
         found |= {(one.schedule, one.entries): one for one in some}
