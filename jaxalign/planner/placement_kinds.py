@@ -13,7 +13,7 @@ from jaxalign.placement.custom import place
 from jaxalign.placement.roles import role_of
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.micro_batches import ALIKE
-from jaxalign.planner.placed_estimate import machine_of
+from jaxalign.planner.placed_estimate import machine_of, owner_of
 from jaxalign.planner.placement_choices import (
     Choice,
     fitting_parts,
@@ -144,20 +144,12 @@ def _together(given: Given, alone: list[Given], prices: DevicePrices | None) -> 
     machines = [one.cluster for one in alone]
     listed = []
     for one in found.values():
-        used = tuple(dict.fromkeys(_machine(machines, part.start).name for part in one.slices))
+        used = tuple(dict.fromkeys(owner_of(machines, part).name for part in one.slices))
         option = next((option for _, option in fitting_parts(given, problem, one)), None) if len(used) > 1 else None
         if option is not None and _resolves(option, problem, machines):
             cost = None if one.cost is None else one.cost * option.seconds / one.seconds
             listed.append(KindChoice(option, idle_share(problem, option), cost, used))
     return listed, problem, ""
-
-
-def _machine(machines: list[Cluster], device: int) -> Cluster:
-    for cluster in machines:
-        if device < cluster.devices:
-            return cluster
-        device -= cluster.devices
-    raise IndexError(device)
 
 
 def _resolves(found: Found, problem: Problem, machines: list[Cluster]) -> bool:
