@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxalign.config import Config, check, schema
 from jaxalign.errors import UserError
@@ -233,9 +233,7 @@ def joined(entries: Sequence[str]) -> tuple[str, ...]:
 
 def accepted(given: Given, problem: Problem, config: Config) -> bool:
     """Whether a run accepts a config with a placement; with strategy flat, also whether its own plan fits."""
-    workload, (devices,) = problem.workload, problem.devices
-    rows = {role.role: workload.batch // (workload.minibatches if role.trained else 1) for role in problem.roles}
-    limits: Mapping[str, Limits] = {role.role: limits_of(role.model, rows[role.role]) for role in problem.roles}
+    (devices,), limits = problem.devices, role_limits(problem)
     mesh = {axis: getattr(config.mesh, axis) for axis in meshes.AXES}
     machine = Machine((Host(devices.chip.name, devices.count),))
     try:
@@ -247,6 +245,13 @@ def accepted(given: Given, problem: Problem, config: Config) -> bool:
         return False
     policy, reference = on["policy"], on["reference"]
     return config.ppo.kl_estimator != "full" or (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
+
+
+def role_limits(problem: Problem) -> dict[str, Limits]:
+    """The sizes that the mesh of each role must divide."""
+    workload = problem.workload
+    return {role.role: limits_of(role.model, workload.batch // (workload.minibatches if role.trained else 1))
+            for role in problem.roles}
 
 
 def idle_share(problem: Problem, found: Found) -> float:

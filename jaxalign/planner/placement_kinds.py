@@ -10,7 +10,6 @@ import dataclasses
 
 from jaxalign.errors import UserError
 from jaxalign.placement.custom import place
-from jaxalign.placement.roles import role_of
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.micro_batches import ALIKE
 from jaxalign.planner.placed_estimate import machine_of, owner_of
@@ -24,13 +23,13 @@ from jaxalign.planner.placement_choices import (
     placement_choices,
     problem_of,
     refusal,
+    role_limits,
 )
 from jaxalign.planner.placement_schedules import search_schedules
 from jaxalign.planner.placement_search import Devices, Found, Problem, with_prices
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.role_models import Workload
 from jaxalign.planner.search import Given
-from jaxalign.rl.placing import limits_of
 
 KEPT = 3
 """The placements that are listed for their time, and as many for their cost."""
@@ -154,11 +153,9 @@ def _together(given: Given, alone: list[Given], prices: DevicePrices | None) -> 
 
 def _resolves(found: Found, problem: Problem, machines: list[Cluster]) -> bool:
     """Whether the entries keep the rules of placements on these machines."""
-    workload = problem.workload
-    limits = {role.role: limits_of(role.model, workload.batch // (workload.minibatches if role_of(role.role).trained else 1))
-              for role in problem.roles}
+    limits = role_limits(problem)
     try:
-        place(joined(found.entries), [role.role for role in problem.roles], machine_of(machines), limits)
+        place(joined(found.entries), tuple(limits), machine_of(machines), limits)
     except UserError:
         return False
     return True
