@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from jaxalign.planner.placement_choices import Choice, Choices
     from jaxalign.planner.placement_kinds import KindChoices
     from jaxalign.planner.prices import DevicePrices
-    from jaxalign.planner.role_topologies import RoleTopology
     from jaxalign.planner.search import Given
+    from jaxalign.planner.topology import RoleTopology
     from jaxalign.planner.weights import WeightBytes
 
 _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
@@ -195,7 +195,7 @@ def _plan(config: Config, own: dict[str, Any], arguments: Sequence[str]) -> int:
 
 def _json(plan: _Plan) -> dict[str, Any]:
     """All numbers of the plan, unrounded."""
-    from jaxalign.planner import compiled_report, placement_kinds_report, placement_report, report, search
+    from jaxalign.planner import compiled_report, placement_report, report, search
     from jaxalign.planner.requests import planned_requests
 
     given, less = plan.given, plan.less_recomputation
@@ -208,7 +208,7 @@ def _json(plan: _Plan) -> dict[str, Any]:
         "requests": [dataclasses.asdict(each) for each in planned_requests(given.config, given.prompt)],
         "compiled": compiled_report.to_json(plan.compiled),
         "placements": placement_report.to_json(plan.placements, given.cluster, plan.prices),
-        "kinds": placement_kinds_report.to_json(plan.kinds),
+        "kinds": placement_report.kinds_to_json(plan.kinds),
     }
 
 
@@ -218,7 +218,7 @@ def _change(words: str, run: RunEstimate) -> dict[str, Any]:
 
 def _text(plan: _Plan, name: str) -> str:
     """The tables of the plan, its verdict and what follows from it. name: the model's."""
-    from jaxalign.planner import compiled_report, placement_kinds_report, placement_report, report, search
+    from jaxalign.planner import compiled_report, placement_report, report, search
     from jaxalign.planner.requests import planned_requests
 
     given, run, faster = plan.given, plan.run, plan.faster
@@ -233,7 +233,7 @@ def _text(plan: _Plan, name: str) -> str:
     lines += [f"{sentence}." for sentence in plan.chosen.sentences]
     lines += [] if run.fits or run.placed else report.advised(plan.advice)
     lines += placement_report.lines(plan.placements, given.cluster, plan.prices)
-    lines += placement_kinds_report.lines(plan.kinds, plan.prices)
+    lines += placement_report.kind_lines(plan.kinds, plan.prices)
     lines += report.request_lines(planned_requests(given.config, given.prompt), given.config.endpoint)
     return "\n".join(lines + (["\n" + compiled_report.text(plan.compiled)] if plan.compiled else []))
 
@@ -243,14 +243,14 @@ def _given(config: Config, own: dict[str, Any]) -> tuple[Given, list[RoleTopolog
     flat for a search, which lists what auto chooses from."""
     from jaxalign.planner import placement_auto, shapes
     from jaxalign.planner.estimate import Assumptions, abstract_sharding
-    from jaxalign.planner.hardware import gpu_cluster
-    from jaxalign.planner.role_topologies import clusters_of, parse_topologies, require_placement
+    from jaxalign.planner.hardware import gpu_cluster, topology_cluster
     from jaxalign.planner.search import Given
+    from jaxalign.planner.topology import parse_topologies, require_placement
 
     if bool(own["topology"]) == bool(own["gpus"]):
         raise UserError("exactly one of --topology (as in v5e:4x4 or h100:1x8) and --gpus (as in L4x8) is expected")
     groups = parse_topologies(own["topology"], config.mesh.slices) if own["topology"] else []
-    cluster, *others = clusters_of(groups) or map(gpu_cluster, own["gpus"].split(","))
+    cluster, *others = [topology_cluster(topology) for _, topology in groups] or map(gpu_cluster, own["gpus"].split(","))
     assumptions, strategy = Assumptions(own["mfu"], own["hbm"], own["network"]), config.placement.strategy
     if groups:
         require_placement(groups, strategy)

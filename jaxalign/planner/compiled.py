@@ -199,14 +199,6 @@ def run_programs(config: Config, policy: Model, prompt: int | None = None) -> li
     return [program for task in tasks if task.calls != 0 for program in task.programs()]
 
 
-def compile_program(program: PlannedProgram, usable: int | None = None) -> CompiledProgram:
-    """Lowers and compiles one program. Returns a result even if the program does not fit; raises any other compiler error."""
-    began = time.perf_counter()
-    with names_in_cache_key():
-        report = compile_lowered(lower(program.step, program.arguments))
-    return _analysed(program, usable, report, time.perf_counter() - began)
-
-
 def attached_peak(program: PlannedProgram) -> int | None:
     """Bytes in use at the peak of a program on one of the attached devices, with resident arrays, for which it is compiled as a
     run compiles it; None if the compiler rejects it for its memory. Raises any other compiler error."""

@@ -21,8 +21,7 @@ from jaxalign.planner import memory
 from jaxalign.planner.estimate import RunEstimate, TaskEstimate, TaskEstimator, check_divides, role_weights, with_attention
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.placed_runs import PLACED_STAGES
-from jaxalign.planner.placed_tasks import MODELS, PlacedTask, placed_tasks
-from jaxalign.planner.placed_timeline import Durations, seconds_of_iteration
+from jaxalign.planner.placed_tasks import MODELS, Durations, PlacedTask, placed_tasks, seconds_of_iteration
 from jaxalign.planner.role_models import part_of
 from jaxalign.planner.role_times import moving_seconds
 from jaxalign.planner.search import Given
@@ -111,6 +110,12 @@ def machine_of(clusters: Sequence[Cluster]) -> Machine:
     return Machine(tuple(hosts))
 
 
+def owner_of(clusters: Sequence[Cluster], devices: DeviceSlice) -> Cluster:
+    """The cluster that has the devices of a slice. Devices are numbered one cluster after another."""
+    ends = itertools.accumulate(cluster.devices for cluster in clusters)
+    return next(cluster for cluster, end in zip(clusters, ends, strict=True) if devices.start < end)
+
+
 def check_groups(placement: Placement, groups: Sequence[tuple[tuple[str, ...], Cluster]]) -> None:
     """Raises UserError unless each role is on the devices that a group names it for. groups: (roles, devices), in order."""
     first = 0
@@ -157,8 +162,7 @@ class StageOnDevices:
 
     def owner(self, devices: DeviceSlice) -> Cluster:
         """The cluster that has the devices of a slice."""
-        ends = itertools.accumulate(cluster.devices for cluster in self.clusters)
-        return next(cluster for cluster, end in zip(self.clusters, ends, strict=True) if devices.start < end)
+        return owner_of(self.clusters, devices)
 
     def config(self, place: RolePlacement) -> Config:
         """The config with the mesh of a role as config.mesh."""

@@ -21,8 +21,8 @@ from jaxalign.planner.micro_batches import ALIKE
 from jaxalign.planner.placement_choices import accepted, joined, problem_of, refusal
 from jaxalign.planner.placement_parts import in_parts, samples_at_once
 from jaxalign.planner.placement_report import GB, title
-from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, Asynchrony, search_schedules, separated
-from jaxalign.planner.placement_search import SYNCHRONOUS, Found, Problem, assemble
+from jaxalign.planner.placement_schedules import FLAT, search_schedules, separated
+from jaxalign.planner.placement_search import Found, Problem, assemble
 from jaxalign.planner.placement_sets import PlacedSet, SetMember, names
 from jaxalign.planner.role_models import GENERATION, SCORING, TRAINING, part_of
 from jaxalign.planner.role_times import role_times
@@ -115,11 +115,9 @@ def choose(given: Given) -> AutoPlacement:
         plan = given.estimate()
         problem = problem_of(given, plan)
         flat = _Timed(_on_config_mesh(given, problem), max(each.peak for each in plan.tasks if each.task.stage == "ppo"))
-        schedules = (FLAT, SYNCHRONOUS, INTERLEAVE) if given.config.ppo.sample_ahead else (
-            FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE)
-        candidates = _usable(given, problem, search_schedules(problem, schedules, keep=100))
+        candidates = _usable(given, problem, search_schedules(problem, apart=not given.config.ppo.sample_ahead))
         ahead = [dataclasses.replace(one, found=dataclasses.replace(one.found, seconds=ahead_seconds(one.found)))
-                 for one in _usable(given, problem, separated(problem, SEPARATE, "time", Asynchrony()))]
+                 for one in _usable(given, problem, separated(problem))]
     except UserError as error:
         return _flat(str(error))
     if given.config.ppo.sample_ahead:

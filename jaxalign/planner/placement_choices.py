@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxalign.config import Config, check, schema
 from jaxalign.errors import UserError
@@ -21,8 +21,8 @@ from jaxalign.placement.resolve import resolve
 from jaxalign.planner.estimate import RunEstimate, optimizer_kind
 from jaxalign.planner.micro_batches import ALIKE
 from jaxalign.planner.placement_parts import in_parts, samples_at_once
-from jaxalign.planner.placement_schedules import FLAT, INTERLEAVE, SEPARATE, search_schedules
-from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem
+from jaxalign.planner.placement_schedules import FLAT, search_schedules
+from jaxalign.planner.placement_search import Devices, Found, Problem
 from jaxalign.planner.placement_sets import PlacedSet
 from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload
 from jaxalign.planner.search import Given, possible
@@ -31,9 +31,6 @@ from jaxalign.rewards.scorer import student_model
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.placing import limits_of
 from jaxalign.rl.state import values_in_update
-
-_RUN = (FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE)
-"""The schedules that this project runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +86,7 @@ def placement_choices(given: Given, keep: int = 4) -> Choices | None:
                        "than ppo; choose a larger machine, or smaller batches for them")
     problem = problem_of(given, base)
     try:
-        every = search_schedules(problem, _RUN, keep=100)
+        every = search_schedules(problem)
     except UserError as error:
         return Choices(refused=str(error), workload=problem.workload)
     chosen = [choice for found in every if (choice := _choice(given, base, problem, found)) is not None]
@@ -236,9 +233,7 @@ def joined(entries: Sequence[str]) -> tuple[str, ...]:
 
 def accepted(given: Given, problem: Problem, config: Config) -> bool:
     """Whether a run accepts a config with a placement; with strategy flat, also whether its own plan fits."""
-    workload, (devices,) = problem.workload, problem.devices
-    rows = {role.role: workload.batch // (workload.minibatches if role.trained else 1) for role in problem.roles}
-    limits: Mapping[str, Limits] = {role.role: limits_of(role.model, rows[role.role]) for role in problem.roles}
+    (devices,), limits = problem.devices, role_limits(problem)
     mesh = {axis: getattr(config.mesh, axis) for axis in meshes.AXES}
     machine = Machine((Host(devices.chip.name, devices.count),))
     try:
@@ -250,6 +245,13 @@ def accepted(given: Given, problem: Problem, config: Config) -> bool:
         return False
     policy, reference = on["policy"], on["reference"]
     return config.ppo.kl_estimator != "full" or (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
+
+
+def role_limits(problem: Problem) -> dict[str, Limits]:
+    """The sizes that the mesh of each role must divide."""
+    workload = problem.workload
+    return {role.role: limits_of(role.model, workload.batch // (workload.minibatches if role.trained else 1))
+            for role in problem.roles}
 
 
 def idle_share(problem: Problem, found: Found) -> float:

@@ -10,10 +10,9 @@ import dataclasses
 
 from jaxalign.errors import UserError
 from jaxalign.placement.custom import place
-from jaxalign.placement.roles import role_of
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.micro_batches import ALIKE
-from jaxalign.planner.placed_estimate import machine_of
+from jaxalign.planner.placed_estimate import machine_of, owner_of
 from jaxalign.planner.placement_choices import (
     Choice,
     fitting_parts,
@@ -24,13 +23,13 @@ from jaxalign.planner.placement_choices import (
     placement_choices,
     problem_of,
     refusal,
+    role_limits,
 )
-from jaxalign.planner.placement_schedules import INTERLEAVE, SEPARATE, search_schedules
-from jaxalign.planner.placement_search import SYNCHRONOUS, Devices, Found, Problem, with_prices
+from jaxalign.planner.placement_schedules import search_schedules
+from jaxalign.planner.placement_search import Devices, Found, Problem, with_prices
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.role_models import Workload
 from jaxalign.planner.search import Given
-from jaxalign.rl.placing import limits_of
 
 KEPT = 3
 """The placements that are listed for their time, and as many for their cost."""
@@ -137,14 +136,14 @@ def _together(given: Given, alone: list[Given], prices: DevicePrices | None) -> 
     found: dict[tuple, Found] = {}
     for objective in ("time", "cost") if prices is not None else ("time",):
         try:
-            some = search_schedules(problem, (SYNCHRONOUS, INTERLEAVE, SEPARATE), objective, keep=100)
+            some = search_schedules(problem, objective)
         except UserError as error:
             return [], problem, str(error)
         found |= {(one.schedule, one.entries): one for one in some}
     machines = [one.cluster for one in alone]
     listed = []
     for one in found.values():
-        used = tuple(dict.fromkeys(_machine(machines, part.start).name for part in one.slices))
+        used = tuple(dict.fromkeys(owner_of(machines, part).name for part in one.slices))
         option = next((option for _, option in fitting_parts(given, problem, one)), None) if len(used) > 1 else None
         if option is not None and _resolves(option, problem, machines):
             cost = None if one.cost is None else one.cost * option.seconds / one.seconds
@@ -152,21 +151,11 @@ def _together(given: Given, alone: list[Given], prices: DevicePrices | None) -> 
     return listed, problem, ""
 
 
-def _machine(machines: list[Cluster], device: int) -> Cluster:
-    for cluster in machines:
-        if device < cluster.devices:
-            return cluster
-        device -= cluster.devices
-    raise IndexError(device)
-
-
 def _resolves(found: Found, problem: Problem, machines: list[Cluster]) -> bool:
     """Whether the entries keep the rules of placements on these machines."""
-    workload = problem.workload
-    limits = {role.role: limits_of(role.model, workload.batch // (workload.minibatches if role_of(role.role).trained else 1))
-              for role in problem.roles}
+    limits = role_limits(problem)
     try:
-        place(joined(found.entries), [role.role for role in problem.roles], machine_of(machines), limits)
+        place(joined(found.entries), tuple(limits), machine_of(machines), limits)
     except UserError:
         return False
     return True

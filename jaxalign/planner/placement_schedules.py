@@ -2,7 +2,7 @@
 
 With a separate generator, the policy and the critic train on one group of devices, and a copy of the policy samples on another
 one, which may have chips of another kind. The roles that only score are on either side; on the generator's, a copy of the
-critic computes the values. The times of an iteration are those of `schedules` and `asynchronous`.
+critic computes the values. The times of an iteration are those of `schedules`.
 """
 
 from __future__ import annotations
@@ -10,73 +10,38 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from jaxalign.errors import UserError
 from jaxalign.placement.roles import role_of
 from jaxalign.placement.slices import DeviceSlice
-from jaxalign.planner.asynchronous import Rollouts, asynchronous
-from jaxalign.planner.generation_time import DecodeStep
-from jaxalign.planner.placement_search import SYNCHRONOUS, Found, Objective, Problem, assemble, check, impossible, rank, search
-from jaxalign.planner.placement_sets import PlacedSet, SetMember, counts, place_set
+from jaxalign.planner.placement_search import Found, Objective, Problem, assemble, rank, search
+from jaxalign.planner.placement_sets import PlacedSet, counts, place_set
 from jaxalign.planner.role_models import GENERATION, SCORING, TRAINING, RoleModel, part_of
 from jaxalign.planner.role_times import transfer_seconds
-from jaxalign.planner.schedules import TaskTimes, asynchronous_depth, interleave, one_step_ahead, separate
+from jaxalign.planner.schedules import TaskTimes, interleave, separate
 
 FLAT, INTERLEAVE, SEPARATE = "flat", "interleave", "separate"
-AHEAD, ASYNCHRONOUS = "one step ahead", "asynchronous"
-SCHEDULES = (FLAT, SYNCHRONOUS, INTERLEAVE, SEPARATE, AHEAD, ASYNCHRONOUS)
 _UPDATES = 6
-"""Simulated updates: the steady state of schedules without samples needs no more."""
-_SIMULATED, _RANKED = 64, 3
-"""Samples of a batch that an asynchronous simulation follows, and the placements that it ranks."""
+"""Simulated updates: the steady state needs no more."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Asynchrony:
-    """The asynchronous schedule: the bound on staleness in updates, and the lengths of responses in tokens (None: all have the
-    workload's). `schedules.asynchronous` explains both."""
-
-    eta: float = 1.0
-    lengths: tuple[int, ...] | None = None
-
-
-def search_schedules(problem: Problem, schedules: Sequence[str] = SCHEDULES, objective: Objective = "time", keep: int = 4,
-                     asynchrony: Asynchrony | None = None) -> list[Found]:
-    """The best placements over several schedules, in the order of the objective: of Algorithm 1 the best of each partition, of
-    any other schedule the best one.
+def search_schedules(problem: Problem, objective: Objective = "time", apart: bool = True) -> list[Found]:
+    """The best placements over all schedules, in the order of the objective: of Algorithm 1 the best of each partition, of any
+    other schedule the best one.
 
     Args:
       problem: the roles and the devices.
-      schedules: some of `SCHEDULES`.
       objective: what is minimised: the time of an iteration, or its price.
-      keep: the number of placements.
-      asynchrony: the settings of the asynchronous schedule.
+      apart: whether a separate generator is among the schedules.
 
     Raises:
-      UserError: a schedule is unknown, no placement fits, or objective is "cost" and a kind of chip has no price.
+      UserError: no placement fits.
     """
-    unknown = [name for name in schedules if name not in SCHEDULES]
-    if unknown or not schedules:
-        raise UserError(f"schedules is {', '.join(unknown) or 'empty'}; choose from {', '.join(SCHEDULES)}")
-    check(problem, objective)
-    found: list[Found] = []
-    if FLAT in schedules or SYNCHRONOUS in schedules:
-        for one in search(problem, objective, None, SYNCHRONOUS not in schedules):
-            found.append(dataclasses.replace(one, schedule=FLAT) if len(one.sets) == 1 else one)
-    by_schedule = {INTERLEAVE: interleaved(problem), **{
-        name: separated(problem, name, objective, asynchrony or Asynchrony()) for name in (SEPARATE, AHEAD, ASYNCHRONOUS)
-        if name in schedules
-    }}
-    for name in schedules:
-        if name in by_schedule:
-            best = min(by_schedule[name], key=lambda one: rank(one, objective), default=None)
-            found += [] if best is None else [best]
-    if not found:
-        raise impossible(problem)
-    return sorted(found, key=lambda one: rank(one, objective))[:keep]
+    found = [dataclasses.replace(one, schedule=FLAT) if len(one.sets) == 1 else one for one in search(problem, objective)]
+    for others in (interleaved(problem), separated(problem) if apart else ()):
+        best = min(others, key=lambda one: rank(one, objective), default=None)
+        found += [] if best is None else [best]
+    return sorted(found, key=lambda one: rank(one, objective))
 
 
 def task_times(sets: Sequence[PlacedSet], transfer: float, value_on_all: bool = False) -> TaskTimes:
@@ -143,17 +108,12 @@ def _interleaved(problem: Problem, kind: int, count: int, trained: tuple[RoleMod
         yield dataclasses.replace(found, sets=(main, *scorers), slices=found.slices + halves, phases=phases)
 
 
-def separated(problem: Problem, schedule: str, objective: Objective, asynchrony: Asynchrony) -> list[Found]:
+def separated(problem: Problem) -> Iterator[Found]:
     """Placements with a generator on devices of its own."""
-    estimated: list[tuple[Found, TaskTimes, SetMember]] = []
     for kinds in itertools.product(range(len(problem.devices)), repeat=2):
-        for scoring in (GENERATION, TRAINING) if schedule != ASYNCHRONOUS else (TRAINING,):
+        for scoring in (GENERATION, TRAINING):
             for pair in _sides(problem, kinds, scoring):
-                estimated.append(_estimated(problem, schedule, scoring, kinds, pair))
-    if schedule != ASYNCHRONOUS:
-        return [found for found, _, _ in estimated]
-    best = sorted(estimated, key=lambda one: rank(one[0], objective))[:_RANKED]
-    return [_simulated(problem, found, times, generator, asynchrony) for found, times, generator in best]
+                yield _timed(problem, scoring, kinds, pair)
 
 
 def _sides(problem: Problem, kinds: tuple[int, int], scoring: str) -> Iterator[tuple[PlacedSet, PlacedSet]]:
@@ -174,38 +134,13 @@ def _sides(problem: Problem, kinds: tuple[int, int], scoring: str) -> Iterator[t
             yield training, generation
 
 
-def _estimated(problem: Problem, schedule: str, scoring: str, kinds: tuple[int, int],
-               pair: tuple[PlacedSet, PlacedSet]) -> tuple[Found, TaskTimes, SetMember]:
-    """(the placement with the seconds of its schedule, its times, its generator)."""
-    training, generation = pair
+def _timed(problem: Problem, scoring: str, kinds: tuple[int, int], pair: tuple[PlacedSet, PlacedSet]) -> Found:
+    """The placement with the seconds of its schedule."""
     source, target = (part_of(group.chip, group.count) for group in pair)
     transfer = 0.0
-    for one in generation.members:
+    for one in pair[1].members:
         if role_of(one.role.role).shadows:
             shards = math.prod(one.times.mesh[axis] for axis in ("tensor", "fsdp", "pipeline"))
             transfer += transfer_seconds(one.role, shards, source, target, problem.engine)
-    times = task_times(pair, transfer)
-    run: dict[str, Callable[[], float]] = {
-        SEPARATE: lambda: separate(times, _UPDATES, scoring).seconds_per_update,
-        AHEAD: lambda: one_step_ahead(times, _UPDATES, scoring).seconds_per_update,
-        ASYNCHRONOUS: lambda: asynchronous_depth(times.generate, 0.0, sum(times.scoring.values()) + times.training) + transfer,
-    }
-    found = assemble(problem, list(zip(kinds, pair, strict=True)), schedule, run[schedule](), transfer)
-    generator = next(one for one in generation.members if GENERATION in one.variants)
-    return found, times, generator
-
-
-def _simulated(problem: Problem, found: Found, times: TaskTimes, generator: SetMember, asynchrony: Asynchrony) -> Found:
-    """The placement with the seconds of an asynchronous simulation, in which each row stands for several."""
-    workload, chosen = problem.workload, generator.variants[GENERATION]
-    steps = {one.parts: one.seconds / one.parts / workload.new for one in generator.times.tasks[GENERATION]
-             if one.tensor == chosen.tensor}
-    scale = max(1, workload.batch // _SIMULATED)
-    slots = max(1, round(workload.batch / chosen.parts / scale))
-    step = DecodeStep(min(steps.values()), steps[chosen.parts] / slots)
-    lengths = np.asarray(asynchrony.lengths or (workload.new,))
-    rollouts = Rollouts(lengths, step, slots, max(1, workload.batch // scale))
-    updates = 10 * (math.ceil(asynchrony.eta) + 1)
-    seconds = asynchronous(times, updates, rollouts, asynchrony.eta).seconds_per_update
-    cost = None if found.cost is None else found.cost * seconds / found.seconds
-    return dataclasses.replace(found, seconds=seconds, cost=cost)
+    seconds = separate(task_times(pair, transfer), _UPDATES, scoring).seconds_per_update
+    return assemble(problem, list(zip(kinds, pair, strict=True)), SEPARATE, seconds, transfer)

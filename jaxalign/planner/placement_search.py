@@ -19,13 +19,11 @@ from typing import Literal
 
 from jaxalign.errors import UserError
 from jaxalign.placement import meshes
-from jaxalign.placement.roles import role_of
 from jaxalign.placement.slices import DeviceSlice
 from jaxalign.planner.hardware import Chip, chips
 from jaxalign.planner.placement_sets import PlacedSet, counts, names, place_set, smallest
 from jaxalign.planner.prices import DevicePrices
 from jaxalign.planner.role_models import PHASES, ExecutionModel, RoleModel, Workload, inference_mesh
-from jaxalign.planner.simulator import stage_latency
 
 Objective = Literal["time", "cost"]
 SYNCHRONOUS = "synchronous"
@@ -148,40 +146,16 @@ def partitions(roles: Sequence[RoleModel]) -> Iterator[tuple[tuple[RoleModel, ..
                 yield ((first, *beside), *partition)
 
 
-def search(problem: Problem, objective: Objective = "time", keep: int | None = 4, together: bool = False) -> list[Found]:
+def search(problem: Problem, objective: Objective = "time") -> list[Found]:
     """The best placement of each partition of the roles that fits, in the order of the objective.
 
-    Args:
-      problem: the roles and the devices.
-      objective: what is minimised: the time of an iteration, or its price.
-      keep: the number of placements; None for all.
-      together: considers only the partition with all roles in one set; the result is empty if that does not fit.
-
     Raises:
-      UserError: no partition fits, or objective is "cost" and a kind of chip has no price.
+      UserError: no partition fits.
     """
-    check(problem, objective)
-    every = [(problem.roles,)] if together else partitions(problem.roles)
-    best = [found for partition in every if (found := best_allocation(problem, partition, objective))]
-    if not best and not together:
+    best = [found for partition in partitions(problem.roles) if (found := best_allocation(problem, partition, objective))]
+    if not best:
         raise impossible(problem)
-    return sorted(best, key=lambda found: rank(found, objective))[:keep]
-
-
-def check(problem: Problem, objective: Objective) -> None:
-    """Raises UserError if the roles or the objective are not possible."""
-    every = names(problem.roles)
-    for name in every:
-        role = role_of(name)
-        if role.shadows:
-            raise UserError(f"{name} is a copy of the {role.shadows}, which a schedule adds; leave it out of the roles")
-        if every.count(name) > 1:
-            raise UserError(f"the roles name {name} twice; name each once, and several reward models as reward.NAME")
-    if "policy" not in every:
-        raise UserError("the roles have no policy; add policy, which every placement needs")
-    unpriced = [group.chip.name for group in problem.devices if group.hourly is None]
-    if objective == "cost" and unpriced:
-        raise UserError(f"objective is cost, but {_listed(unpriced)} has no price; give prices, or set objective to time")
+    return sorted(best, key=lambda found: rank(found, objective))
 
 
 def rank(found: Found, objective: Objective) -> tuple[float, float, float]:
@@ -254,7 +228,7 @@ def assemble(problem: Problem, chosen: Sequence[tuple[int, PlacedSet]], schedule
         slices.append(DeviceSlice(starts[kind] + used[kind], group.count))
         used[kind] += group.count
     sets = tuple(group for _, group in ordered)
-    phases = {phase: stage_latency([list(group.phases[phase].values()) for group in sets]) for phase in PHASES}
+    phases = {phase: max(math.fsum(group.phases[phase].values()) for group in sets) for phase in PHASES}
     moved = math.fsum(group.moved for group in sets) if moved is None else moved
     seconds = math.fsum(phases.values()) + moved if seconds is None else seconds
     cost = None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jaxalign.planner.hardware import Chip
-from jaxalign.planner.role_models import GENERATION, PHASES, ExecutionModel, RoleModel, Workload, part_of
+from jaxalign.planner.role_models import PHASES, ExecutionModel, RoleModel, Workload, part_of
 from jaxalign.planner.role_times import RoleTimes, TaskVariant, role_options
 
 _FREE = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
@@ -28,11 +28,6 @@ class SetMember:
     def moved(self) -> float:
         """Seconds in which the weights move from the mesh of training to that of generation."""
         return sum(variant.moved for variant in self.variants.values())
-
-    @property
-    def generation_tensor(self) -> int:
-        """The tensor axis of generation."""
-        return self.variants[GENERATION].tensor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,10 @@ from jaxalign.config import Mesh as MeshConfig
 from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.model import Model
 from jaxalign.planner import shapes
+from jaxalign.planner.compiled import CompiledProgram, CompileTarget, compile_targets
 from jaxalign.planner.estimate import abstract_sharding
 from jaxalign.planner.hardware import Cluster, tpu_cluster
+from jaxalign.planner.programs import PlannedProgram
 from jaxalign.planner.search import Given
 from jaxalign.planner.topology import parse_topology
 from jaxalign.train import read_values
@@ -46,3 +48,8 @@ def given(topology: str, *flags: str, shape: str = "Llama-3.1-8B", **changes) ->
     """A plan of the 8B config on a TPU slice, with flags as on the command line."""
     chosen = config(*flags)
     return Given(chosen, shapes.policy_model(chosen, abstract_sharding(chosen.mesh), shape), cluster(topology), **changes)
+
+
+def compile_program(program: PlannedProgram, usable: int | None = None) -> CompiledProgram:
+    """The figures of one program, which may not fit."""
+    return compile_targets([CompileTarget(program, usable)])[0]

@@ -114,7 +114,7 @@ def roles(actor: str, critic: str) -> tuple[RoleModel, ...]:
 @functools.cache
 def placements(actor: str, critic: str, gpus: int) -> list[Found]:
     """The best placement of each partition on the testbed, the fastest first."""
-    return search(Problem(roles(actor, critic), (Devices(A100, gpus),), ROWS, MEGATRON), keep=None)
+    return search(Problem(roles(actor, critic), (Devices(A100, gpus),), ROWS, MEGATRON))
 
 
 def relative(actor: str, critic: str, gpus: int, partition: frozenset) -> float | None:

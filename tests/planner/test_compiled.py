@@ -15,11 +15,12 @@ from jax.sharding import PartitionSpec as P
 import jaxalign.models.model
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.planner.compiled import compile_program, compile_run
+from jaxalign.planner.compiled import compile_run
 from jaxalign.planner.compiled_report import text, to_json, verdict
 from jaxalign.planner.programs import PlannedProgram, device_bytes
 from jaxalign.planner.shapes import policy_model
 from jaxalign.planner.topology import parse_topology, topology_devices
+from tests.planner.planned import compile_program
 from tests.planner.tiny_config import config
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")

@@ -12,9 +12,10 @@ from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner.compiled_placed import compile_for, stage_targets
 from jaxalign.planner.compiled_report import text, to_json
 from jaxalign.planner.estimate import abstract_sharding
-from jaxalign.planner.role_topologies import clusters_of, parse_topologies
+from jaxalign.planner.hardware import topology_cluster
 from jaxalign.planner.search import Given
 from jaxalign.planner.shapes import policy_model
+from jaxalign.planner.topology import parse_topologies
 from tests.planner.tiny_config import SIZES
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
@@ -30,7 +31,7 @@ def given(stages, *entries: str) -> tuple[Given, list]:
         "reward": {"source": "callable", "callable": "mine.py:score"} if "ppo" in stages else {},
         "placement": {"strategy": "custom", "roles": entries},
     })
-    first, *others = clusters_of(groups)
+    first, *others = (topology_cluster(topology) for _, topology in groups)
     policy = policy_model(config, abstract_sharding(config.mesh))
     return Given(config, policy, first, others=tuple(others)), [topology for _, topology in groups]
 

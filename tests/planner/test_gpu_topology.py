@@ -22,7 +22,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner import gpu_topology
-from jaxalign.planner.compiled import compile_program, compile_run
+from jaxalign.planner.compiled import compile_run
 from jaxalign.planner.compiler import compile_lowered, lower
 from jaxalign.planner.gpu_topology import gpu_kinds, target_text
 from jaxalign.planner.hardware import topology_cluster
@@ -35,6 +35,7 @@ from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.rollout.ring import decode_program
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
+from tests.planner.planned import compile_program
 from tests.planner.tiny_config import config
 
 needs_cuda = pytest.mark.skipif(

@@ -10,8 +10,9 @@ import pytest
 from jaxalign import plan
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.planner.hardware import topology_cluster
 from jaxalign.planner.micro_batches import AutoChoices, choices, resolved, with_defaults, with_kept
-from jaxalign.planner.role_topologies import clusters_of, parse_topologies
+from jaxalign.planner.topology import parse_topology
 from jaxalign.steps.packed import part_rows
 from jaxalign.train import read_values
 from tests.planner.planned import config, given
@@ -158,7 +159,7 @@ def kept(topology: str, *flags: str):
     """The choice for a mesh of the 8B, all of whose weights are trained."""
     all_weights = ("--config.lora.rank=0", "--config.lora.base=float32")
     made = given("v5e:4x4", *all_weights, "--config.mesh.keep_gathered=auto", *flags, prompt=512)
-    made = dataclasses.replace(made, cluster=clusters_of(parse_topologies(topology, 1))[0])
+    made = dataclasses.replace(made, cluster=topology_cluster(parse_topology(topology)))
     return made, made.resolved()[1].kept
 
 

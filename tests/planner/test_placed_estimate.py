@@ -15,10 +15,9 @@ from jaxalign.planner.compiled_placed import stage_targets
 from jaxalign.planner.estimate import abstract_sharding
 from jaxalign.planner.hardware import gpu_cluster, tpu_cluster
 from jaxalign.planner.placed_estimate import STEP_ZERO, estimate_placed, estimate_stage
-from jaxalign.planner.role_topologies import parse_topologies, require_placement
 from jaxalign.planner.search import Given
 from jaxalign.planner.shapes import policy_model
-from jaxalign.planner.topology import parse_topology
+from jaxalign.planner.topology import parse_topologies, parse_topology, require_placement
 
 LLAMA = ("--config=configs/real_size.py:llama31_8b_h100x8", "--config.model.path=unread", "--config.data.train=unread",
          "--config.stages=ppo", "--config.reward.source=callable", "--config.reward.callable=mine.py:score")

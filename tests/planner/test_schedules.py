@@ -1,89 +1,82 @@
-"""Schedules of an iteration, worked by hand, and properties over random times."""
+"""Schedules of an iteration, worked by hand, and properties over random times and task graphs."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxalign.errors import UserError
-from jaxalign.planner.schedules import GenerationTail, TaskTimes, asynchronous_depth, flat, interleave, one_step_ahead, separate
+from jaxalign.planner.schedules import SimulatedTask, TaskTimes, flat, interleave, one_step_ahead, separate, simulate
 
 TIMES = TaskTimes(generate=60, reference=3, rewards=(2, 4), value=5, advantages=1, policy_update=10, critic_update=8,
                   transfer=2)
 
 
+def test_tasks_of_two_groups():
+    assert simulate([
+        SimulatedTask("generate", ("a", "b"), 10), SimulatedTask("reference", ("a",), 2, ("generate",)),
+        SimulatedTask("reward", ("b",), 5, ("generate",)), SimulatedTask("update", ("a", "b"), 4, ("reference", "reward")),
+    ]) == {"generate": 10, "reference": 12, "reward": 15, "update": 19}
+
+
+def test_a_group_runs_its_tasks_in_order():
+    """"ready" is after "waits" on its group, which starts at 5."""
+    tasks = [SimulatedTask("long", ("x",), 5), SimulatedTask("waits", ("y",), 1, ("long",)), SimulatedTask("ready", ("y",), 3)]
+    assert simulate(tasks) == {"long": 5, "waits": 6, "ready": 9}
+
+
+@st.composite
+def graphs(draw) -> list[SimulatedTask]:
+    """Up to 12 tasks on 3 groups; each depends on earlier tasks only."""
+    tasks = []
+    for n in range(draw(st.integers(1, 12))):
+        groups = tuple(draw(st.sets(st.sampled_from("xyz"), min_size=1)))
+        after = tuple(f"t{i}" for i in sorted(draw(st.sets(st.integers(0, n - 1), max_size=3)))) if n else ()
+        tasks.append(SimulatedTask(f"t{n}", groups, draw(st.integers(0, 9)), after))
+    return tasks
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_a_task_starts_when_its_dependencies_and_its_groups_are_free(tasks):
+    ends = simulate(tasks)
+    for n, task in enumerate(tasks):
+        before = [ends[one.name] for one in tasks[:n] if one.name in task.after or set(one.groups) & set(task.groups)]
+        assert ends[task.name] - task.seconds == max(before, default=0)
+
+
 def test_flat_runs_every_task_in_turn():
     schedule = flat(TIMES, updates=4)
-    assert schedule.seconds_per_update == 95 and schedule.seconds == 380
-    assert schedule.idle == {"all": 0} and schedule.staleness == {0: 1}
+    assert schedule.seconds_per_update == 95 and schedule.update_ends == (95, 190, 285, 380)
 
 
 def test_interleaved_passes_take_the_slowest_part():
     """Scoring costs the sum of its passes on shared devices and their maximum on exclusive parts."""
-    assert interleave(TIMES, 3).seconds_per_update == 95 - (3 + 2 + 4 + 5) + 5
+    names = ["reference", "reward 0", "reward 1", "value"]
+    assert interleave(TIMES, 3, [[name] for name in names]).seconds_per_update == 95 - (3 + 2 + 4 + 5) + 5
     assert interleave(TIMES, 3, [["reference", "reward 0"], ["reward 1", "value"]]).seconds_per_update == 95 - 14 + 9
-    assert interleave(TIMES, 3, [["reference", "reward 0", "reward 1", "value"]]).seconds_per_update == 95
-
-
-def test_interleaved_updates_in_turn_or_side_by_side():
-    assert interleave(TIMES, 3, side_by_side=2).seconds_per_update == 86 - 8
-    schedule = interleave(TIMES, 3)
-    assert schedule.idle["part 3"] == 0 and schedule.idle["part 1"] == pytest.approx(3 / 86)  # Reward 1 takes 2 of 5 seconds.
+    assert interleave(TIMES, 3, [names]).seconds_per_update == 95
 
 
 def test_separate_groups_wait_for_each_other():
-    schedule = separate(TIMES, 5)
-    assert schedule.seconds_per_update == 95
-    assert schedule.idle == pytest.approx({"generation": 19 / 95, "training": 74 / 95})
-
-
-def test_the_tail_hides_the_scores_of_finished_responses():
-    """Half of the devices are free for 30 s: the passes over 90% of 14 s of work take 25.2 s there; 1.4 s remain."""
-    schedule = separate(TIMES, 4, tail=GenerationTail(seconds=30, unfinished=0.1, freed=0.5))
-    assert schedule.seconds_per_update == pytest.approx(95 - 14 + 1.4)
-    short = separate(TIMES, 4, tail=GenerationTail(seconds=10, unfinished=0.1, freed=0.5))
-    assert short.seconds_per_update == pytest.approx(95 - 10 * 0.5)
-    assert separate(TIMES, 4, tail=GenerationTail(0, 0, 1)).seconds_per_update == pytest.approx(95)
+    assert separate(TIMES, 5).seconds_per_update == separate(TIMES, 5, "training").seconds_per_update == 95
 
 
 def test_one_step_ahead_takes_the_longer_side():
-    schedule = one_step_ahead(TIMES, 10)
-    assert schedule.seconds_per_update == max(60 + 14, 19) + 2
+    assert one_step_ahead(TIMES, 10).seconds_per_update == max(60 + 14, 19) + 2
     assert one_step_ahead(TIMES, 10, scoring="training").seconds_per_update == max(60, 14 + 19) + 2
-    assert schedule.staleness == {0: 0.1, 1: 0.9}  # No update precedes the first batch.
-    timeline = schedule.timeline
-    assert timeline["generate 3"].start >= timeline["transfer 1"].end  # Batch 3 is sampled with the weights of update 1,
-    assert timeline["generate 3"].start < timeline["policy update 2"].start  # while batch 2 is trained.
 
 
-def test_the_cost_algebra():
-    """Scoring is the sum if co-located and the maximum if apart; an iteration takes the longer of its two sides."""
-    free = TaskTimes(60, 3, (2, 4), 5, 1, 10, 8)
-    assert asynchronous_depth(60, sum(free.scoring.values()), free.training) == 74 == one_step_ahead(free, 9).seconds_per_update
-    slow = free.scaled(training=5)
-    assert asynchronous_depth(60, 14, slow.training) == 95 == one_step_ahead(slow, 9).seconds_per_update
-    assert asynchronous_depth(60, max(free.scoring.values()), 19) == 65
+@pytest.mark.parametrize(("phases", "published"), [((458, 108, 337), 520), ((501, 120, 347), 566)])
+def test_one_step_ahead_is_near_the_published_times(phases, published):
+    """verl, docs/advance/one_step_off.md: seconds of generation, log-probabilities and the update of both separate runs, and
+    of their steps; weights take at most 0.3 s to transfer. The predictions are 458.3 and 501.3 s."""
+    times = TaskTimes(phases[0], reference=phases[1], policy_update=phases[2], transfer=0.3)
+    assert one_step_ahead(times, 8, scoring="training").seconds_per_update == pytest.approx(published, rel=0.25)
 
 
-def test_scaled_times_keep_the_transfer():
-    assert TIMES.scaled(2, 3, 4) == TaskTimes(120, 9, (6, 12), 15, 4, 40, 32, 2)
-
-
-def test_a_schedule_of_one_update_is_its_depth():
-    assert flat(TIMES, 1).seconds_per_update == one_step_ahead(TIMES, 1).seconds == 95
-
-
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda: flat(TIMES, 0), "updates is 0"),
-    (lambda: interleave(TIMES, 1, [["reference"]]), "place each pass on exactly one part"),
-    (lambda: interleave(TIMES, 1, side_by_side=4), "side_by_side is 4 of 4 parts"),
-    (lambda: separate(TIMES, 1, tail=GenerationTail(61, 0.1, 0.5)), "the tail is"),
-    (lambda: separate(TIMES, 1, "training", GenerationTail(1, 0.1, 0.5)), "needs the generation group"),
-])
-def test_errors(call, words):
-    with pytest.raises(UserError, match=words):
-        call()
+def test_a_schedule_of_one_update_has_every_task_in_turn():
+    assert flat(TIMES, 1).seconds_per_update == one_step_ahead(TIMES, 1).seconds_per_update == 95
 
 
 SECONDS = st.integers(0, 50)
@@ -93,17 +86,10 @@ ITERATIONS = st.builds(TaskTimes, SECONDS, SECONDS, st.lists(SECONDS, max_size=3
 
 @given(ITERATIONS, st.integers(1, 8), st.sampled_from(["generation", "training"]))
 def test_one_step_ahead_is_never_slower_than_synchronous(times, updates, scoring):
-    assert one_step_ahead(times, updates, scoring).seconds <= separate(times, updates, scoring).seconds
-
-
-@pytest.mark.slow
-@given(ITERATIONS, st.integers(1, 5), st.floats(0, 1), st.floats(0, 1), st.floats(0.05, 1))
-@example(TaskTimes(5, value=3), 1, 1.0, 0.0, 0.6989570600428717)  # 3 / 0.69... * 0.69... is above 3.
-def test_scoring_in_the_tail_is_never_slower_than_after_it(times, updates, part, unfinished, freed):
-    tail = GenerationTail(part * times.generate, unfinished, freed)
-    assert separate(times, updates, tail=tail).seconds <= separate(times, updates).seconds + 1e-6
+    assert one_step_ahead(times, updates, scoring).update_ends[-1] <= separate(times, updates, scoring).update_ends[-1]
 
 
 @given(ITERATIONS, st.integers(1, 5))
 def test_parts_are_never_slower_than_one_group_with_the_same_times(times, updates):
-    assert interleave(times, updates).seconds <= flat(times, updates).seconds
+    parts = [[name] for name in times.scoring] or [[]]
+    assert interleave(times, updates, parts).update_ends[-1] <= flat(times, updates).update_ends[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.planner.placed_timeline import Durations, seconds_of_iteration
+from jaxalign.planner.placed_tasks import Durations, seconds_of_iteration
 
 # Seconds: sampling 10, reference 3, reward 4, values 2, updates of both roles in one program 7.
 SCORES = (("reference", "score", 3.0), ("reward", "reward", 4.0))
