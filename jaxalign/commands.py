@@ -11,7 +11,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
-from jaxalign.errors import UserError, print_error
+from absl import flags
+
+from jaxalign.errors import UserError, print_error, shown
 
 MEMORY_SHARE = 0.95
 """The share of a GPU's memory that JAX reserves for the commands. JAX's own default is 0.75."""
@@ -39,6 +41,26 @@ def explain_writing(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({error}); nothing was written: free some space and run the same command again", 2
     return explain(error)
+
+
+def parse_flags(values: flags.FlagValues, argv: Sequence[str], named_only: bool = True) -> list[str]:
+    """Parses a command's flags into `values`. Returns the arguments that are not flags.
+
+    Args:
+      values: the flags.
+      argv: the program's name and the arguments.
+      named_only: whether each argument must be a flag.
+
+    Raises:
+      UserError: a flag is unknown, or its value is not valid; or an argument is not a flag, but must be one.
+    """
+    try:
+        others = values(list(argv))[1:]
+    except flags.Error as error:
+        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
+    if others and named_only:
+        raise UserError(f"{others[0]!r} is not expected on the command line; --help lists the flags")
+    return others
 
 
 def reserve_memory(environ: MutableMapping[str, str] | None = None) -> None:

@@ -9,15 +9,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from absl import flags
 
-from jaxalign.commands import run_command
-from jaxalign.errors import UserError, shown
-
-if TYPE_CHECKING:  # At run time this module imports JAX, which a mistyped flag should not wait for.
-    from jaxalign.diagnosis.findings import Finding
+from jaxalign.commands import parse_flags, run_command
+from jaxalign.diagnosis.findings import Finding
+from jaxalign.errors import UserError
 
 _USAGE = """usage: python -m jaxalign.doctor [--noselftest] [--workdir=DIR] [--json]
        python -m jaxalign.doctor --gpu [--results=FILE]
@@ -64,8 +61,6 @@ def _findings(values: flags.FlagValues, workdir: Path) -> Iterator[Finding]:
     yield from machine
     if not values.selftest:
         return
-    from jaxalign.diagnosis.findings import Finding
-
     if any(finding.topic == "devices" and "cannot start" in finding.text for finding in machine):
         yield Finding("self-test", "problem", "not run, because JAX cannot start")
         return
@@ -99,12 +94,7 @@ def read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_bool("json", False, "Whether to print JSON.", flag_values=values)
     flags.DEFINE_bool("gpu", False, "Whether to test and measure the first GPU.", flag_values=values)
     flags.DEFINE_string("results", "gpu_results.json", "The file of --gpu.", flag_values=values)
-    try:
-        unused = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
-    if unused:
-        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    parse_flags(values, argv)
     if values["results"].present and not values.gpu:
         raise UserError("--results is given without --gpu, which writes the file; add --gpu, or omit it")
     if values.gpu and values["selftest"].present:

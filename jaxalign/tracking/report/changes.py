@@ -1,4 +1,7 @@
-"""What changed since a stage of RL or of preference optimisation began: the evaluation before and after, and the curves."""
+"""What changed since a stage of RL or of preference optimisation began: the evaluation before and after, and the curves.
+
+The report of a run that goes on also begins with its progress.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ class Sink(abc.ABC):
 
     settings: TrackingConfig
     run: RunIdentity
+    _next: int
+    _names: set[str]
 
     def __init__(self, settings: TrackingConfig | None = None):
         self._settings = settings
@@ -45,19 +47,20 @@ class Sink(abc.ABC):
 
     @abc.abstractmethod
     def open(self, config: Mapping[str, Any]) -> None:
-        """Opens the run `self.run`, new or not, and sends its settings, which are flat and without secrets."""
+        """Opens the run `self.run`, new or not, and sends its settings, which are flat and without secrets. Sets `_next` and,
+        unless the class overrides `attached`, `_names`."""
 
-    @abc.abstractmethod
     def next_step(self) -> int:
         """The first step that the service does not have. Called after `start`."""
+        return self._next
 
     @abc.abstractmethod
     def log(self, step: int, metrics: Metrics) -> None:
         """Sends a step."""
 
-    @abc.abstractmethod
     def attached(self) -> set[str]:
         """The names of the attachments that the service has."""
+        return self._names
 
     @abc.abstractmethod
     def attach(self, attachments: Attachments, step: int) -> None:
