@@ -10,10 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-
-from absl import flags
+from typing import TYPE_CHECKING
 
 from jaxalign.errors import UserError, print_error, shown
+
+if TYPE_CHECKING:  # At run time `parse_flags` imports absl, which not all commands use.
+    from absl import flags
 
 MEMORY_SHARE = 0.95
 """The share of a GPU's memory that JAX reserves for the commands. JAX's own default is 0.75."""
@@ -54,6 +56,8 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], named_only: bool 
     Raises:
       UserError: a flag is unknown, or its value is not valid; or an argument is not a flag, but must be one.
     """
+    from absl import flags
+
     try:
         others = values(list(argv))[1:]
     except flags.Error as error:

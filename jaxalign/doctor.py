@@ -6,6 +6,7 @@ Exit codes: 0 no problem, 1 a problem, 2 a mistake in the arguments (one sentenc
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ runs a tiny PPO run with its step-0 checks on the devices (about a minute).
 Exit codes: 0 no problem, 1 a problem, 2 a mistake in the arguments.
 """
 
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu.py"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the findings and returns the exit code. `argv` includes the program's name; default sys.argv."""
@@ -53,8 +56,6 @@ def _findings(values: flags.FlagValues, workdir: Path) -> Iterator[Finding]:
 
     enough_threads()
     if values.gpu:
-        from jaxalign.diagnosis.gpu import measure
-
         yield from measure(Path(values.results).expanduser())
         return
     machine = examine(workdir)
@@ -67,6 +68,33 @@ def _findings(values: flags.FlagValues, workdir: Path) -> Iterator[Finding]:
     from jaxalign.diagnosis.selftest import self_test
 
     yield from self_test()
+
+
+def measure(results: Path, *words: str) -> Iterator[Finding]:
+    """Runs `benchmarks/gpu.py`, which tests and measures the first GPU, and yields its findings while it runs.
+
+    Args:
+      results: the JSON file that it writes.
+      words: further arguments of the script.
+
+    Raises:
+      UserError: this is no clone of the repository.
+    """
+    if not SCRIPT.is_file():
+        raise UserError(f"--gpu runs benchmarks/gpu.py of the repository, and {SCRIPT.parents[1]} has none; run it in a clone, "
+                        "after pip install -e '.[cuda,test]'")
+    command = [sys.executable, str(SCRIPT), "--json", "--results", str(results), *words]
+    last = None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout:
+                last = Finding(**json.loads(line))
+                yield last
+        finally:
+            if sys.exc_info()[0] is not None:  # Ctrl-C also reaches the script, which ends its parts.
+                process.wait()
+    if last is None or last.topic not in ("results", "gpu"):
+        yield Finding("gpu", "problem", f"benchmarks/gpu.py ended with code {process.returncode} before its results")
 
 
 def _print_all(findings: Iterable[Finding], as_json: bool) -> list[Finding]:

@@ -111,7 +111,7 @@ def _judged(config: Config, sets: Sequence[str]) -> list[Judged]:
             continue
         if judged[-1].able:
             break
-    if refused is not None and not judged:
+    if not judged:
         raise refused
     return judged
 

@@ -1,7 +1,7 @@
 """Blind sheets: pairs of answers of two models of a run to the same prompts, in random order, for people to rate.
 
-A sheet names no model. Its key, a separate file, maps the two sides of each pair to the models. A sheet is written as CSV, as JSONL
-and as a page that needs only a browser.
+A sheet names no model. Its key, a separate file, maps the two sides of each pair to the models. A sheet is written as CSV,
+as JSONL and as a page that needs only a browser.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 from typing import Any
 
 from jaxalign.config import TrackingConfig
@@ -121,20 +122,15 @@ def _settings_of(config: Mapping[str, Any]) -> TrackingConfig:
 
 def call_within(seconds: float, action: Any, what: str) -> Any:
     """The result of an action that may wait for a network, in a thread. Raises TimeoutError after so many seconds."""
-    result: list[Any] = []
-    thread = threading.Thread(target=lambda: result.append(_outcome(action)), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not result:
+    result: futures.Future[Any] = futures.Future()
+
+    def work() -> None:
+        try:
+            result.set_result(action())
+        except BaseException as error:  # Raised again in the calling thread.
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    if not futures.wait([result], seconds).done:
         raise TimeoutError(f"{what} did not end within {seconds:g} seconds")
-    value, error = result[0]
-    if error is not None:
-        raise error
-    return value
-
-
-def _outcome(action: Any) -> tuple[Any, BaseException | None]:
-    try:
-        return action(), None
-    except BaseException as error:  # Raised again in the calling thread.
-        return None, error
+    return result.result()
