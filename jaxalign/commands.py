@@ -1,5 +1,5 @@
-"""What the entry points of the commands share: --help, the form of warnings, the memory that JAX reserves on a GPU, and the end
-after a mistake of the user, Ctrl-C or a closed pipe."""
+"""What the entry points of the commands share: --help, the form of warnings, the memory that JAX reserves on a GPU, the end
+after a mistake of the user, Ctrl-C or a closed pipe, and output that may be closed while a run goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from jaxalign.errors import UserError, print_error, shown
 
@@ -134,3 +134,47 @@ def run_command(
         if explained is None:
             raise
         return print_error(*explained)
+
+
+class _Output:
+    """A text stream whose failures end its output, not the program."""
+
+    def __init__(self, stream: TextIO, name: str):
+        self._stream, self._name = stream, name
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._discard(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._discard(error)
+
+    def _discard(self, error: OSError) -> None:
+        """Sends all further output, also that of libraries in C++, to the null device."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+        if self._name == "stdout":
+            print(f"standard output cannot be written ({error.strerror or error}); the run goes on without it", file=sys.stderr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def output_may_fail() -> Iterator[None]:
+    """Lets the program go on, after one sentence on stderr, if the reader of its output ends, as `| head` does."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Output(sys.stdout, "stdout"), _Output(sys.stderr, "stderr")
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = streams
