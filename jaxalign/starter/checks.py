@@ -26,6 +26,10 @@ from jaxalign.starter.memory import Fit, fit, these_devices
 from jaxalign.starter.settings import STORAGES, StarterChoice, WeightStorage, make_config, template_sets
 from jaxalign.trainers.judging import Judge, revise
 
+PROMPTS = 8
+"""The prompts of a trial of revisions."""
+KEPT = ("grown", "cut_off", "critique_refused")
+"""The outcomes that `sft.keep` can keep, other than its default."""
 Say = Callable[[Finding], None]
 
 
@@ -114,11 +118,6 @@ def _judged(config: Config, sets: Sequence[str]) -> list[Judged]:
     if not judged:
         raise refused
     return judged
-
-
-PROMPTS = 8
-KEPT = ("grown", "cut_off", "critique_refused")
-"""The outcomes that `sft.keep` can keep, other than its default."""
 
 
 class RevisionTrial(NamedTuple):
