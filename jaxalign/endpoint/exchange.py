@@ -28,6 +28,7 @@ from jaxalign.json_text import parse_json
 
 _LONG_WAIT = 10.0
 """Seconds from which the client reports that a server asks to wait."""
+_CHARACTERS_PER_TOKEN = 4
 
 
 class Call(NamedTuple):
@@ -65,9 +66,6 @@ class _Outcome(NamedTuple):
     member: Member
     result: Any
     is_probe: bool
-
-
-_CHARACTERS_PER_TOKEN = 4
 
 
 class RateLimits:

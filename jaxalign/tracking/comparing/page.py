@@ -33,6 +33,13 @@ from jaxalign.tracking.report.roles import joined
 from jaxalign.tracking.report.templating import render
 
 _FEW = 6  # Settings named in the opening.
+_HASH = 8  # Characters shown of a hash.
+_EXAMPLES = 12
+_MAIN = {"loss": "Loss", "held_out_loss": "Held-out loss", "score": "Score", "reward": "Reward", "kl_full": "KL, full",
+         "kl_k3": "KL (k3), nats per response", "kl": "KL, nats per response", "response_length": "Response length, tokens",
+         "length": "Response length, tokens", "entropy": "Entropy, nats per token", "accuracy": "Accuracy", "margin": "Margin",
+         "grad_norm": "Gradient norm"}
+_NO_CURVE = ("step", "tokens", "skipped", "overflowed")
 
 
 def render_comparison(workdirs: Sequence[str | Path], target: Path) -> list[str]:
@@ -88,15 +95,6 @@ def lead(runs: Sequence[ComparedRun]) -> list[str]:
     if unfinished:
         sentences.append(f"Not finished: {joined(unfinished)}.")
     return sentences
-
-
-_HASH = 8  # Characters shown of a hash.
-_EXAMPLES = 12
-_MAIN = {"loss": "Loss", "held_out_loss": "Held-out loss", "score": "Score", "reward": "Reward", "kl_full": "KL, full",
-         "kl_k3": "KL (k3), nats per response", "kl": "KL, nats per response", "response_length": "Response length, tokens",
-         "length": "Response length, tokens", "entropy": "Entropy, nats per token", "accuracy": "Accuracy", "margin": "Margin",
-         "grad_norm": "Gradient norm"}
-_NO_CURVE = ("step", "tokens", "skipped", "overflowed")
 
 
 def settings(runs: Sequence[ComparedRun]) -> ReportSection:

@@ -23,6 +23,12 @@ from jaxalign.tracking.workdir import RunFiles, read_object
 
 Answers = Mapping[tuple[str, str], Mapping[str, Any]]
 """The rows of stage evaluate by model and prompt."""
+KEY = "key.json"
+PAGE = "sheet.html"
+COLUMNS = ("sheet", "id", "prompt", "answer_1", "answer_2", "rating")
+"""The columns of the CSV file."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""The first characters of a cell that a spreadsheet program may take for a formula."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,14 +166,6 @@ def _shown(answers: Answers, prompt_id: str, first: str, second: str) -> dict[st
 
 def _sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=True, sort_keys=True).encode()).hexdigest()
-
-
-KEY = "key.json"
-PAGE = "sheet.html"
-COLUMNS = ("sheet", "id", "prompt", "answer_1", "answer_2", "rating")
-"""The columns of the CSV file."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""The first characters of a cell that a spreadsheet program may take for a formula."""
 
 
 def write_sheet(sheet: Sheet, folder: Path) -> list[Path]:

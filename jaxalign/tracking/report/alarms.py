@@ -24,6 +24,9 @@ _PLOTS = (
     ("Held-out helpful prompts: shares", {"refused": "refused", "unfinished": "did not end", "repetition": "repeated 4-grams",
                                           "win_rate": "win rate"}),
 )
+_FILE = re.compile(r"alarm-answers-(\d+)\.jsonl")
+_COLUMNS, _PROMPTS = 4, 4
+_LONG = 20  # Iterations of RL from which `alarms.every=10` records more than the first and the last answers.
 
 
 def fired_alarms(run: RunFiles) -> tuple[Fired, ...]:
@@ -60,11 +63,6 @@ def alarm_figures(run: RunFiles) -> tuple[Figure, ...]:
         curves = {label: [(one.iteration, one.values.get(name, math.nan)) for one in measured] for name, label in names.items()}
         figures += curve_figure(title, curves, "iteration")
     return tuple(figures)
-
-
-_FILE = re.compile(r"alarm-answers-(\d+)\.jsonl")
-_COLUMNS, _PROMPTS = 4, 4
-_LONG = 20  # Iterations of RL from which `alarms.every=10` records more than the first and the last answers.
 
 
 def rl_samples(run: RunFiles) -> list[ReportSection]:

@@ -14,6 +14,8 @@ from jaxalign.tracking.sinks.base import Sink, call_within, clean, library
 
 _SECONDS = 60.0
 """How long W&B may take to log in or to begin a run."""
+_BLOCK, _HEADER, _CHUNK = 32768, 7, 7
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 class WandB(Sink):
@@ -77,10 +79,6 @@ class WandB(Sink):
 
     def finish(self, status: str) -> None:
         self._run.finish(exit_code=0 if status == "done" else 1)
-
-
-_BLOCK, _HEADER, _CHUNK = 32768, 7, 7
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def read_records(folder: Path, run_id: str) -> Iterator[Any]:
