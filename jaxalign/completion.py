@@ -48,8 +48,13 @@ def flags_of(command: str) -> list[str]:
         usage = re.search(r'^_?USAGE = f?"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         found += [name + value for name, value in _FLAG.findall(usage[1] if usage else "")]
     if command in _CONFIGURED:
-        found += [f"--config.{name}=" for name in schema.flatten(Config())]
+        found += [f"--config.{name}=" for name in fields()]
     return list(dict.fromkeys([*found, "--help"]))
+
+
+def fields() -> list[str]:
+    """The names of all fields of the config, such as "ppo.kl_coef"."""
+    return list(schema.flatten(Config()))
 
 
 def _words(flags: Mapping[str, list[str]]) -> str:
