@@ -1,5 +1,5 @@
-"""What the entry points of the commands share: --help, the form of warnings, the memory that JAX reserves on a GPU, and the end
-after a mistake of the user, Ctrl-C or a closed pipe."""
+"""What the entry points of the commands share: --help, the form of warnings, the memory that JAX reserves on a GPU, the end
+after a mistake of the user, Ctrl-C or a closed pipe, and output that may be closed while a run goes on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
-from jaxalign.errors import UserError, print_error
+from jaxalign.errors import UserError, print_error, shown
+
+if TYPE_CHECKING:  # At run time `parse_flags` imports absl, which not all commands use.
+    from absl import flags
 
 MEMORY_SHARE = 0.95
 """The share of a GPU's memory that JAX reserves for the commands. JAX's own default is 0.75."""
@@ -39,6 +43,28 @@ def explain_writing(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({error}); nothing was written: free some space and run the same command again", 2
     return explain(error)
+
+
+def parse_flags(values: flags.FlagValues, argv: Sequence[str], named_only: bool = True) -> list[str]:
+    """Parses a command's flags into `values`. Returns the arguments that are not flags.
+
+    Args:
+      values: the flags.
+      argv: the program's name and the arguments.
+      named_only: whether each argument must be a flag.
+
+    Raises:
+      UserError: a flag is unknown, or its value is not valid; or an argument is not a flag, but must be one.
+    """
+    from absl import flags
+
+    try:
+        others = values(list(argv))[1:]
+    except flags.Error as error:
+        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
+    if others and named_only:
+        raise UserError(f"{others[0]!r} is not expected on the command line; --help lists the flags")
+    return others
 
 
 def reserve_memory(environ: MutableMapping[str, str] | None = None) -> None:
@@ -108,3 +134,47 @@ def run_command(
         if explained is None:
             raise
         return print_error(*explained)
+
+
+class _Output:
+    """A text stream whose failures end its output, not the program."""
+
+    def __init__(self, stream: TextIO, name: str):
+        self._stream, self._name = stream, name
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._discard(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._discard(error)
+
+    def _discard(self, error: OSError) -> None:
+        """Sends all further output, also that of libraries in C++, to the null device."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+        if self._name == "stdout":
+            print(f"standard output cannot be written ({error.strerror or error}); the run goes on without it", file=sys.stderr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def output_may_fail() -> Iterator[None]:
+    """Lets the program go on, after one sentence on stderr, if the reader of its output ends, as `| head` does."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Output(sys.stdout, "stdout"), _Output(sys.stderr, "stderr")
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = streams

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxalign.commands import explain_writing, run_command
-from jaxalign.errors import UserError, shown
+from jaxalign.commands import explain_writing, parse_flags, run_command
+from jaxalign.errors import UserError
 from jaxalign.parallel import distributed
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -55,12 +55,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_enum("dtype", None, _DTYPES, "The dtype of the weights.", flag_values=values)
     flags.DEFINE_float("shard_gb", 4.0, "The largest file.", lower_bound=1e-6, flag_values=values)
     flags.DEFINE_string("mesh", "1,1,1", "Sizes of data, fsdp and tensor.", flag_values=values)
-    try:
-        unused = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
-    if unused:
-        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    parse_flags(values, argv)
     for name in ("source", "target"):
         if not values[name].value:
             raise UserError(f"--{name} is not given; it must be a folder")

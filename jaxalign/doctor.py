@@ -6,18 +6,16 @@ Exit codes: 0 no problem, 1 a problem, 2 a mistake in the arguments (one sentenc
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from absl import flags
 
-from jaxalign.commands import run_command
-from jaxalign.errors import UserError, shown
-
-if TYPE_CHECKING:  # At run time this module imports JAX, which a mistyped flag should not wait for.
-    from jaxalign.diagnosis.findings import Finding
+from jaxalign.commands import parse_flags, run_command
+from jaxalign.diagnosis.findings import Finding
+from jaxalign.errors import UserError
 
 _USAGE = """usage: python -m jaxalign.doctor [--noselftest] [--workdir=DIR] [--json]
        python -m jaxalign.doctor --gpu [--results=FILE]
@@ -34,6 +32,8 @@ runs a tiny PPO run with its step-0 checks on the devices (about a minute).
 
 Exit codes: 0 no problem, 1 a problem, 2 a mistake in the arguments.
 """
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu.py"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,22 +56,45 @@ def _findings(values: flags.FlagValues, workdir: Path) -> Iterator[Finding]:
 
     enough_threads()
     if values.gpu:
-        from jaxalign.diagnosis.gpu import measure
-
         yield from measure(Path(values.results).expanduser())
         return
     machine = examine(workdir)
     yield from machine
     if not values.selftest:
         return
-    from jaxalign.diagnosis.findings import Finding
-
     if any(finding.topic == "devices" and "cannot start" in finding.text for finding in machine):
         yield Finding("self-test", "problem", "not run, because JAX cannot start")
         return
     from jaxalign.diagnosis.selftest import self_test
 
     yield from self_test()
+
+
+def measure(results: Path, *words: str) -> Iterator[Finding]:
+    """Runs `benchmarks/gpu.py`, which tests and measures the first GPU, and yields its findings while it runs.
+
+    Args:
+      results: the JSON file that it writes.
+      words: further arguments of the script.
+
+    Raises:
+      UserError: this is no clone of the repository.
+    """
+    if not SCRIPT.is_file():
+        raise UserError(f"--gpu runs benchmarks/gpu.py of the repository, and {SCRIPT.parents[1]} has none; run it in a clone, "
+                        "after pip install -e '.[cuda,test]'")
+    command = [sys.executable, str(SCRIPT), "--json", "--results", str(results), *words]
+    last = None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout:
+                last = Finding(**json.loads(line))
+                yield last
+        finally:
+            if sys.exc_info()[0] is not None:  # Ctrl-C also reaches the script, which ends its parts.
+                process.wait()
+    if last is None or last.topic not in ("results", "gpu"):
+        yield Finding("gpu", "problem", f"benchmarks/gpu.py ended with code {process.returncode} before its results")
 
 
 def _print_all(findings: Iterable[Finding], as_json: bool) -> list[Finding]:
@@ -99,12 +122,7 @@ def read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_bool("json", False, "Whether to print JSON.", flag_values=values)
     flags.DEFINE_bool("gpu", False, "Whether to test and measure the first GPU.", flag_values=values)
     flags.DEFINE_string("results", "gpu_results.json", "The file of --gpu.", flag_values=values)
-    try:
-        unused = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
-    if unused:
-        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    parse_flags(values, argv)
     if values["results"].present and not values.gpu:
         raise UserError("--results is given without --gpu, which writes the file; add --gpu, or omit it")
     if values.gpu and values["selftest"].present:

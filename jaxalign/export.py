@@ -12,8 +12,8 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxalign.commands import explain_writing, run_command
-from jaxalign.errors import UserError, shown
+from jaxalign.commands import explain_writing, parse_flags, run_command
+from jaxalign.errors import UserError
 
 _SETS = ("sft", "preference", "labels")
 _FORMATS = ("jsonl", "parquet")
@@ -49,10 +49,7 @@ def _read_arguments(argv: Sequence[str]) -> tuple[Path, flags.FlagValues]:
     flags.DEFINE_string("out", None, "The new folder.", flag_values=values)
     flags.DEFINE_list("sets", None, "The sets to write.", flag_values=values)
     flags.DEFINE_enum("format", "jsonl", _FORMATS, "The format of the files.", flag_values=values)
-    try:
-        given = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
+    given = parse_flags(values, argv, named_only=False)
     if len(given) != 1:
         what = "no work directory is given" if not given else f"{given[1]!r} is not expected on the command line"
         raise UserError(f"{what}; exactly one work directory of a run is expected, such as runs/quickstart")

@@ -16,8 +16,8 @@ from pathlib import Path
 from absl import flags
 
 from jaxalign import train
-from jaxalign.commands import explain_writing, run_command
-from jaxalign.errors import UserError, shown
+from jaxalign.commands import explain_writing, parse_flags, run_command
+from jaxalign.errors import UserError
 
 _USAGE = """usage: python -m jaxalign.init DIR --model=FOLDER [--nocheck]
 
@@ -50,10 +50,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[Path, str, bool]:
     values = flags.FlagValues()
     flags.DEFINE_string("model", "", "The model's folder.", flag_values=values)
     flags.DEFINE_bool("check", True, "Whether to load the weights.", flag_values=values)
-    try:
-        folders = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
+    folders = parse_flags(values, argv, named_only=False)
     if len(folders) != 1:
         raise UserError(f"{len(folders)} folders are given; one is expected, the new folder for the config, as in "
                         "jaxalign init DIR --model=FOLDER")

@@ -44,8 +44,7 @@ def _run(argv: list[str]) -> None:
 
 def _export(workdir: Path, options: dict[str, str]) -> None:
     # Imported here so that a mistake in the arguments is reported at once.
-    from jaxalign.tracking.ratings.formats import write_sheet
-    from jaxalign.tracking.ratings.sheet import answers_of, draw_sheet, two_models
+    from jaxalign.tracking.ratings.sheet import answers_of, draw_sheet, two_models, write_sheet
     from jaxalign.tracking.workdir import read_run
 
     run = read_run(workdir)

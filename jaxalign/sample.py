@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from jaxalign.commands import explain, run_command
+from jaxalign.commands import explain, parse_flags, run_command
 from jaxalign.convert import mesh_sizes
-from jaxalign.errors import UserError, shown
+from jaxalign.errors import UserError
 from jaxalign.parallel import distributed, hosts
 
 if TYPE_CHECKING:  # At run time these modules import JAX, which a mistyped flag should not wait for.
@@ -252,12 +252,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_string("mesh", "1,1,1", "", flag_values=values)
     flags.DEFINE_enum("dtype", None, ("float32", "bfloat16", "float16"), "", flag_values=values)
     flags.DEFINE_enum("compute_dtype", None, ("float32", "bfloat16", "float16"), "", flag_values=values)
-    try:
-        unused = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
-    if unused:
-        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    parse_flags(values, argv)
     if not values.model:
         raise UserError("--model is not given; it must be a folder")
     if sum((values.prompt is not None, values.prompts is not None, values.chat)) != 1:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from jaxalign.commands import explain, run_command
+from jaxalign.commands import explain, output_may_fail, run_command
 from jaxalign.config import TrackingConfig
 from jaxalign.config.arguments import section_from
 from jaxalign.errors import UserError
 from jaxalign.registry.trackers import TRACKERS
 from jaxalign.storage import LocalStorage
-from jaxalign.tracking.console import output_may_fail
 from jaxalign.tracking.sinks.replay import send_all
 
 _USAGE = f"""usage: python -m jaxalign.track --workdir=DIR --to=NAME [--project=NAME] [--group=NAME] [--directory=DIR]

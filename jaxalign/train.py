@@ -26,12 +26,11 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from jaxalign import pipeline
-from jaxalign.commands import plain_warnings
+from jaxalign.commands import output_may_fail, plain_warnings
 from jaxalign.config import Config, default_for, from_config_dict, overrides, reference, schema
 from jaxalign.config.stages import stage_names
 from jaxalign.errors import UserError, print_error, run_to_the_end, shown
 from jaxalign.parallel import distributed
-from jaxalign.tracking.console import output_may_fail
 
 _DEFAULT = "configs/quickstart.py"
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxalign.commands import explain_writing, run_command
-from jaxalign.errors import UserError, shown
+from jaxalign.commands import explain_writing, parse_flags, run_command
+from jaxalign.errors import UserError
 
 _USAGE = """usage: python -m jaxalign.world --export=DIR [--seed=SEED] [--tokens=N] [--steps=N] [--prompts=N]
                                 [--judge_steps=N]
@@ -74,12 +74,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     for name in _EXPORTS:
         least = 0 if name == "judge_steps" else 1
         flags.DEFINE_integer(name, None, "See the usage.", lower_bound=least, flag_values=values)
-    try:
-        unused = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UserError(f"{shown(str(error))}; --help lists the flags") from None
-    if unused:
-        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    parse_flags(values, argv)
     if bool(values.export) == bool(values.score):
         raise UserError("exactly one of --export=DIR and --score=ROWS must be given; --help lists the flags")
     other = next((name for name in _EXPORTS if values.score and values[name].present), None)

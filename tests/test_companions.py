@@ -13,9 +13,9 @@ import pytest
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.pipeline import companions
 from jaxalign.stages.report import ReportStage
 from jaxalign.stages.shared.base import Stage
-from jaxalign.tracking import background
 from jaxalign.tracking.tracker import Trackers
 from jaxalign.tracking.watching.run import RunView
 
@@ -50,8 +50,8 @@ def run(workdir, stage, stages=("ppo", "report"), **tracking):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(background, "MOST_SHARE", 1.0)
-    monkeypatch.setattr(background, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(companions, "MOST_SHARE", 1.0)
+    monkeypatch.setattr(companions, "_FIRST_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxalign.diagnosis import gpu as doctor
+from jaxalign import doctor
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))

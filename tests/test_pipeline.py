@@ -16,7 +16,7 @@ from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
-from jaxalign.pipeline.moved_files import MovedFiles
+from jaxalign.pipeline.changes import MovedFiles
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import read_manifest
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxalign.config.sections.endpoint import EndpointConfig
-from jaxalign.endpoint.breaker import Breaker
 from jaxalign.endpoint.failures import (
     Failure,
     Fatal,
@@ -20,8 +19,7 @@ from jaxalign.endpoint.failures import (
     classify_status,
     server_message,
 )
-from jaxalign.endpoint.limits import RateLimits
-from jaxalign.endpoint.pool import Member, Pacing, pick
+from jaxalign.endpoint.pool import Breaker, Member, Pacing, pick
 from jaxalign.endpoint.records import MalformedReply
 from jaxalign.endpoint.redaction import ApiKey, shown_url
 from jaxalign.endpoint.spending import FAILURE, Spending
@@ -30,6 +28,7 @@ from jaxalign.json_text import parse_json
 
 _LONG_WAIT = 10.0
 """Seconds from which the client reports that a server asks to wait."""
+_CHARACTERS_PER_TOKEN = 4
 
 
 class Call(NamedTuple):
@@ -67,6 +66,40 @@ class _Outcome(NamedTuple):
     member: Member
     result: Any
     is_probe: bool
+
+
+class RateLimits:
+    """Delays requests so that config.endpoint.requests_per_minute and tokens_per_minute hold; 0: no limit. Used on one event
+    loop.
+
+    At most one second's worth of units passes at once: a burst of a minute's worth would double the rate of the first minute.
+    """
+
+    def __init__(self, settings: EndpointConfig):
+        import aiolimiter
+
+        self._limiters: dict[str, aiolimiter.AsyncLimiter] = {}
+        for unit, per_minute in (("requests", settings.requests_per_minute), ("tokens", settings.tokens_per_minute)):
+            if per_minute > 0:
+                capacity = max(1.0, per_minute / 60)
+                self._limiters[unit] = aiolimiter.AsyncLimiter(capacity, 60 * capacity / per_minute)
+
+    async def acquire(self, body: Mapping[str, Any]) -> None:
+        """Waits until a request with this body may be sent.
+
+        The tokens of a request are estimated: its prompt at four characters per token, and the maximum number of generated
+        tokens.
+        """
+        for unit, limiter in self._limiters.items():
+            units = 1.0
+            if unit == "tokens":
+                prompt = body.get("messages") or body.get("prompt") or ""
+                requested = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+                units = len(json.dumps(prompt, ensure_ascii=False)) // _CHARACTERS_PER_TOKEN + int(requested)
+            while units > 0:  # A request may need more units than the limiter holds.
+                part = min(units, limiter.max_rate)
+                await limiter.acquire(part)
+                units -= part
 
 
 class Exchange:

@@ -122,9 +122,7 @@ def find_verdict(tokens: Sequence[Token], verdict: str = "", thoughts_end: str =
     return VerdictPlace(len(tokens), b"")
 
 
-def read_options(
-    tokens: Sequence[Token], spellings: Spellings, head: bytes = b"", ranked: bool = True
-) -> Reading | None:
+def read_options(tokens: Sequence[Token], spellings: Spellings, head: bytes = b"") -> Reading | None:
     """The probabilities of the options, from the tokens at the place of a verdict.
 
     A token counts for an option if it equals one of its spellings. A token that only begins a spelling is followed if the
@@ -144,12 +142,11 @@ def read_options(
       spellings: the bytes of each of O options, from `spell`.
       head: the bytes of the first token that precede the verdict, from `find_verdict`. Other tokens at its position that do not
         begin with them belong to no option.
-      ranked: whether the tokens shown besides the written one are the most likely ones; False if the request names them.
 
     Returns:
       The reading; None if no option is among the tokens shown.
     """
-    walk = _Walk(tuple(tuple(head + text for text in own) for own in spellings), ranked)
+    walk = _Walk(tuple(tuple(head + text for text in own) for own in spellings))
     walk.follow(tokens)
     if not any(walk.mass):
         return None
@@ -162,8 +159,7 @@ class _Walk:
     """Sums probabilities along the tokens of a reply. mass: of each option; low, high: how far the true one may be below and
     above it."""
 
-    def __init__(self, spellings: Spellings, ranked: bool):
-        self.ranked = ranked
+    def __init__(self, spellings: Spellings):
         self.owner = {text: option for option, own in enumerate(spellings) for text in own}
         self.begun: dict[bytes, set[int]] = {}
         for text, option in self.owner.items():
@@ -213,7 +209,7 @@ class _Walk:
         """Adds the probability that tokens which are not shown at a position can have."""
         rest = max(0.0, 1.0 - sum(shown.values()))
         listed = [math.exp(other.logprob) for other in token.top if other.data != token.own.data]
-        smallest = min(listed, default=1.0) if self.ranked else 1.0
+        smallest = min(listed, default=1.0)
         unshown: list[set[bytes]] = [set() for _ in self.mass]
         for text, option in self.owner.items():
             if text.startswith(prefix):

@@ -3,7 +3,6 @@
 from jaxalign.pipeline.changes import find_changes
 from jaxalign.pipeline.dry_run import dry_run
 from jaxalign.pipeline.graph import load_stage
-from jaxalign.pipeline.results import RunResult, StageResult
-from jaxalign.pipeline.running import run
+from jaxalign.pipeline.running import RunResult, StageResult, run
 
 __all__ = ["RunResult", "StageResult", "dry_run", "find_changes", "load_stage", "run"]

@@ -1,4 +1,4 @@
-"""Runs the stages of a config in a work directory."""
+"""Runs the stages of a config in a work directory, and reads their results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import functools
 import os
 import time
 import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from jaxalign.config import Config, rounds, schema, to_dict
 from jaxalign.config.arguments import as_path
@@ -17,17 +20,62 @@ from jaxalign.parallel.compile_cache import use_compile_cache
 from jaxalign.pipeline.changes import CONFIG, Changes, compare_stages, refusal, with_current_judge, with_style
 from jaxalign.pipeline.companions import Companions, accompanied
 from jaxalign.pipeline.graph import Load, inputs, loader, unread
-from jaxalign.pipeline.results import RunResult, read_results
 from jaxalign.registry.judges import judge_file
 from jaxalign.stages.shared import manifest as manifests
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import DONE, find_manifest, fingerprint, new_manifest
 from jaxalign.storage import LocalStorage, Storage, write_json
-from jaxalign.tracking import device_times
+from jaxalign.tracking import device_times, table
 from jaxalign.tracking.sinks import identity
 from jaxalign.tracking.sinks.replay import send_finished
 from jaxalign.tracking.timing import rest_of
-from jaxalign.tracking.workdir import LEFT_OUT, MICRO_BATCHES
+from jaxalign.tracking.workdir import LEFT_OUT, MANIFEST, MICRO_BATCHES, kl_reference, read_config, read_object, used_stages
+
+
+@dataclasses.dataclass(frozen=True)
+class StageResult:
+    """A finished stage: its name ("ppo", or "round-2/ppo" in a later round of `config.rounds`), its folder, and its summary
+    (empty if it wrote none)."""
+
+    name: str
+    directory: Path
+    summary: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+      workdir: the work directory.
+      stages: every stage of the config by name, in the order in which they ran.
+      evaluation: the summary of stage evaluate (format: docs/data_formats.md); None if the run does not evaluate.
+      report: the report's path; None if the run has no report.
+    """
+
+    workdir: Path
+    stages: Mapping[str, StageResult]
+    evaluation: Mapping[str, Any] | None
+    report: Path | None
+
+    def table(self) -> str:
+        """The evaluation as a text table; empty if the run does not evaluate."""
+        if self.evaluation is None:
+            return ""
+        used = used_stages(self.workdir, self.stages)
+        recorded = read_object(self.workdir / "evaluate" / MANIFEST).get("config") or {}
+        reference = kl_reference(recorded, read_config(self.workdir))
+        return table.render(self.evaluation, tuple(self.stages) if used is None else used, reference)
+
+
+def read_results(storage: Storage, stages: Sequence[str]) -> RunResult:
+    """Reads the results of finished stages from their work directory."""
+    folders = {name: storage.path(name) for name in stages}
+    results = {name: StageResult(name, folder, read_object(folder / "summary.json")) for name, folder in folders.items()}
+    evaluation = (read_object(storage.path("summary.json")) or None) if "evaluate" in results else None
+    report = storage.path("report.html")
+    return RunResult(storage.path(), results, evaluation, report if "report" in results and report.exists() else None)
+
 
 TIMING = "timing.jsonl"
 _VISIBLE_SECONDS = 30.0  # A shared file system may show stale contents of a folder for this long.

@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxalign.reasons import MOSTLY
@@ -256,8 +256,3 @@ _CHECKS: dict[str, Callable[[Alerts, Mapping[str, Any]], Alert | None]] = {
     "effective_samples": _effective, "score_changed": _score_changed, "constant_score": _constant_score,
     "no_gradient": _no_gradient,
 }
-
-
-def names() -> Iterator[str]:
-    """The names of all alerts."""
-    yield from (*_CHECKS, "stall")

@@ -48,6 +48,13 @@ def percent_interval(rate: Mapping[str, float]) -> str:
     return f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
 
 
+def rate_cell(rate: Mapping[str, Any] | None) -> str:
+    """A rate as a cell of a table, with its interval below: "4.5% (9/200)"; "-" without a rate, or for a rate of no answers."""
+    if not rate or not rate.get("total"):
+        return "-"
+    return f"{percent(rate['rate'])} ({number(rate['count'])}/{rate['total']:,})\n{percent_interval(rate)}"
+
+
 def accuracy_interval(held_out: Mapping[str, Any]) -> str:
     """An accuracy with its 95% interval, if it is known: "89.0% (95% interval 81.4% to 93.8%)"; "-" without an accuracy."""
     accuracy, low, high = (held_out.get(name) for name in ("accuracy", "low", "high"))

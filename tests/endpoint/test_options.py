@@ -69,13 +69,6 @@ def test_an_unlikely_written_token_does_not_bound_the_tokens_that_are_not_shown(
     assert reading.bound == pytest.approx(1 - 0.6 / (0.6 + min(0.2, 1 - 0.801)))
 
 
-def test_named_tokens_do_not_bound_the_others_by_their_probability():
-    """The hidden spelling " A" may have all of the rest, 0.59, though B has only 0.01."""
-    reading = read_options([position(b"x", {b"x": 0.2, b"A": 0.2, b"B": 0.01})], ((b"A", b" A"), (b"B",)), ranked=False)
-    assert reading.outside == pytest.approx(0.79)
-    assert reading.bound == pytest.approx((0.2 + 0.59) / (0.2 + 0.59 + 0.01) - 0.2 / 0.21)
-
-
 def test_a_space_that_the_server_wrote_is_followed():
     """P(A) = 0.3 + 0.6 * 0.75."""
     tokens = [position(b" ", {b" ": 0.6, b"A": 0.3, b"B": 0.1}), position(b"A", {b"A": 0.75, b"B": 0.25})]

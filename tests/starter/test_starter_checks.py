@@ -9,9 +9,9 @@ from jaxalign.feedback.audit import Trial, make_audit
 from jaxalign.feedback.judge import Verdict
 from jaxalign.records import Message, Prompt, Revision
 from jaxalign.starter import checks
+from jaxalign.starter.checks import RevisionTrial
 from jaxalign.starter.facts import read_facts
 from jaxalign.starter.judging import Judged
-from jaxalign.starter.trial import RevisionTrial
 from tests import made_tokenizers
 from tests.folders import write_model
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.pipeline.results import read_results
+from jaxalign.pipeline.running import read_results
 from jaxalign.storage import LocalStorage
 from jaxalign.tracking.report.usable import row_sentences, warnings
 from jaxalign.tracking.workdir import read_run

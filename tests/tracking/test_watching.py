@@ -8,7 +8,7 @@ import os
 import pytest
 
 from jaxalign.tracking.watching.run import RunView
-from jaxalign.tracking.watching.tail import Tail
+from jaxalign.tracking.watching.stage import Tail
 
 NOW = 2_000_000_000.0
 

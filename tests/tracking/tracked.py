@@ -37,7 +37,7 @@ def tensorboard_tags(files: pathlib.Path) -> list[str]:
 
 def wandb(files: pathlib.Path, group: str) -> list[tuple[int, dict[str, float]]]:
     """The history of the run of a group."""
-    from jaxalign.tracking.sinks.wandb_files import read_records
+    from jaxalign.tracking.sinks.wandb import read_records
 
     rows = []
     for run in sorted({path.stem.removeprefix("run-") for path in files.glob("wandb/*run-*/run-*.wandb")}):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxalign.config import rounds
 from jaxalign.errors import UserError
 from jaxalign.tracking.estimates import EvaluatedModel
-from jaxalign.tracking.workdir import RunFiles, read_object, read_run
+from jaxalign.tracking.workdir import RunFiles, leaves, read_object, read_run
 
 MOST = 6
 """The largest number of runs: so many curves can be told apart."""
@@ -78,11 +78,8 @@ def read_runs(workdirs: Sequence[str | Path]) -> tuple[list[ComparedRun], list[s
 
 def _names(places: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths, of equally many parts, that differ from each other."""
-    for parts in itertools.count(1):
-        names = ["/".join(place.parts[-parts:]) for place in places]
-        if len(set(names)) == len(names):
-            return names
-    raise AssertionError("different paths have different names")
+    ends = (["/".join(place.parts[-parts:]) for place in places] for parts in itertools.count(1))
+    return next(names for names in ends if len(set(names)) == len(names))
 
 
 def _read(name: str, workdir: Path) -> ComparedRun:
@@ -95,15 +92,6 @@ def _read(name: str, workdir: Path) -> ComparedRun:
         if ".old-" not in place:
             manifests[rounds.label(place)] = read_object(path)
     return ComparedRun(name, files, answers, manifests)
-
-
-def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted name and the value of each field of a config."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def setting_differences(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:

@@ -1,4 +1,7 @@
-"""What changed since a stage of RL or of preference optimisation began: the evaluation before and after, and the curves."""
+"""What changed since a stage of RL or of preference optimisation began: the evaluation before and after, and the curves.
+
+The report of a run that goes on also begins with its progress.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from jaxalign.config import rounds
 from jaxalign.tracking.differences import MORE, WITHIN, Difference, Estimate
 from jaxalign.tracking.drift import METHOD, drift_sentences
 from jaxalign.tracking.estimates import MAIN_MEASURES, Compared, EvaluatedModel, compared_measures, win_rate
-from jaxalign.tracking.formatting import capitalized, number, percent
+from jaxalign.tracking.formatting import capitalized, number, percent, seconds
 from jaxalign.tracking.measures import model_column, model_phrase
 from jaxalign.tracking.report.blocks import FIRST, ReportSection, Table
 from jaxalign.tracking.report.roles import joined
 from jaxalign.tracking.report.templating import render
+from jaxalign.tracking.watching.run import RunStatus
 from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _IMITATES = ("sft",)
@@ -159,3 +163,24 @@ def _cell(one: Compared, estimate: Estimate) -> str:
         count = "" if estimate.count is None else f"{number(estimate.count)}/"
         value += f" ({count}{estimate.total:,}{'' if count else ' answers'})"
     return "\n".join([value, *interval])
+
+
+def live_sentences(run: RunFiles, status: RunStatus) -> list[str]:
+    """The progress of the stage that runs, and its changes in words; none if `status` has no stage."""
+    if not status.stage:
+        return []
+    return [_progress(status), *curve_sentences(run, status.stage)]
+
+
+def _progress(status: RunStatus) -> str:
+    parts = []
+    if status.total:
+        parts.append(f"{status.count:,} of {status.total:,} {status.unit}s ({percent(status.count / status.total)})")
+    if status.seconds_left is not None:
+        parts.append(f"about {seconds(status.seconds_left)} left in this stage")
+    if status.tokens_per_second is not None:
+        parts.append(f"{status.tokens_per_second:,.0f} tokens per second")
+    if status.utilisation is not None:
+        parts.append(f"{percent(status.utilisation)} of the devices' peak")
+    details = f": {', '.join(parts)}" if parts else ""
+    return f"Stage {status.stage} runs, {status.finished_stages} of {status.stages} stages are finished{details}."

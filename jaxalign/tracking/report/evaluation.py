@@ -1,4 +1,4 @@
-"""The sections of stage evaluate: rates, win rates and answers."""
+"""The sections of stage evaluate: rates, win rates, results of lm-evaluation-harness and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from jaxalign.reasons import without_verdict
-from jaxalign.tracking.formatting import capitalized, decimal, number, percent, percent_interval
+from jaxalign.tracking.formatting import capitalized, decimal, number, percent, rate_cell
 from jaxalign.tracking.measures import (
     measure,
     model_column,
@@ -21,7 +21,6 @@ from jaxalign.tracking.measures import (
 )
 from jaxalign.tracking.report import examples, paired, plots
 from jaxalign.tracking.report.blocks import FIRST, Figure, ReportSection, Table
-from jaxalign.tracking.report.harness import harness_results
 from jaxalign.tracking.report.plots import Interval
 from jaxalign.tracking.report.prose import no_rates
 from jaxalign.tracking.report.roles import judge_phrase
@@ -58,7 +57,7 @@ def behaviour(run: RunFiles) -> ReportSection:
             side = {True: "Higher is better", False: "Lower is better"}.get(about.good, "")
             caption = ": ".join(part for part in (side, about.meaning) if part)
             figures.append(Figure(about.title, Markup(plots.interval_bars(about.title, bars)), caption))
-        rows.append([about.title, *map(_rate_cell, rates)])
+        rows.append([about.title, *map(rate_cell, rates)])
     for quantity in quantities(run.kl_reference):
         values = [(evaluation.get(quantity.field) or {}).get(model) for model in run.models]
         if any(value is not None for value in values):
@@ -121,12 +120,12 @@ def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[l
                                 ("preference_score", "Preference score", decimals["preference_score"])):
         means = results.get(field) or {}
         if means:
-            rows.append([*first, label, *("-" if means.get(model) is None else shown(means[model]) for model in run.models)])
+            rows.append([*first, label, *(shown(means.get(model)) for model in run.models)])
     wins = {(row["model"], row["against"]): row | {"count": row["wins"]} for row in results.get("win_rates") or []}
     for against in run.models:
         if any(earlier == against for _, earlier in wins):
             label = f"Preferred over {model_phrase(against, run.used)}"
-            rows.append([*first, label, *(_rate_cell(wins.get((model, against), {})) for model in run.models)])
+            rows.append([*first, label, *(rate_cell(wins.get((model, against))) for model in run.models)])
     return rows
 
 
@@ -165,7 +164,28 @@ def _chosen(numbers: Sequence[int], each: int) -> str:
     return first + (" of each kind" if len(numbers) > 1 else "") + ", in the order of the data (not hand-picked)"
 
 
-def _rate_cell(rate: Mapping[str, Any]) -> str:
-    if not rate.get("total"):
+def harness_results(run: RunFiles) -> list[ReportSection]:
+    """A table with a row for each metric of each task, and a column for each model; no section without tasks."""
+    results = run.evaluation.get("lm_eval") or {}
+    tasks: dict[str, Mapping[str, Any]] = {}
+    for by_task in results.values():
+        tasks |= {task: result for task, result in by_task.items() if task not in tasks}
+    if not tasks:
+        return []
+    rows = []
+    for task, about in tasks.items():
+        for metric in about["metrics"]:
+            cells = [_harness_cell((by_task.get(task) or {}).get("metrics", {}).get(metric) or {})
+                     for by_task in results.values()]
+            rows.append([task, metric, number(about["documents"]), number(about["shots"]), *cells])
+    header = ["Task", "Metric", "Documents", "Examples in the prompt", *(model_title(model, run.used) for model in results)]
+    intro = "Tasks of lm-evaluation-harness. After ± is the standard error, where it is known."
+    return [ReportSection("lm-eval", "Tasks of lm-evaluation-harness", intro, tables=(Table("", header, rows),), nav="lm-eval",
+                          order=FIRST)]
+
+
+def _harness_cell(metric: Mapping[str, Any]) -> str:
+    value, error = metric.get("value"), metric.get("stderr")
+    if value is None:
         return "-"
-    return f"{percent(rate['rate'])} ({number(rate['count'])}/{rate['total']:,})\n{percent_interval(rate)}"
+    return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"

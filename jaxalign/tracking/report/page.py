@@ -12,9 +12,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxalign.config.root import unread_fields
 from jaxalign.errors import UserError
@@ -22,22 +20,19 @@ from jaxalign.registry.stages import StageRecord
 from jaxalign.storage import write_atomically
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report import prose
+from jaxalign.tracking.report.alarms import rl_samples
 from jaxalign.tracking.report.blocks import ReportSection
-from jaxalign.tracking.report.changes import changes
-from jaxalign.tracking.report.costs import costs
+from jaxalign.tracking.report.changes import changes, live_sentences
+from jaxalign.tracking.report.costs import costs, requests
 from jaxalign.tracking.report.device_times import device_times
+from jaxalign.tracking.report.feedback import audit
 from jaxalign.tracking.report.headlines import headlines, model_table
-from jaxalign.tracking.report.judge_audit import audit
-from jaxalign.tracking.report.live import live_sentences
 from jaxalign.tracking.report.ratings import human_ratings
-from jaxalign.tracking.report.requests import requests
 from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
-from jaxalign.tracking.report.samples import rl_samples
 from jaxalign.tracking.report.templating import render
-from jaxalign.tracking.report.terms import terms
 from jaxalign.tracking.watching.run import RunView
-from jaxalign.tracking.workdir import RunFiles, read_run
+from jaxalign.tracking.workdir import RunFiles, leaves, read_run
 
 # Characters that HTML forbids or a terminal would interpret; each becomes the replacement character.
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -91,7 +86,7 @@ def _page(run: RunFiles, refresh: float | None) -> str:
         live=live_sentences(run, status) if status else (),
         headlines=headlines(run),
         models=model_table(run),
-        terms=terms(run),
+        terms=prose.terms(run),
         span=[model_phrase(model, run.used) for model in (run.models[:1] + run.models[-1:])],
         sections=shown if refresh is None else [section for section in shown if section.filled],
         config=_config_lines(run),
@@ -143,7 +138,6 @@ def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
     or to no stage's results; the values of other settings must not make it ineffective. Before all planned stages have started,
     only the last condition applies.
     """
-    leaves = dict(_leaves(run.config))
     stages = [run.stage(name) for name in run.planned]
     recorded = {name for stage in run.stages.values() for name in stage.config}
     waiting = not recorded or any(stage.status is None for stage in stages if stage.name != "report")
@@ -155,7 +149,7 @@ def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
     # Manifests lack the settings of speed and failures of these sections.
     judged = {"feedback": asked, "judge": asked, "endpoint": asked and "endpoint" in judges}
     read, others = [], []
-    for name, value in leaves.items():
+    for name, value in leaves(run.config):
         section = name.partition(".")[0]
         parents = {name[:end] for end in (*(i for i, char in enumerate(name) if char == "."), len(name))}
         used = section in _NO_RESULTS or section in run.planned or not parents.isdisjoint(recorded)
@@ -167,12 +161,3 @@ def _config_lines(run: RunFiles) -> tuple[list[str], list[str]]:
 
 _NO_RESULTS = ("mesh", "placement", "tracking", "stages", "rounds", "compile_cache", "profile", "seed")
 """Settings that stages read although the results of single stages do not depend on them."""
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted name and the value of each field."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

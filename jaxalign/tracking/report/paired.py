@@ -10,7 +10,7 @@ from typing import Any
 from jaxalign.algorithms.win_rates import LEAST, RESAMPLES
 from jaxalign.tracking.differences import MORE, WITHIN, Difference
 from jaxalign.tracking.estimates import Compared
-from jaxalign.tracking.formatting import capitalized, decimal, percent, percent_interval
+from jaxalign.tracking.formatting import capitalized, decimal, percent, rate_cell
 from jaxalign.tracking.measures import measure, model_column, model_phrase, model_title, ordered_measures, quantities
 from jaxalign.tracking.report.blocks import Table
 from jaxalign.tracking.workdir import RunFiles
@@ -83,7 +83,7 @@ def distinct_rows(run: RunFiles) -> list[list[str]]:
 def choice_tables(run: RunFiles) -> tuple[Table, ...]:
     """The share of questions whose correct answer has the highest log-probability, in total and per token."""
     of_model = run.evaluation.get("choices") or {}
-    rows = [[title, *(_rate_cell((of_model.get(model) or {}).get(name)) for model in run.models)]
+    rows = [[title, *(rate_cell((of_model.get(model) or {}).get(name)) for model in run.models)]
             for name, title in _CHOICES.items()]
     caption = "Questions with several answers, with 95% Wilson intervals. Nothing is sampled."
     header = ["Measure", *(model_column(model, run.used) for model in run.models)]
@@ -106,10 +106,6 @@ def difference_tables(run: RunFiles) -> tuple[Table, ...]:
     caption = (f"Difference from {model_phrase(run.models[0], run.used)} on the same prompts, with {_METHOD}. It is more than "
                "noise if the interval does not contain 0.")
     return (Table(caption, ["Measure", *(model_column(model, run.used) for model in models)], rows),)
-
-
-def _rate_cell(rate: Mapping[str, Any] | None) -> str:
-    return f"{percent(rate['rate'])} ({rate['count']:,}/{rate['total']:,})\n{percent_interval(rate)}" if rate else "-"
 
 
 def _difference_cell(about: Compared, found: Mapping[str, Any] | None) -> str:

@@ -132,11 +132,6 @@ def judging_stages(run: RunFiles) -> Iterable[str]:
         yield stage
 
 
-def labelling_stages(run: RunFiles) -> list[str]:
-    """The stages of training that have asked a judge."""
-    return [stage for stage in judging_stages(run) if stage != "evaluate"]
-
-
 def _evaluation_duties(run: RunFiles) -> list[str]:
     rated = ["rated the answers by rubrics"] if run.evaluation.get("rubrics") else []
     return ([_DUTIES["evaluate"]] if run.evaluation.get("win_rates") else []) + rated

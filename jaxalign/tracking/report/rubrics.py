@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
 from jaxalign.tracking.differences import MORE, WITHIN
-from jaxalign.tracking.formatting import capitalized, number, percent, percent_interval, short_percent
+from jaxalign.tracking.formatting import capitalized, number, percent, percent_interval, rate_cell, short_percent
 from jaxalign.tracking.measures import model_column, model_phrase, model_title
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import FIRST, Figure, ReportSection, Table
 from jaxalign.tracking.report.plots import Interval
-from jaxalign.tracking.report.roles import joined, judge_models, judge_phrase, labelling_stages
+from jaxalign.tracking.report.roles import joined, judge_models, judge_phrase, judging_stages
 from jaxalign.tracking.workdir import RunFiles
 
 _LEVEL = 0.05
@@ -52,7 +52,7 @@ def _rate_table(run: RunFiles) -> Table:
     rated, rows = run.evaluation["rubrics"], []
     for rubric in rated["rubrics"]:
         rates = [rated["rates"][model][rubric["name"]] for model in run.models]
-        rows.append([rubric["name"], *map(_cell, rates)])
+        rows.append([rubric["name"], *map(rate_cell, rates)])
         rows.append([f"{rubric['name']}, undecided", *(f"{rate['undecided']:,} of {rate['total'] + rate['undecided']:,}"
                                                        for rate in rates)])
         rows.append([f"{rubric['name']}, if none or all undecided answers count",
@@ -64,7 +64,7 @@ def _rate_table(run: RunFiles) -> Table:
 def _kind_table(run: RunFiles) -> list[Table]:
     """The rates over the prompts of each kind; no table if the prompts have one kind or none."""
     by_kind = run.evaluation["rubrics"]["by_kind"]
-    rows = [[kind, rubric, *(_cell(rates[model][rubric]) for model in run.models)]
+    rows = [[kind, rubric, *(rate_cell(rates[model][rubric]) for model in run.models)]
             for kind, rates in by_kind.items() for rubric in rates[run.models[0]]]
     header = ["Prompts", "Rubric", *(model_column(model, run.used) for model in run.models)]
     caption = "Rates of the decided answers by the kind of the prompt, with 95% Wilson intervals."
@@ -87,16 +87,10 @@ def _difference_table(run: RunFiles) -> Table:
 
 def _phrase_table(run: RunFiles) -> Table:
     phrases = run.evaluation["rubrics"]["refusal_phrases"]
-    rows = [[f"{kind} prompts", *(_cell(phrases[model][kind]) for model in run.models)] for kind in phrases[run.models[0]]]
+    rows = [[f"{kind} prompts", *(rate_cell(phrases[model][kind]) for model in run.models)] for kind in phrases[run.models[0]]]
     caption = ("Answers that contain a refusal phrase, such as “I cannot” or “I'm sorry”, with 95% Wilson intervals. The "
                "phrases are counted in the text. No judge is asked, and an answer with a phrase may still help.")
     return Table(caption, ["Prompts", *(model_column(model, run.used) for model in run.models)], rows)
-
-
-def _cell(rate: Mapping[str, Any]) -> str:
-    if not rate["total"]:
-        return "-"
-    return f"{percent(rate['rate'])} ({rate['count']:,}/{rate['total']:,})\n{percent_interval(rate)}"
 
 
 def _p(value: float) -> str:
@@ -139,7 +133,7 @@ def _is_base(run: RunFiles) -> bool:
 def _shared_stages(run: RunFiles) -> list[str]:
     """The stages of training in which the judge of the evaluation, or a member of its jury, judged too."""
     judges = judge_models(run, "evaluate")
-    return [stage for stage in labelling_stages(run) if judges & judge_models(run, stage)]
+    return [stage for stage in judging_stages(run) if stage != "evaluate" and judges & judge_models(run, stage)]
 
 
 def _uncertainty(run: RunFiles) -> str:
@@ -168,15 +162,10 @@ def _change(run: RunFiles, rated: Mapping[str, Any], rubric: str) -> str:
     parts = [f"{short_percent(rate['rate'])} of the {rate['total']:,} decided answers of {model_phrase(model, run.used)} "
              f"(95% interval {percent_interval(rate)})" for model, rate in rates.items()]
     sentence = f"By the rubric “{rubric}”, the judge counts {joined(parts)}"
-    found = _pair(rated["differences"], rubric, models)
+    ends = (rubric, models[-1], models[0])
+    found = next((one for one in rated["differences"] if (one["rubric"], one["model"], one["against"]) == ends), None)
     if found is None:
         return f"{sentence}."
     p_value = _p(found["p"]).replace("<", "< ") if found["p"] < 0.001 else f"= {_p(found['p'])}"
     test = f"exact McNemar test over {found['pairs']:,} prompts: p {p_value}"
     return f"{sentence}, a difference {_verdict(found)} ({test})."
-
-
-def _pair(differences: Sequence[Mapping[str, Any]], rubric: str, models: Sequence[str]) -> Mapping[str, Any] | None:
-    """The difference between the first and the last of `models`; None if there is none."""
-    ends = (rubric, models[-1], models[0])
-    return next((one for one in differences if (one["rubric"], one["model"], one["against"]) == ends), None)

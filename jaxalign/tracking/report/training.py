@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from jaxalign.tracking.formatting import accuracy_interval, number
-from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences
+from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences, without_samples
 from jaxalign.tracking.report.blocks import LAST, Curves, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.changes import kl_reference
 from jaxalign.tracking.report.examples import Tag
-from jaxalign.tracking.report.samples import without_samples
 from jaxalign.tracking.workdir import RunFiles
 
 _RL_CURVES = (

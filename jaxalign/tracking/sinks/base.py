@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 from typing import Any
 
 from jaxalign.config import TrackingConfig
@@ -33,6 +34,8 @@ class Sink(abc.ABC):
 
     settings: TrackingConfig
     run: RunIdentity
+    _next: int
+    _names: set[str]
 
     def __init__(self, settings: TrackingConfig | None = None):
         self._settings = settings
@@ -45,19 +48,20 @@ class Sink(abc.ABC):
 
     @abc.abstractmethod
     def open(self, config: Mapping[str, Any]) -> None:
-        """Opens the run `self.run`, new or not, and sends its settings, which are flat and without secrets."""
+        """Opens the run `self.run`, new or not, and sends its settings, which are flat and without secrets. Sets `_next` and,
+        unless the class overrides `attached`, `_names`."""
 
-    @abc.abstractmethod
     def next_step(self) -> int:
         """The first step that the service does not have. Called after `start`."""
+        return self._next
 
     @abc.abstractmethod
     def log(self, step: int, metrics: Metrics) -> None:
         """Sends a step."""
 
-    @abc.abstractmethod
     def attached(self) -> set[str]:
         """The names of the attachments that the service has."""
+        return self._names
 
     @abc.abstractmethod
     def attach(self, attachments: Attachments, step: int) -> None:
@@ -118,20 +122,15 @@ def _settings_of(config: Mapping[str, Any]) -> TrackingConfig:
 
 def call_within(seconds: float, action: Any, what: str) -> Any:
     """The result of an action that may wait for a network, in a thread. Raises TimeoutError after so many seconds."""
-    result: list[Any] = []
-    thread = threading.Thread(target=lambda: result.append(_outcome(action)), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not result:
+    result: futures.Future[Any] = futures.Future()
+
+    def work() -> None:
+        try:
+            result.set_result(action())
+        except BaseException as error:  # Raised again in the calling thread.
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    if not futures.wait([result], seconds).done:
         raise TimeoutError(f"{what} did not end within {seconds:g} seconds")
-    value, error = result[0]
-    if error is not None:
-        raise error
-    return value
-
-
-def _outcome(action: Any) -> tuple[Any, BaseException | None]:
-    try:
-        return action(), None
-    except BaseException as error:  # Raised again in the calling thread.
-        return None, error
+    return result.result()

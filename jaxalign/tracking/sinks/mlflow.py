@@ -56,9 +56,6 @@ class MLflow(Sink):
         for first in range(0, len(params), _MOST_PARAMS):
             client.log_batch(self._id, params=params[first : first + _MOST_PARAMS])
 
-    def next_step(self) -> int:
-        return self._next
-
     def log(self, step: int, metrics: Metrics) -> None:
         now = int(1000 * time.time())
         named = [self._entities.Metric(name, value, now, step) for name, value in map(_named, metrics.items())]

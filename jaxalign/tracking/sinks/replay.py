@@ -11,7 +11,7 @@ from typing import Any
 from jaxalign.config import TrackingConfig
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES
-from jaxalign.registry.trackers import tracker_record
+from jaxalign.registry.trackers import TRACKERS, tracker_record
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.sinks.attachments import Attachments, read_attachments, read_results
 from jaxalign.tracking.sinks.base import Sink, reason
@@ -163,8 +163,8 @@ def send_all(name: str, settings: TrackingConfig, workdir: Path) -> Iterator[Sen
     for content in contents:
         sink = make_sink(name, settings, "--to")
         if sink is None:
-            raise UserError(f"--to is {name!r}, a tracker that cannot say which steps it has; one of {', '.join(_known())} is "
-                            "expected")
+            raise UserError(f"--to is {name!r}, a tracker that cannot say which steps it has; one of "
+                            f"{', '.join(TRACKERS.builtin)} is expected")
         try:
             yield send(sink, config, workdir, content)
         except UserError:
@@ -172,9 +172,3 @@ def send_all(name: str, settings: TrackingConfig, workdir: Path) -> Iterator[Sen
         except Exception as error:  # A service's library may raise anything.
             raise UserError(f"tracker {name!r} failed ({reason(error)}); correct the cause and run "
                             "the same command again: it sends what is missing") from None
-
-
-def _known() -> tuple[str, ...]:
-    from jaxalign.registry.trackers import TRACKERS
-
-    return tuple(TRACKERS.builtin)

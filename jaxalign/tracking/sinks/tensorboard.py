@@ -43,9 +43,6 @@ class TensorBoard(Sink):
             self._text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
             self._writer.flush()
 
-    def next_step(self) -> int:
-        return self._next
-
     def log(self, step: int, metrics: Metrics) -> None:
         proto = self._summary.Summary
         values = [proto.Value(tag=name, simple_value=value) for name, value in metrics.items()]

@@ -44,14 +44,8 @@ class Trackio(Sink):
                 embed=False, auto_log_gpu=False, auto_log_cpu=False,
             )
 
-    def next_step(self) -> int:
-        return self._next
-
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(dict(metrics), step=step)
-
-    def attached(self) -> set[str]:
-        return self._names
 
     def attach(self, attachments: Attachments, step: int) -> None:
         row: dict[str, Any] = {name: self._trackio.Histogram(list(values)) for name, values in attachments.histograms.items()}

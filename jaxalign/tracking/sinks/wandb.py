@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxalign.tracking.metrics import Metrics
 from jaxalign.tracking.sinks.attachments import TABLE, Attachments
 from jaxalign.tracking.sinks.base import Sink, call_within, clean, library
-from jaxalign.tracking.sinks.wandb_files import read_records
 
 _SECONDS = 60.0
 """How long W&B may take to log in or to begin a run."""
+_BLOCK, _HEADER, _CHUNK = 32768, 7, 7
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 class WandB(Sink):
@@ -59,14 +61,8 @@ class WandB(Sink):
                 else:
                     self._next = max(self._next, record.history.step.num + 1)
 
-    def next_step(self) -> int:
-        return self._next
-
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(dict(metrics), step=step, commit=True)
-
-    def attached(self) -> set[str]:
-        return self._names
 
     def attach(self, attachments: Attachments, step: int) -> None:
         wandb, row = self._wandb, {}
@@ -83,3 +79,39 @@ class WandB(Sink):
 
     def finish(self, status: str) -> None:
         self._run.finish(exit_code=0 if status == "done" else 1)
+
+
+def read_records(folder: Path, run_id: str) -> Iterator[Any]:
+    """The records of all .wandb files of a run, oldest file first; those after a damaged chunk of a file are left out.
+
+    wandb itself has no public reader. A file has a header of 7 bytes and then records in the log format of LevelDB: blocks of
+    32 KiB with chunks of (checksum, length, type), where a record may span chunks. wandb writes whole blocks, so a kill cuts a
+    file anywhere.
+
+    Args:
+      folder: the folder "wandb" that wandb writes.
+      run_id: the id of the run.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for path in sorted(folder.glob(f"*run-*-{run_id}/run-{run_id}.wandb")):
+        for record in _records(path.read_bytes()):
+            yield Record.FromString(record)
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    at, parts = _HEADER, []
+    while at + _CHUNK <= len(content):
+        left = _BLOCK - at % _BLOCK
+        if left < _CHUNK:  # The end of a block is padded.
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        chunk = content[at + _CHUNK : at + _CHUNK + length]
+        if len(chunk) < length or not _FULL <= kind <= _LAST:
+            return
+        parts = [chunk] if kind in (_FULL, _FIRST) else [*parts, chunk]
+        at += _CHUNK + length
+        if kind in (_FULL, _LAST):
+            yield b"".join(parts)
+            parts = []

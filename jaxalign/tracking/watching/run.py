@@ -15,8 +15,7 @@ from jaxalign.config import rounds
 from jaxalign.errors import UserError
 from jaxalign.tracking.alerts import KL, LENGTH, SCORE, Alert, stall_limit, stalled
 from jaxalign.tracking.system import FAILED, FILE, INTERRUPTED
-from jaxalign.tracking.watching.stage import StageView
-from jaxalign.tracking.watching.tail import Tail
+from jaxalign.tracking.watching.stage import StageView, Tail
 from jaxalign.tracking.workdir import read_config, read_object
 
 FINISHED, RUNNING, STALLED, STOPPED, UNKNOWN, UNREADABLE = "finished", "running", "stalled", "stopped", "waiting", "unreadable"

@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import pathlib, sys
-from jaxalign.tracking.console import output_may_fail
+from jaxalign.commands import output_may_fail
 with output_may_fail():
     for number in range(100_000):
         print("line", number, flush=number % 1000 == 0)
@@ -25,7 +25,7 @@ with output_may_fail():
 def test_a_program_goes_on_when_the_reader_of_its_output_ends(tmp_path, closed):
     command = [sys.executable, "-c", CODE, str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               cwd=pathlib.Path(__file__).resolve().parents[2])
+                               cwd=pathlib.Path(__file__).resolve().parents[1])
     if closed != "stderr":
         assert process.stdout.readline() == "line 0\n"
         process.stdout.close()

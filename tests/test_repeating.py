@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
-from jaxalign.tracking import background
-from jaxalign.tracking.background import Repeating
+from jaxalign.pipeline import companions
+from jaxalign.pipeline.companions import Repeating
 
 
 def wait_until(condition, seconds=5.0):
@@ -17,7 +17,7 @@ def wait_until(condition, seconds=5.0):
 
 
 def test_a_slow_action_is_repeated_less_often_than_its_interval_says(monkeypatch):
-    monkeypatch.setattr(background, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(companions, "_FIRST_SECONDS", 0.0)
     calls = []
 
     def action():
@@ -32,7 +32,7 @@ def test_a_slow_action_is_repeated_less_often_than_its_interval_says(monkeypatch
 
 
 def test_soon_ends_the_interval(monkeypatch):
-    monkeypatch.setattr(background, "MOST_SHARE", 1e9)
+    monkeypatch.setattr(companions, "MOST_SHARE", 1e9)
     calls = []
     with Repeating("the action", 3600.0, lambda: calls.append(1)) as repeating:
         repeating.soon()
@@ -41,7 +41,7 @@ def test_soon_ends_the_interval(monkeypatch):
 
 
 def test_an_action_that_fails_is_reported_once_and_called_no_more(monkeypatch, caplog):
-    monkeypatch.setattr(background, "MOST_SHARE", 1e9)
+    monkeypatch.setattr(companions, "MOST_SHARE", 1e9)
     with caplog.at_level(logging.WARNING, "jaxalign"), Repeating("the live report", 0.01, lambda: 1 / 0) as repeating:
         wait_until(lambda: repeating.ended)
     assert caplog.messages == ["the live report stops (ZeroDivisionError: division by zero); the run goes on without it"]
