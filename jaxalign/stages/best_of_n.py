@@ -26,7 +26,7 @@ from jaxalign.stages.shared import loops, reads, run_models, sources
 from jaxalign.stages.shared.answering import answers_in, sampled_answers
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.rewards import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import policy_inputs, train_supervised
 from jaxalign.trainers.sft import packed

@@ -46,8 +46,7 @@ from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import row_comparison
-from jaxalign.stages.shared.rewards import make_callable
-from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.rewards import load_scorer, make_callable
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.steps import work
 from jaxalign.storage import json_bytes, json_lines, write_bytes_atomically

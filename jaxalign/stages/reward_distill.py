@@ -34,7 +34,7 @@ from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import labelled_split
 from jaxalign.stages.shared.preference_pairs import held_out_parts
-from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.rewards import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import stage_inputs
 from jaxalign.steps import work
