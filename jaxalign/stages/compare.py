@@ -31,7 +31,7 @@ from jaxalign.records import Comparison, PrincipleLabel, Prompt
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
@@ -90,7 +90,7 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
     start = len(prompts) - sum(len(queue.rows) for queue in left)
     asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
     with Progress(context.title, len(prompts), start, unit="pair") as progress, _asking(config) as asker:
-        meter = loops.Meter(loops.timing(context, model), model, progress)
+        meter = engines.Meter(engines.timing(context, model), model, progress)
         params = run_models.policy_params(context, model, "compare")
         policy = engines.text_generator(context, model, params, section.batch, meter)
         labelling = judges.make_labeller(context, judges.make_judge(context, "compare", model, section.batch, meter))

@@ -8,6 +8,7 @@ import functools
 import logging
 import re
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ import jax
 from jaxalign import interrupts
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
-from jaxalign.steps.recording import Recording
+from jaxalign.steps.checkpoint import Checkpointer
 from jaxalign.tracking.metrics import by_name, to_metrics
 from jaxalign.tracking.profile import Profiler
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timeline
+from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker, Trackers
 
 Init = Callable[[], Any]
@@ -29,6 +30,44 @@ StepFunction = Callable[[Any, int], tuple[Any, Any]]
 """`(state, number) -> (state, metrics)`; metrics are a record or a dict of scalars by name."""
 MOST_SKIPPED = 10
 """The number of steps in a row with a gradient that is not finite after which training stops."""
+
+
+class Recording:
+    """Writes a run's timing and checkpoints to its directory. A run in memory starts from the beginning and writes nothing.
+
+    Args:
+      directory: the parent of checkpoints/; None for a run in memory.
+      timing: the directory of timing.jsonl; None for `directory`.
+      peak: peak FLOP/s of all devices together; 0 if unknown.
+      run: identifies the run in its checkpoints.
+    """
+
+    def __init__(self, directory: Path | None, timing: Path | None, peak: float, run: str = ""):
+        self.saves = directory is not None
+        if self.saves:
+            self.timing = Timing((timing or directory) / "timing.jsonl", peak)
+            self._checkpointer = Checkpointer(directory / "checkpoints", run)
+        else:
+            self.timing = types.SimpleNamespace(add=lambda *_, **__: None)
+
+    def restore(self, init: Callable[[], Any], abstract: Any) -> tuple[int, Any]:
+        """(number of completed steps, state) from the newest intact checkpoint, or from `init()` if there is none."""
+        if not self.saves:
+            return 0, init()
+        began = time.perf_counter()
+        start, state = (0, init()) if self._checkpointer.latest() is None else self._checkpointer.restore(abstract)
+        self.timing.add("start", time.perf_counter() - began)
+        return start, state
+
+    def save(self, step: int, state: Any) -> None:
+        """Saves a checkpoint in the background. Raises OSError if the disk is full."""
+        if self.saves:
+            self._checkpointer.save(step, state)
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is written."""
+        if self.saves:
+            self._checkpointer.close()
 
 
 class Step(NamedTuple):

@@ -32,10 +32,8 @@ from jaxalign.steps.loop import Step
 from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer
-from jaxalign.trainers.extent import warn_of_same_rows
-from jaxalign.trainers.fit_arguments import named_arguments
-from jaxalign.trainers.inputs import model_inputs, settings_from
-from jaxalign.trainers.lengths import check_length, warn_of_cut
+from jaxalign.trainers.extent import check_length, warn_of_cut, warn_of_same_rows
+from jaxalign.trainers.inputs import model_inputs, named_arguments, settings_from
 from jaxalign.trainers.rows import Example, as_example, as_examples
 from jaxalign.trainers.windows import GivenRows, closing, every_epoch
 
