@@ -88,8 +88,6 @@ class Loop:
       total_steps: the number of steps.
       checkpoint_every: steps between checkpoints.
       shown: the metrics that the progress bar shows.
-      tokens_metric: the metric that counts the tokens of a step, for tokens per second. Metrics whose names start with an
-        underscore are shown and counted but not recorded.
       timing: the directory of timing.jsonl; None for `directory`.
       timeline: times the phases within a step; None if a step is one phase.
       flops: the FLOPs of a step, for steps without a timeline.
@@ -109,7 +107,6 @@ class Loop:
     total_steps: int = 0
     checkpoint_every: int = 1
     shown: tuple[str, ...] = ("loss",)
-    tokens_metric: str = "tokens"
     timing: Path | None = None
     timeline: Timeline | None = None
     flops: Callable[[int], float] | None = None
@@ -132,13 +129,6 @@ class Loop:
             scalars. They may be device arrays: they are fetched one step late, so that the device does not wait for the host.
         """
         return Training(self, init, abstract, step_fn)
-
-    def run(self, init: Init, abstract: Any, step_fn: StepFunction) -> Any:
-        """Trains to `total_steps` and returns the final state. Takes the arguments of `begin`."""
-        training = self.begin(init, abstract, step_fn)
-        for _ in training:
-            pass
-        return training.state
 
 
 class Training:
@@ -221,14 +211,13 @@ class Training:
         """Fetches, logs and shows the metrics of a step."""
         loop = self._loop
         numbers = to_metrics(by_name(jax.device_get(metrics)))
-        count = int(numbers.get(loop.tokens_metric, 0))
-        kept = {name: value for name, value in numbers.items() if not name.startswith("_")}
-        trackers.log(step, kept)
+        count = int(numbers.get("tokens", 0))
+        trackers.log(step, numbers)
         self._check_gradients(step, numbers)
         if progress is not None:
             progress.update(tokens=count, **{name: numbers[name] for name in loop.shown if name in numbers})
         clock.tokens += count
-        return Step(step, kept)
+        return Step(step, numbers)
 
     def _check_gradients(self, step: int, metrics: Mapping[str, float]) -> None:
         """Warns of a skipped update, except one that the loss scale explains.
