@@ -28,8 +28,7 @@ from jaxalign.models.blocks import row_blocks
 from jaxalign.models.checkpoints.export import export
 from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.checkpoints.layout import places
-from jaxalign.models.checkpoints.safetensors import open_weights
-from jaxalign.models.checkpoints.safetensors_writer import Planned, plan, write_file, write_index
+from jaxalign.models.checkpoints.safetensors import Planned, open_weights, plan, write_file, write_index
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding

@@ -39,8 +39,7 @@ from jaxalign.steps.arguments import DirectArguments
 from jaxalign.steps.direct_step import direct_step
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import init_state
-from jaxalign.trainers.answers import packed, pair_arrays
-from jaxalign.trainers.direct_quality import all_logprobs
+from jaxalign.trainers.answers import all_logprobs, packed, pair_arrays
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 

@@ -27,7 +27,6 @@ from jaxalign.json_text import parse_json
 from jaxalign.records import Message
 from jaxalign.stages.shared import preview
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.data_preview import data_lines
 from jaxalign.tracking.tokens import GIVEN, LEARNT, TokenRow, legend, show
 
 _USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--config.FIELD=VALUE ...] [--workdir=DIR]
@@ -105,7 +104,7 @@ def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[Tok
     config, workdir, _ = train.read_arguments(argv)
     config = resolve_auto(config)
     stage = preview.choose_stage(config, own["stage"])
-    return *preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"]), data_lines(config)
+    return *preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"]), preview.data_lines(config)
 
 
 def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[TokenRow]]:

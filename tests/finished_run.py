@@ -12,10 +12,10 @@ from jaxalign.config import Config, from_config_dict, to_dict
 from jaxalign.feedback.decisions import calibrate
 from jaxalign.records import Comparison, Message, PrincipleLabel, Prompt
 from jaxalign.registry.stages import STAGES
+from jaxalign.stages.compare import summarise
 from jaxalign.stages.revise import _summary as revise_summary
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
-from jaxalign.stages.shared.label_summary import summarise
 from jaxalign.stages.shared.labelled import comparison_row, revision_report
 from jaxalign.stages.shared.manifest import DONE, new_manifest, stage_outputs
 from jaxalign.steps.checkpoint import save_params

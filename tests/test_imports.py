@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "jaxalign").rglob("*.py"))
 GOLD = "jaxalign.data.world.gold"
 EVALUATION = {"jaxalign.stages.evaluate", "jaxalign.data.world.label_scores", "jaxalign.data.world.scores", "jaxalign.world"}
-EXTRAS = {"endpoint": "endpoint", "data": "data/sources/arrow_parts.py stages/shared/exported_columns.py",
+EXTRAS = {"endpoint": "endpoint", "data": "data/sources/arrow_parts.py stages/shared/exported_sets.py",
           "eval": "trainers/harness.py trainers/harness_model.py", "tfds": "data/sources/tfds_part.py",
           "track": "tracking/sinks", "prometheus": "tracking/watching/exporter.py"}
 """The files or folders that import the packages of each extra."""

@@ -22,6 +22,7 @@ from jaxalign.rollout import layouts, sampler
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import Engine, LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.steps.loop import Loop
 from jaxalign.steps.optimizer import make_optimizer
 
 STOPS = (2, 9, 20, 25)  # several, so that some responses end and some are truncated
@@ -146,6 +147,14 @@ def experience(setup: PPOSetup, state, frozen, sampled, recompute: bool = False)
     return make_experience(
         setup, recompute, frozen.reference, state.policy.params, critic, state.kl_coef, sampled, scores
     )
+
+
+def run_loop(loop: Loop, init, abstract, step_fn):
+    """Trains to the last step and returns the final state. Takes the arguments of `Loop.begin`."""
+    training = loop.begin(init, abstract, step_fn)
+    for _ in training:
+        pass
+    return training.state
 
 
 def to_host(tree):

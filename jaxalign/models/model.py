@@ -16,7 +16,7 @@ from flax import nnx
 from jaxalign.models import generation
 from jaxalign.models.adapters.lora import Adapters, LoraAdapters, adapter_axes, adapter_shapes, init_adapters
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.attention.continued import continued_attention
+from jaxalign.models.attention.blocked import continued_attention
 from jaxalign.models.attention.dispatch import attention, kind_of_attention
 from jaxalign.models.attention.ring import length_multiple
 from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes, joined, restored

@@ -40,10 +40,9 @@ from jaxalign.rewards.scorer import Ensemble, PairScoreArguments, Scorer, packed
 from jaxalign.rollout.sampling import section_sampling
 from jaxalign.steps.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step, sorts_the_batch
-from jaxalign.steps.distill_step import distill_step
 from jaxalign.steps.lm_step import lm_step
 from jaxalign.steps.optimizer import make_optimizer
-from jaxalign.steps.preference_step import preference_step
+from jaxalign.steps.preference_step import distill_step, preference_step
 from jaxalign.steps.state import abstract_state
 
 

@@ -93,15 +93,13 @@ class AlarmRun:
       records: the files of the run.
       iterations: the number of iterations of the run.
       win_rate: asks the judge; None without one.
-      name: the stage's name in messages.
     """
 
     def __init__(
-        self, section: AlarmsConfig, questions: Questions, records: Records, iterations: int, win_rate: WinRate | None = None,
-        name: str = "ppo",
+        self, section: AlarmsConfig, questions: Questions, records: Records, iterations: int, win_rate: WinRate | None = None
     ):
         self.section, self._questions, self._records, self._iterations = section, questions, records, iterations
-        self._win_rate, self._name, self._measured = win_rate, name, None
+        self._win_rate, self._measured = win_rate, None
         self._refusals = tuple(re.compile(pattern, re.IGNORECASE) for pattern in section.refusals or REFUSALS)
 
     @property
@@ -121,8 +119,8 @@ class AlarmRun:
         self.ended(self._iterations)  # Reads the measurements if no step has run.
         fired = self.outcome.fired
         if fired and self.section.action == "stop":
-            raise UserError(f"{self._name}: {' '.join(one.sentence() for one in fired)} The run ends because "
-                            f"config.{self._name}.alarms.action is 'stop'; raise kl_coef or lower the learning rate, or set "
+            raise UserError(f"ppo: {' '.join(one.sentence() for one in fired)} The run ends because "
+                            "config.ppo.alarms.action is 'stop'; raise kl_coef or lower the learning rate, or set "
                             "the action to 'best', and start the stage again with --overwrite")
 
     def step(self, iteration: Iteration, state: PPOState, number: int) -> tuple[PPOState, dict[str, Any]]:
@@ -146,7 +144,7 @@ class AlarmRun:
             self._records.save_policy(done, without_value_head(state.policy.params))
         for fired in outcome.fired:
             if fired.alarm not in known:
-                logging.getLogger("jaxalign").warning(f"{self._name}: alarm '{fired.alarm}': {fired.sentence()}")
+                logging.getLogger("jaxalign").warning(f"ppo: alarm '{fired.alarm}': {fired.sentence()}")
         return measured.metrics()
 
     def _values(self, iteration: Iteration, state: PPOState, done: int) -> dict[str, float]:

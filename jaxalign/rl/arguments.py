@@ -23,19 +23,6 @@ static = functools.partial(dataclasses.field, metadata={"static": True})
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplerArguments:
-    """Arguments of `checks.sampler_difference`: a model with an LM head, its joined parameters, a rollout from them, and all
-    rows of the rollout in parts."""
-
-    model: Model = static()
-    temperature: float = static()
-    params: Params
-    rollout: Rollout
-    parts: PackedParts
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperienceArguments:
     """Arguments of `experience.packed_experience`, for a rollout of B responses of N tokens.
 
@@ -97,7 +84,7 @@ class OutputArguments:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoleArguments:
-    """Arguments of the programs of one role in `role_programs`, all on its mesh.
+    """Arguments of `checks.sampler_difference` and of the programs of one role in `role_programs`, all on its mesh.
 
     Attributes:
       model: the role's model.

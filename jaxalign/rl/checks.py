@@ -15,7 +15,7 @@ from jaxalign.config import Checks, OnlineChecks
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.parallel.precision import FLOAT32_BITS, product_bits
-from jaxalign.rl.arguments import SamplerArguments
+from jaxalign.rl.arguments import RoleArguments
 from jaxalign.rl.responses import logprobs_by_parts, response_mask
 from jaxalign.steps.metrics import GradientMetrics
 
@@ -85,7 +85,7 @@ class SamplerDifference(NamedTuple):
 
 
 @jax.jit
-def sampler_difference(given: SamplerArguments) -> SamplerDifference:
+def sampler_difference(given: RoleArguments) -> SamplerDifference:
     """The largest differences between the sampler's and the trainer's log-probabilities."""
     rollout = given.rollout
     mine = logprobs_by_parts(given.model, given.params, rollout, given.temperature or 1.0, given.parts)

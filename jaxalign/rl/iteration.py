@@ -27,12 +27,11 @@ from jaxalign.records import Experience, Prompt, Rollout
 from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.estimators import check_estimates, estimator_of
-from jaxalign.rl.experience import make_experience
+from jaxalign.rl.experience import greedy_baseline, make_experience
 from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
 from jaxalign.rl.monitor import Monitor, OnChecks
 from jaxalign.rl.program_times import RunProgram, unrecorded
 from jaxalign.rl.sampled_ahead import AheadRollouts
-from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout.responses import Padding

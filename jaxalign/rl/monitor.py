@@ -11,7 +11,7 @@ import jax
 from jaxalign.errors import UserError
 from jaxalign.reasons import MOSTLY, too_few
 from jaxalign.records import Experience, Rollout
-from jaxalign.rl.arguments import SamplerArguments
+from jaxalign.rl.arguments import RoleArguments
 from jaxalign.rl.checks import (
     EXACT,
     Check,
@@ -41,14 +41,13 @@ class Monitor:
     Args:
       setup: models, optimizers and options.
       on_checks: receives the step-0 checks before a failure stops the run; None for no record.
-      name: the config section's name in messages.
     """
 
-    def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None, name: str = "ppo"):
+    def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None):
         self._setup, self._on_checks = setup, on_checks
         self._config, self._policies = setup.config, setup.config.checks
         self._tolerance = sampler_tolerance(self._config.sampler_tolerance, setup.policy)
-        self._act_on = functools.partial(act_on, policies=self._policies, stage=name)
+        self._act_on = functools.partial(act_on, policies=self._policies, stage="ppo")
         self._pending: tuple[int, jax.Array | None, jax.Array] | None = None
         self._warned = False
 
@@ -82,7 +81,7 @@ class Monitor:
         if policies.ratio == policies.sampler_gap == "warn":  # The first minibatch of the update measures both.
             return False
         rollout, parts = pack_rollout(rollout, config.micro_batch_tokens, self._setup.policy.sharding)
-        difference = sampler_difference(SamplerArguments(
+        difference = sampler_difference(RoleArguments(
             model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout, parts=parts
         ))
         # To recompute does no harm, so it follows every difference that float32 does not explain.

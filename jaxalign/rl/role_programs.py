@@ -15,7 +15,7 @@ from jaxalign.rl.arguments import CriticArguments, RoleArguments, UpdateArgument
 from jaxalign.rl.losses import totals, value_loss
 from jaxalign.rl.metrics import UpdateMetrics
 from jaxalign.rl.program_times import RunProgram, unrecorded
-from jaxalign.rl.responses import response_stats, response_values
+from jaxalign.rl.responses import logprobs_by_parts, response_values
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.update import (
     critic_update,
@@ -37,10 +37,7 @@ CriticMetrics = tuple[dict[str, jax.Array], GradientMetrics]
 @MeshProgram
 def logprobs_of(given: RoleArguments) -> jax.Array:
     """float32 [B, N]: log-probabilities of the response tokens. Entries beyond the end of a response are meaningless."""
-    def of(rows):
-        return response_stats(given.model, given.params, given.rollout, given.temperature, None, rows).logprobs
-
-    return each_part(given.parts, of)
+    return logprobs_by_parts(given.model, given.params, given.rollout, given.temperature, given.parts)
 
 
 @MeshProgram

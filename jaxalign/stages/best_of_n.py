@@ -22,11 +22,11 @@ from jaxalign.reasons import MOSTLY, too_few
 from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
-from jaxalign.stages.shared import loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, reads, run_models, sources
 from jaxalign.stages.shared.answering import answers_in, sampled_answers
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.rewards import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import policy_inputs, train_supervised
 from jaxalign.trainers.sft import packed
@@ -90,7 +90,7 @@ def _count_cut(context: StageContext, chosen: list[dict]) -> int:
 
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, sets: PromptSets, shards: Shards) -> None:
     """Samples n answers to every prompt and writes the best one, chunk by chunk."""
-    section, timing, scoring = context.config.best_of_n, loops.timing(context, model), None
+    section, timing, scoring = context.config.best_of_n, engines.timing(context, model), None
     key = context.key("best_of_n", streams.SAMPLES)
     sampled = sampled_answers(context, "best_of_n", model, tokenizer, sets, shards, section.n, key, timing)
     for queue, prompts, rollout in sampled:

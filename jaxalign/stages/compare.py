@@ -7,33 +7,43 @@ row per pair.
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.feedback.critique import answer
-from jaxalign.feedback.decisions import Calibration, calibrate, decide
+from jaxalign.feedback.decisions import Calibration, calibrate, decide, is_tie
 from jaxalign.feedback.labeller import Pair, incomplete_sides
+from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.feedback.pairs import choose_pair
 from jaxalign.feedback.text_generator import TextGenerator
+from jaxalign.parallel import hosts
 from jaxalign.reasons import COMPARISON, advice, label_warnings, listed, pairs_sentence, self_agreement_sentence
-from jaxalign.records import Comparison, Prompt
+from jaxalign.records import Comparison, PrincipleLabel, Prompt
+from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, judges, loops, overlap, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
-from jaxalign.stages.shared.label_summary import summarise
 from jaxalign.stages.shared.labelled import comparison_row, row_comparison
 from jaxalign.stages.shared.shards import Queue, Shards, queues
 from jaxalign.tracking.progress import Progress
 
 FEWEST_ASKED = 64
 """The stage stops if none of the first pairs, at least this many, has a verdict."""
+_CLOSE = 1e-3
+"""A probability closer to 0.5 prefers neither answer."""
 
 
 @STAGES.declare(
@@ -82,9 +92,14 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
     key = context.key("compare", "labels")
     start = len(prompts) - sum(len(queue.rows) for queue in left)
     asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
+<<<<<<< HEAD
     problems: collections.Counter[str | None] = collections.Counter()  # Of the pairs that were asked.
     with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, "compare") as asker:
         meter = loops.Meter(loops.timing(context, model), model, progress)
+=======
+    with Progress(context.title, len(prompts), start, unit="pair") as progress, _asking(config) as asker:
+        meter = engines.Meter(engines.timing(context, model), model, progress)
+>>>>>>> simplify-stages
         params = run_models.policy_params(context, model, "compare")
         policy = engines.text_generator(context, model, params, section.batch, meter)
         labelling = judges.make_labeller(context, judges.make_judge(context, "compare", model, section.batch, meter))
@@ -159,3 +174,89 @@ def _decide(config: Config, shards: Shards, queues: Sequence[Queue]) -> Calibrat
         if json.dumps(decided[own.start : own.stop]) != json.dumps(rows[own.start : own.stop]):
             shards.write(chunk, decided[own.start : own.stop])
     return calibration
+
+
+class Asker(NamedTuple):
+    """Calls a judge. begin: starts a call, and returns a function that waits for its result. ahead: the number of calls that
+    may be in progress while the policy samples."""
+
+    begin: Callable[[Callable[[], Any]], Callable[[], Any]]
+    ahead: int
+
+
+@contextlib.contextmanager
+def _asking(config: Config) -> Iterator[Asker]:
+    """Asks a judge outside of this process while the policy samples the next rows.
+
+    A call runs in a thread if the judge does not compute on the run's devices and the run has one process: several processes
+    exchange the judge's results in the order of their calls. Otherwise a call ends before `begin` returns.
+    """
+    if stage_judge(config, "compare").on_all_processes or hosts.count() > 1:
+
+        def now(call: Callable[[], Any]) -> Callable[[], Any]:
+            result = call()
+            return lambda: result
+
+        yield Asker(now, 0)
+        return
+    with ThreadPoolExecutor(1, "judge") as pool:
+        try:
+            yield Asker(lambda call: pool.submit(call).result, 1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def summarise(rows: Sequence[Mapping[str, Any]], calibration: Calibration) -> dict[str, Any]:
+    """The summary of stage compare's rows. Shares are None if nothing was asked."""
+    pairs = [row_comparison(row) for row in rows]
+    asked = [pair for pair in pairs if pair.response_a != pair.response_b]
+    labels = [label for pair in asked for label in pair.labels]
+    both = [pair for pair in asked if pair.label_ab is not None and pair.label_ba is not None]
+    confidence = [abs((pair.label_ab + pair.label_ba) / 2 - 0.5) + 0.5 for pair in both]
+    counts, edges = np.histogram(confidence, bins=10, range=(0.5, 1.0))
+    apart = [pair.disagreement for pair in pairs if pair.disagreement is not None]
+    outside = [pair.outside for pair in pairs if pair.outside is not None]
+    return {
+        "pairs": len(rows),
+        "identical_pairs": len(rows) - len(asked),
+        "incomplete": sum(len(pair.incomplete) for pair in asked),
+        "undecided": sum(not pair.decided for pair in asked),
+        "unparsable": sum(pair.problem is not None for pair in asked),
+        "outcomes": count_outcomes(row.get("outcome") for row in rows),
+        "decided_share": sum(pair.decided for pair in asked) / max(1, len(rows)),
+        "outside_mass": _mean(outside),
+        **({"disagreement": _mean(apart)} if apart else {}),
+        **_self_agreement(labels),
+        "confidence_histogram": {"edges": [float(x) for x in edges], "counts": [int(x) for x in counts]},
+        "calibration": dataclasses.asdict(calibration) | {"position": dict(calibration.position)},
+        "principles": {name: _principle(name, asked) for name in sorted({label.principle for label in labels})},
+    }
+
+
+def _principle(name: str, asked: Sequence[Comparison]) -> dict[str, Any]:
+    """The part of one principle: under how many pairs it was asked, how it answered, and how many labels it decided."""
+    labels = [label for pair in asked for label in pair.labels if label.principle == name]
+    return {
+        "pairs": len(labels),
+        "decides": sum(pair.principle == name for pair in asked),
+        "mean_confidence": _mean([abs((x.ab + x.ba) / 2 - 0.5) + 0.5 for x in labels if x.ab is not None and x.ba is not None]),
+        **_self_agreement(labels),
+    }
+
+
+def _self_agreement(labels: Sequence[PrincipleLabel]) -> dict[str, Any]:
+    """ties: the share of labels that are ties. position_bias: the mean P(the answer shown first is better) - 0.5.
+    order_agreement: the share of labels with the same verdict in both orders: response_a, response_b, or neither."""
+    both = [label for label in labels if label.ab is not None and label.ba is not None]
+    sides = [[0 if abs(p - 0.5) < _CLOSE else 1 if p > 0.5 else -1 for p in (label.ab, label.ba)] for label in both]
+    known = [label for label in labels if label.tie is not None]
+    return {
+        "ties": _mean([is_tie(label) for label in known]),
+        "position_bias": _mean([(label.ab + 1 - label.ba) / 2 - 0.5 for label in both]),
+        "order_agreement": _mean([first == second for first, second in sides]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -29,13 +29,14 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import (
     AnswerPairBuilder,
     EncodedAnswers,
+    accuracy,
     encode_judged,
     encode_pair,
     judged_arrays,
     pair_arrays,
+    separation,
 )
 from jaxalign.trainers.direct import DPO
-from jaxalign.trainers.direct_quality import accuracy, separation
 
 KTO_BALANCE = (1.0, 1.5)
 """The range that the KTO paper recommends for desirable_weight * good answers / (undesirable_weight * bad answers)."""
@@ -97,7 +98,7 @@ def _train_in_memory(context: StageContext, tokenizer: Tokenizer, judged: bool) 
         rows, held_out_rows, report = labelled_split(context, tokenizer, section)
         held_out_rows = held_out_once(context, held_out_rows)
     extra = print_report(context.title, report)
-    extra |= {"balance": balance(section, rows)} if judged else {}
+    extra |= {"balance": balance(section, [row.desirable for row in rows])} if judged else {}
     make = judged_arrays if judged else pair_arrays
     train = make(tokenizer, rows, config.data.style, section, _learns_from_single(section))
     held_out = make(tokenizer, held_out_rows, config.data.style, section)
@@ -125,7 +126,7 @@ def _train_in_windows(context: StageContext, tokenizer: Tokenizer, judged: bool)
     windows = Windows(context, tokenizer, WindowUse(kind, encode, builder, unit, "dpo.max_length"))
     with contextlib.closing(windows.rows):
         labels = windows.rows.first().arrays.label
-        extra = {"balance": _balance(section, int((labels > 0.5).sum()), int((labels <= 0.5).sum()))} if judged else {}
+        extra = {"balance": balance(section, (labels > 0.5).tolist())} if judged else {}
         held_out = make(tokenizer, windows.held_out, config.data.style, section)
         steps, trainer = windows.steps(section, section.batch), _trainer(context, tokenizer)
         for _ in trainer.fit_windows(windows.rows, steps, held_out):
@@ -138,17 +139,15 @@ def _learns_from_single(section: DPOConfig) -> bool:
     return not objectives_of(section.objective)[0].pairs
 
 
-def balance(section: DPOConfig, judgements: Sequence[Judgement]) -> dict[str, float | int | None]:
+def balance(section: DPOConfig, desirable: Sequence[bool]) -> dict[str, float | int | None]:
     """The numbers of good and bad training answers and their weighted ratio.
 
     Warns if the ratio is far from the range that the KTO paper (arXiv 2402.01306) recommends.
+
+    desirable: whether each answer is good.
     """
-    good = sum(judgement.desirable for judgement in judgements)
-    return _balance(section, good, len(judgements) - good)
-
-
-def _balance(section: DPOConfig, good: int, bad: int) -> dict[str, float | int | None]:
-    """`balance` for numbers of good and bad answers."""
+    good = sum(desirable)
+    bad = len(desirable) - good
     weighted = section.desirable_weight * good, section.undesirable_weight * bad
     ratio = weighted[0] / weighted[1] if weighted[1] else None
     low, high = KTO_BALANCE

@@ -41,13 +41,12 @@ from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.sampler import Engine, TokenSampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import engines, harness, judges, likelihoods, loops, paired, reads, rubrics, run_models, sources
+from jaxalign.stages.shared import engines, harness, judges, likelihoods, paired, reads, rubrics, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import Contest, breakdown, means_by_model
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import row_comparison
-from jaxalign.stages.shared.rewards import make_callable
-from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.rewards import load_scorer, make_callable
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.steps import work
 from jaxalign.storage import json_bytes, json_lines, write_bytes_atomically
@@ -178,7 +177,7 @@ class Answering:
         self.sampler, self.padding, self.sampling, self.batch = sampler, engine.padding, sampling, config.evaluate.batch
         sampler.update(self.params, evaluated(config).index(name))
         self.world = world_of(config) if data_source(config).gold else None
-        self.timing = loops.timing(context, model)
+        self.timing = engines.timing(context, model)
         parts = names_in(config.reward.source)
         inputs = RewardInputs(config, tokenizer, model, context)
         self.reward = make_callable(inputs) if "callable" in parts and "ppo" in config.stages else None
@@ -191,7 +190,7 @@ class Answering:
         key = self.context.key("evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
             rollout = sample_rollout(
-                self.sampler, self.padding, ids, key, asked, self.sampling, loops.counting(progress), versions=False
+                self.sampler, self.padding, ids, key, asked, self.sampling, engines.counting(progress), versions=False
             )
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         for number, own in queue.chunks.items():
@@ -283,7 +282,7 @@ def compare(
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in rows}
     pairings, out = contests(names), []
     with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:
-        meter = loops.Meter(loops.timing(context, model), model, progress)
+        meter = engines.Meter(engines.timing(context, model), model, progress)
         labelling = judges.make_labeller(context, judges.make_judge(context, "evaluate", model, section.batch, meter))
         for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]

@@ -17,7 +17,7 @@ from jaxalign.data.chat import styles
 from jaxalign.feedback.labeller import Pair
 from jaxalign.records import Comparison
 from jaxalign.registry.stages import STAGES, Batch
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import comparison_row
@@ -61,7 +61,7 @@ class OnlineDPOStage(BuiltinStage):
         placed = online_dpo_placement(context, model)
         model, judging = placed.model("policy", model), placed.model("judge", model)
         timeline, shards = Timeline(), Shards(context.directory)
-        meter = loops.Meter(timeline, model)
+        meter = engines.Meter(timeline, model)
         judge = judges.make_judge(context, self.name, judging, section.batch, meter, trains=True)
         labeller = judges.make_labeller(context, judge)
         sets = sources.prompt_sets(context, tokenizer)

@@ -37,9 +37,6 @@ class PretrainStage(Stage):
     config_fields = (*reads.BASE_FIELDS, *reads.WORLD_FIELDS, "pretrain")
     setup_files = ("tokenizer.model",)
 
-    def inputs(self, config: Config) -> tuple[str, ...]:
-        return ()
-
     def files(self, config: Config):
         return reads.plugin_file(config.data.source, "data.source")
 

@@ -16,7 +16,7 @@ from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
 from jaxalign.reasons import advice, too_few
 from jaxalign.records import Revision
 from jaxalign.registry.stages import STAGES, Batch
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, judges, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.breakdown import prompt_shares
 from jaxalign.stages.shared.builtin import BuiltinStage
@@ -55,7 +55,7 @@ class ReviseStage(BuiltinStage):
         sampling = engines.sampling(section, tokenizer, style)
         with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="prompt") as progress:
             if left:
-                meter = loops.Meter(loops.timing(context, model), model, progress)
+                meter = engines.Meter(engines.timing(context, model), model, progress)
                 base = run_models.base_params(context, model)
                 policy = engines.text_generator(context, model, base, section.batch, meter)
                 judge = judges.make_judge(context, self.name, model, section.batch, meter, sampling, base=base)

@@ -28,13 +28,13 @@ from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Comparison, PairBatch, Prompt, ScoredPairs
 from jaxalign.registry.stages import STAGES, Batch
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
-from jaxalign.stages.shared import loops, reads, run_models, sources
+from jaxalign.stages.shared import engines, reads, run_models, sources
 from jaxalign.stages.shared.answering import SampledAnswer, answers_in, sampled_answers
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.stages.shared.builtin import BuiltinStage
 from jaxalign.stages.shared.labelled import labelled_split
 from jaxalign.stages.shared.preference_pairs import held_out_parts
-from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.rewards import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import stage_inputs
 from jaxalign.steps import work
@@ -86,7 +86,7 @@ class RewardDistillStage(BuiltinStage):
             pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
             for pairs in ([*fresh, *labelled], held_out, labelled_held_out)
         ]
-        with loops.timing(context, policy).phase("score") as phase:
+        with engines.timing(context, policy).phase("score") as phase:
             raw = [all_scores(*teacher, pairs, section.batch_pairs) for pairs in arrays]
             phase.tokens = sum(int(pairs.length.sum()) for pairs in arrays)
             phase.flops = teacher[0].members * sum(work.reading_pairs(teacher[0].model, pairs) for pairs in arrays)
@@ -131,7 +131,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer, sets: Pr
 
     An answer ends where the sampled text begins another turn, and has no thoughts, as in stage compare.
     """
-    n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), loops.timing(context, policy)
+    n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), engines.timing(context, policy)
     key = context.key("reward_distill", "samples")
     sampled = sampled_answers(context, "reward_distill", policy, tokenizer, sets, shards, n, key, timing)
     for queue, prompts, rollout in sampled:

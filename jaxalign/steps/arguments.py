@@ -108,7 +108,7 @@ class LogprobArguments:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillArguments:
-    """Arguments of `distill_step.distill_step`.
+    """Arguments of `preference_step.distill_step`.
 
     Attributes:
       model: the student, with a scalar head.

@@ -8,6 +8,7 @@ import functools
 import logging
 import re
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ import jax
 from jaxalign import interrupts
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
-from jaxalign.steps.recording import Recording
+from jaxalign.steps.checkpoint import Checkpointer
 from jaxalign.tracking.metrics import by_name, to_metrics
 from jaxalign.tracking.profile import Profiler
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timeline
+from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import Tracker, Trackers
 
 Init = Callable[[], Any]
@@ -29,6 +30,44 @@ StepFunction = Callable[[Any, int], tuple[Any, Any]]
 """`(state, number) -> (state, metrics)`; metrics are a record or a dict of scalars by name."""
 MOST_SKIPPED = 10
 """The number of steps in a row with a gradient that is not finite after which training stops."""
+
+
+class Recording:
+    """Writes a run's timing and checkpoints to its directory. A run in memory starts from the beginning and writes nothing.
+
+    Args:
+      directory: the parent of checkpoints/; None for a run in memory.
+      timing: the directory of timing.jsonl; None for `directory`.
+      peak: peak FLOP/s of all devices together; 0 if unknown.
+      run: identifies the run in its checkpoints.
+    """
+
+    def __init__(self, directory: Path | None, timing: Path | None, peak: float, run: str = ""):
+        self.saves = directory is not None
+        if self.saves:
+            self.timing = Timing((timing or directory) / "timing.jsonl", peak)
+            self._checkpointer = Checkpointer(directory / "checkpoints", run)
+        else:
+            self.timing = types.SimpleNamespace(add=lambda *_, **__: None)
+
+    def restore(self, init: Callable[[], Any], abstract: Any) -> tuple[int, Any]:
+        """(number of completed steps, state) from the newest intact checkpoint, or from `init()` if there is none."""
+        if not self.saves:
+            return 0, init()
+        began = time.perf_counter()
+        start, state = (0, init()) if self._checkpointer.latest() is None else self._checkpointer.restore(abstract)
+        self.timing.add("start", time.perf_counter() - began)
+        return start, state
+
+    def save(self, step: int, state: Any) -> None:
+        """Saves a checkpoint in the background. Raises OSError if the disk is full."""
+        if self.saves:
+            self._checkpointer.save(step, state)
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is written."""
+        if self.saves:
+            self._checkpointer.close()
 
 
 class Step(NamedTuple):
@@ -49,8 +88,6 @@ class Loop:
       total_steps: the number of steps.
       checkpoint_every: steps between checkpoints.
       shown: the metrics that the progress bar shows.
-      tokens_metric: the metric that counts the tokens of a step, for tokens per second. Metrics whose names start with an
-        underscore are shown and counted but not recorded.
       timing: the directory of timing.jsonl; None for `directory`.
       timeline: times the phases within a step; None if a step is one phase.
       flops: the FLOPs of a step, for steps without a timeline.
@@ -70,7 +107,6 @@ class Loop:
     total_steps: int = 0
     checkpoint_every: int = 1
     shown: tuple[str, ...] = ("loss",)
-    tokens_metric: str = "tokens"
     timing: Path | None = None
     timeline: Timeline | None = None
     flops: Callable[[int], float] | None = None
@@ -93,13 +129,6 @@ class Loop:
             scalars. They may be device arrays: they are fetched one step late, so that the device does not wait for the host.
         """
         return Training(self, init, abstract, step_fn)
-
-    def run(self, init: Init, abstract: Any, step_fn: StepFunction) -> Any:
-        """Trains to `total_steps` and returns the final state. Takes the arguments of `begin`."""
-        training = self.begin(init, abstract, step_fn)
-        for _ in training:
-            pass
-        return training.state
 
 
 class Training:
@@ -182,14 +211,13 @@ class Training:
         """Fetches, logs and shows the metrics of a step."""
         loop = self._loop
         numbers = to_metrics(by_name(jax.device_get(metrics)))
-        count = int(numbers.get(loop.tokens_metric, 0))
-        kept = {name: value for name, value in numbers.items() if not name.startswith("_")}
-        trackers.log(step, kept)
+        count = int(numbers.get("tokens", 0))
+        trackers.log(step, numbers)
         self._check_gradients(step, numbers)
         if progress is not None:
             progress.update(tokens=count, **{name: numbers[name] for name in loop.shown if name in numbers})
         clock.tokens += count
-        return Step(step, kept)
+        return Step(step, numbers)
 
     def _check_gradients(self, step: int, metrics: Mapping[str, float]) -> None:
         """Warns of a skipped update, except one that the loss scale explains.

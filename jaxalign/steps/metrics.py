@@ -117,7 +117,7 @@ class OnlineDirectMetrics:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillMetrics(StepMetrics):
-    """Metrics of `distill_step.distill_step`.
+    """Metrics of `preference_step.distill_step`.
 
     Attributes:
       agreement: the share of pairs, 0 to 1, that teacher and student order the same way.

@@ -38,18 +38,17 @@ from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import (
     AnswerPairBuilder,
     EncodedAnswers,
+    all_logprobs,
     encode_judged,
     encode_pair,
+    held_out_metrics,
     judged_arrays,
     packed,
     pair_arrays,
 )
 from jaxalign.trainers.base import PolicyTrainer
-from jaxalign.trainers.direct_quality import all_logprobs, held_out_metrics
-from jaxalign.trainers.extent import warn_of_same_rows
-from jaxalign.trainers.fit_arguments import named_arguments
-from jaxalign.trainers.inputs import model_inputs, settings_from
-from jaxalign.trainers.lengths import check_length
+from jaxalign.trainers.extent import check_length, warn_of_same_rows
+from jaxalign.trainers.inputs import model_inputs, named_arguments, settings_from
 from jaxalign.trainers.rows import PAIR_FORM, as_judgement, as_judgements, as_pair, as_pairs, as_rows, is_judged, without_frame
 from jaxalign.trainers.windows import GivenRows, closing, every_epoch
 

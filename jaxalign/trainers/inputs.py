@@ -1,11 +1,15 @@
-"""The inputs of trainers: a model, its weights, its seeds and the loop, from a language model in memory or from a stage."""
+"""The inputs of trainers: a model, its weights, its seeds and the loop, from a language model in memory or from a stage; and
+checks of the names of arguments, several of which are often given to the wrong call."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import optax
@@ -30,6 +34,7 @@ from jaxalign.tracking.sinks.make import make_tracker
 from jaxalign.tracking.tracker import Tracker
 
 Frozen = Params | None
+F = TypeVar("F", bound=Callable)
 
 REGISTRIES = {"advantages": ADVANTAGES, "policy_loss": POLICY_LOSSES, "objective": OBJECTIVES}
 """The registry of each argument of a trainer that takes a name or a record."""
@@ -192,3 +197,30 @@ def peak_flops(model: Model, shardings: Mapping[str, Sharding] | None = None) ->
     meshes = [model.sharding.mesh, *(sharding.mesh for sharding in (shardings or {}).values())]
     kinds = [chip_of(device.device_kind) for device in {device for mesh in meshes for device in mesh.devices.flat}]
     return 0.0 if None in kinds else sum(chip.flops(model.config.compute_dtype) for chip in kinds)
+
+
+def named_arguments(fit: F) -> F:
+    """Decorates a trainer's method `fit`: an argument that it does not have raises UserError instead of TypeError."""
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def checked_fit(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            signature.bind(self, *arguments, **named)
+        except TypeError as error:
+            raise UserError(_refusal(self, list(signature.parameters)[1:], named, error)) from None
+        return fit(self, *arguments, **named)
+
+    return checked_fit
+
+
+def _refusal(trainer: Any, known: list[str], named: dict[str, Any], error: TypeError) -> str:
+    call, owner = f"{trainer.name}.fit", type(trainer).__name__
+    unknown = next((name for name in named if name not in known), None)
+    if unknown is None:
+        return f"{call} was called with wrong arguments ({error}); {', '.join(known)} are expected"
+    if unknown in inspect.signature(type(trainer).__init__).parameters or unknown in field_types(type(trainer.section)):
+        return f"{unknown} is an argument of {owner}, not of {call}: create the trainer with {owner}(..., {unknown}=...)"
+    near = difflib.get_close_matches(unknown, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{unknown} is not an argument of {call}; {', '.join(known)} are expected{hint}"

@@ -25,7 +25,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.reasons import COMPARISON, LEAST_ONLINE, advice, too_few, usable_sentence
 from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
-from jaxalign.rl.arguments import SamplerArguments
+from jaxalign.rl.arguments import RoleArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, sampler_tolerance, unexplained
 from jaxalign.rl.placed import RoleWeights
 from jaxalign.rl.program_times import recorded_in
@@ -227,7 +227,7 @@ class OnlineDPO(Trainer):
         """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""
         section = self.section
         sampled, parts = pack_rollout(sampled, 0, self.inputs.model.sharding)
-        difference = sampler_difference(SamplerArguments(
+        difference = sampler_difference(RoleArguments(
             model=self.inputs.model, temperature=section.temperature, params=params, rollout=sampled, parts=parts
         ))
         tolerance = sampler_tolerance(section.sampler_tolerance, self.inputs.model)

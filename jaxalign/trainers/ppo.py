@@ -50,8 +50,7 @@ from jaxalign.steps.early_stopping import SCORE
 from jaxalign.steps.offload import FrozenRole
 from jaxalign.trainers.base import CHECKS, PolicyTrainer, Step
 from jaxalign.trainers.extent import RL, rate_warning, schedule_warning, warn_of_extent, warn_of_same_rows
-from jaxalign.trainers.fit_arguments import named_arguments
-from jaxalign.trainers.inputs import TrainerInputs, model_inputs, peak_flops, settings_from
+from jaxalign.trainers.inputs import TrainerInputs, model_inputs, named_arguments, peak_flops, settings_from
 from jaxalign.trainers.ppo_parts import PPOParts, placed_reward, require_same_tokenizer, trainer_shardings
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_prompts, require_equal_columns

@@ -31,11 +31,9 @@ from jaxalign.steps.offload import FrozenRole
 from jaxalign.steps.state import TrainState
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer
-from jaxalign.trainers.ensembles import make_ensemble
 from jaxalign.trainers.extent import warn_of_same_rows
-from jaxalign.trainers.fit_arguments import named_arguments
-from jaxalign.trainers.inputs import TrainerInputs, model_inputs, settings_from
-from jaxalign.trainers.preference_member import MemberRows, PreferenceMember, with_random_head
+from jaxalign.trainers.inputs import TrainerInputs, model_inputs, named_arguments, settings_from
+from jaxalign.trainers.preference_member import MemberRows, PreferenceMember, make_ensemble, with_random_head
 from jaxalign.trainers.preference_quality import held_out_metrics
 from jaxalign.trainers.rows import as_answered, as_pair, as_pairs
 from jaxalign.trainers.scoring import EncodedPair, PairBuilder, all_scores, encode_pair, pair_arrays

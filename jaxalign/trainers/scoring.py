@@ -19,7 +19,7 @@ from jaxalign.records import Comparison, PackedParts, PairBatch
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, raw_pair_scores
 from jaxalign.steps.packed import pack_pairs
 from jaxalign.trainers.answers import BUCKET, widened
-from jaxalign.trainers.lengths import refuse_equal, warn_of_cut
+from jaxalign.trainers.extent import refuse_equal, warn_of_cut
 
 
 def pair_arrays(

@@ -32,10 +32,8 @@ from jaxalign.steps.loop import Step
 from jaxalign.steps.microbatch import chosen
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer
-from jaxalign.trainers.extent import warn_of_same_rows
-from jaxalign.trainers.fit_arguments import named_arguments
-from jaxalign.trainers.inputs import model_inputs, settings_from
-from jaxalign.trainers.lengths import check_length, warn_of_cut
+from jaxalign.trainers.extent import check_length, warn_of_cut, warn_of_same_rows
+from jaxalign.trainers.inputs import model_inputs, named_arguments, settings_from
 from jaxalign.trainers.rows import Example, as_example, as_examples
 from jaxalign.trainers.windows import GivenRows, closing, every_epoch
 
@@ -118,17 +116,12 @@ class SFT(PolicyTrainer):
         stopping = self._held_out(held_out, eval_every, patience, measure, steps_per_epoch)
         data = claimed if measured is None else (claimed, measured)
         self._claim(data, eval_every=eval_every, patience=patience, window=window)
-        if window:
-            return self._fit_windows(given, stopping, eval_every)
-        steps = section.steps or batches.steps(section.epochs)
-        return self.fit_packed(claimed, steps, streams.LOADERS["sft"], stopping=stopping)
-
-    def _fit_windows(self, given: GivenRows, stopping: EarlyStopping | None, eval_every: int) -> Iterator[Step]:
-        """`fit` with windows of rows."""
-        section, stream = self.section, streams.LOADERS["sft"]
+        stream = streams.LOADERS["sft"]
+        if not window:
+            return self.fit_packed(claimed, section.steps or batches.steps(section.epochs), stream, stopping=stopping)
         train = given.open(stream, self.inputs.loop.directory)
-        steps = section.steps or train.steps(section.epochs, section.batch_rows)
         stopping = every_epoch(stopping, eval_every, train.steps(1, section.batch_rows))
+        steps = section.steps or train.steps(section.epochs, section.batch_rows)
         return self.fit_packed(train, steps, stream, stopping=stopping)
 
     def _encoded(self, row: Any, where: str) -> Document:

@@ -16,8 +16,8 @@ from jaxalign.records import ScoredPairs
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.steps.arguments import DistillArguments
 from jaxalign.steps.checkpoint import copy_params
-from jaxalign.steps.distill_step import distill_step
 from jaxalign.steps.loop import Step
+from jaxalign.steps.preference_step import distill_step
 from jaxalign.trainers.base import Trainer
 
 

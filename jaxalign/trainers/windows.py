@@ -19,7 +19,7 @@ from jaxalign.steps.loop import Step
 from jaxalign.tracking.jsonl import open_append, read_rows
 from jaxalign.trainers.base import Trainer
 from jaxalign.trainers.data_frames import without_frame
-from jaxalign.trainers.lengths import warn_of_cut
+from jaxalign.trainers.extent import warn_of_cut
 
 IDENTIFYING_ROWS = 100
 """The first rows whose tokens identify the data of a run in windows."""

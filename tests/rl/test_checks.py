@@ -12,7 +12,7 @@ import pytest
 from jaxalign.config import Checks
 from jaxalign.errors import UserError
 from jaxalign.records import Rollout
-from jaxalign.rl.arguments import SamplerArguments
+from jaxalign.rl.arguments import RoleArguments
 from jaxalign.rl.checks import Check, act_on, gradients_check, sampler_difference
 from jaxalign.rl.monitor import Monitor
 from jaxalign.rl.step_zero import share_not_finite, step_zero_checks
@@ -124,7 +124,7 @@ def test_garbage_after_a_response_is_not_a_gap():
     assert behind.any()
     garbage = dataclasses.replace(sampled, logprobs=np.where(behind, -50.0, sampled.logprobs).astype(np.float32))
     garbage, parts = pack_rollout(garbage, 0, setup.policy.sharding)
-    found = sampler_difference(SamplerArguments(
+    found = sampler_difference(RoleArguments(
         model=setup.policy, temperature=setup.config.temperature, params=state.policy.params, rollout=garbage, parts=parts
     ))
     assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4

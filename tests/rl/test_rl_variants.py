@@ -17,11 +17,10 @@ from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
 from jaxalign.rewards.base import Scored
 from jaxalign.rewards.scorer import rollout_scores
-from jaxalign.rl.experience import make_experience
+from jaxalign.rl.experience import greedy_baseline, make_experience
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.losses import joint_loss, policy_loss, totals, value_loss
 from jaxalign.rl.metrics import IterationMetrics, UpdateMetrics
-from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
 from jaxalign.rl.update import iteration_metrics, minibatch_update, minibatches, ppo_update
 from jaxalign.steps.packed import pack_answers, place_parts, rows_split

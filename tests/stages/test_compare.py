@@ -13,7 +13,7 @@ from jaxalign.feedback.decisions import Calibration
 from jaxalign.reasons import incomplete_answers
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
-from jaxalign.stages.shared.label_summary import summarise
+from jaxalign.stages.compare import summarise
 from jaxalign.stages.shared.labelled import comparison_row, read_comparisons, row_comparison
 from jaxalign.stages.shared.shards import Shards
 

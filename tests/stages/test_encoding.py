@@ -13,7 +13,7 @@ from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.labelled import labelled_split, revisions
+from jaxalign.stages.shared.labelled import answered, labelled_split
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.trainers.preference_quality import measure
 from jaxalign.trainers.scoring import all_scores, pair_arrays
@@ -110,7 +110,7 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, list(revision_rows()))
     config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=SFTConfig(rounds_used=used))
-    train, held_out, report = revisions(StageContext(config, tmp_path, tmp_path / "sft", False))
+    train, held_out, report = answered(StageContext(config, tmp_path, tmp_path / "sft", False), None)
     texts = [text for _, text in train + held_out]
     assert len(texts) == len(set(texts)) == revised + 9
     assert sum(text.startswith("h") for text in texts) == 9
@@ -125,7 +125,7 @@ def test_a_base_that_never_ends_an_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, [row | {"complete": False, "outcome": "cut_off"} for row in revision_rows()])
     with pytest.raises(UserError, match="but 0 of 70 answers and revisions can be trained on; left out: 70 cut_off"):
-        revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False))
+        answered(StageContext(Config(), tmp_path, tmp_path / "sft", False), None)
 
 
 def test_a_policy_with_only_one_answer_is_reported_in_one_sentence(tmp_path):

@@ -94,7 +94,7 @@ def test_pairs_read_back_give_the_training_batch_of_the_run(run, form):
 def test_answers_read_back_give_the_packed_rows_of_the_run(run, form):
     workdir, config, *folders = run
     tokenizer = load_run_tokenizer(config, workdir)
-    train, held_out, _ = labelled.revisions(context(run, "sft"))
+    train, held_out, _ = labelled.answered(context(run, "sft"), None)
     for split, answers in (("train", train), ("test", held_out)):
         path = folders[form == "parquet"] / "sft" / f"{split}.{form}"
         data = dataclasses.replace(config.data, source="messages_jsonl", train=str(path), red_team="", held_out_share=0.0)

@@ -80,7 +80,7 @@ def test_answers_of_revise_are_held_out_at_equal_distances(tmp_path, total, expe
     rows = [prompt_row(prompt) | {"round": 0, "principle": None, "response": prompt.id, "critique": None, "revision": None,
                                   "complete": True, "outcome": None} for prompt in prompts(total)]
     Shards(tmp_path / "revise").write(0, rows)
-    train, held_out, _ = labelled.revisions(context(tmp_path, 16))
+    train, held_out, _ = labelled.answered(context(tmp_path, 16), None)
     assert [answer for _, answer in held_out] == [f"x:{i}" for i in expected]
     assert len(train) == total - len(expected) and not {a for _, a in train} & {a for _, a in held_out}
     assert ("[preference] 2 answers are held out of 12" in capsys.readouterr().out) == (total == 12)

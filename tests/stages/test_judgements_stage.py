@@ -14,8 +14,7 @@ from jaxalign.records import Judgement, Message, Prompt
 from jaxalign.stages import dpo
 from jaxalign.stages.dpo import balance
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.trainers.answers import judged_arrays
-from jaxalign.trainers.direct_quality import separation
+from jaxalign.trainers.answers import judged_arrays, separation
 from tests.feedback.fakes import WordTokenizer
 from tests.small_run import CONFIG, read, run
 from tests.tracking.pages import check_links
@@ -68,7 +67,7 @@ def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog
     """The paper recommends a ratio of 1 to 1.5; below half or above twice that range a warning is logged."""
     section = DPOConfig(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        found = balance(section, [judgement("q", "a", i < good) for i in range(good + bad)])
+        found = balance(section, [i < good for i in range(good + bad)])
     assert found == {"desirable": good, "undesirable": bad, "ratio": pytest.approx(ratio) if ratio is not None else None}
     messages = [record.getMessage() for record in caplog.records]
     assert (len(messages) == 1 and warning in messages[0]) if warning else not messages
@@ -83,7 +82,7 @@ def test_stage_dpo_warns_if_its_reward_is_no_better_than_chance(capsys):
 
 
 def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
-    from jaxalign.trainers import direct_quality as direct
+    from jaxalign.trainers import answers as direct
 
     rewards = np.array([2.0, -1.0, 0.5, 0.5, 3.0], np.float32)
     label = np.array([1, 0, 1, 0, 0], np.float32)

@@ -140,7 +140,7 @@ def test_the_student_learns_from_answers_without_another_turn(monkeypatch, tmp_p
     rollout = Rollout(tokens, np.full(4, 1), np.full(4, 2), np.zeros((4, 2)), np.ones(4, bool))
     prompt, (queue,) = Prompt("p", (Message("user", "The capital?"),), "rl"), queues(1, 1)
     monkeypatch.setattr(reward_distill, "sampled_answers", lambda *arguments: [(queue, [prompt], rollout)])
-    monkeypatch.setattr(reward_distill.loops, "timing", lambda *arguments: None)
+    monkeypatch.setattr(reward_distill.engines, "timing", lambda *arguments: None)
     config = from_config_dict({"reward_distill": {"samples": 4}, "data": {"style": "hh"}})
     context = StageContext(config, tmp_path, tmp_path / "reward_distill", False)
     reward_distill._answer(context, None, Texts(), PromptSets([prompt], []))

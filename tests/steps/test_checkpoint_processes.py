@@ -44,7 +44,8 @@ def train(directory: pathlib.Path, mesh, stop: int | None = None):
 
     loop = Loop("tiny", directory, STEPS, CUT, stop=lambda state, completed: completed == stop)
     key = jax.random.key(0)
-    return loop.run(lambda: init_state(model, OPTIMIZER, model.init(key), key), abstract_state(model, OPTIMIZER), step_fn)
+    abstract = abstract_state(model, OPTIMIZER)
+    return tiny.run_loop(loop, lambda: init_state(model, OPTIMIZER, model.init(key), key), abstract, step_fn)
 
 
 def restored(directory: pathlib.Path, mesh):

@@ -10,8 +10,7 @@ import pytest
 
 from jaxalign.records import ScoredPairs
 from jaxalign.steps.arguments import DistillArguments
-from jaxalign.steps.distill_step import distill_step
-from jaxalign.steps.preference_step import pair_scores
+from jaxalign.steps.preference_step import distill_step, pair_scores
 from jaxalign.steps.state import init_state
 from tests import tiny
 

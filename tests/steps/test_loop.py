@@ -52,7 +52,7 @@ def train(directory, stop_before=None, seen=None, mesh=None):
     def init():
         return init_state(model, OPTIMIZER, tiny.place(model, tiny.host_params()), jax.random.key(9))
 
-    return tiny.to_host(Loop("sft", directory, STEPS, EVERY).run(init, abstract_state(model, OPTIMIZER), step_fn))
+    return tiny.to_host(tiny.run_loop(Loop("sft", directory, STEPS, EVERY), init, abstract_state(model, OPTIMIZER), step_fn))
 
 
 @pytest.fixture(scope="module")
@@ -141,23 +141,13 @@ def test_every_step_is_in_the_metrics_once_and_timing_is_separate(tmp_path):
 
 def test_operations_and_the_time_to_the_first_step_are_recorded(tmp_path):
     loop = Loop(
-        "sft", tmp_path, 4, 4, shown=(), tokens_metric="_tokens", flops=lambda step: 10.0 ** step, peak=5e3,
-        began=time.perf_counter() - 100.0,
+        "sft", tmp_path, 4, 4, shown=(), flops=lambda step: 10.0 ** step, peak=5e3, began=time.perf_counter() - 100.0
     )
-    loop.run(lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
-             lambda state, step: (state, {"loss": 1.0, "_tokens": 3}))
+    tiny.run_loop(loop, lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
+                  lambda state, step: (state, {"loss": 1.0, "tokens": 3}))
     timing = read_timing(tmp_path / "timing.jsonl")
     assert (timing["first step"]["flops"], timing["train"]["flops"], timing["train"]["peak"]) == (0.0, 1110.0, 5e3)
     assert 100.0 < timing["first step"]["since"] < 160.0
-
-
-def test_metrics_with_an_underscore_are_shown_and_not_written(tmp_path):
-    loop = Loop("sft", tmp_path, 2, 2, shown=("_seen",), tokens_metric="_tokens")
-    loop.run(lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
-             lambda state, step: (state, {"loss": 1.0, "_seen": 2.0, "_tokens": 3}))
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 1.0}]
-    timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
-    assert sum(row["tokens"] for row in timing) == 6
 
 
 def skipping(pattern: str, directory=None, stage="sft"):
@@ -169,7 +159,7 @@ def skipping(pattern: str, directory=None, stage="sft"):
         return state + 1, {"loss": np.float32("nan"), "skipped": skipped, "overflowed": overflowed}
 
     loop = Loop(stage, directory, len(pattern), 1000, progress=False)
-    return loop.run(lambda: np.zeros(()), None, step_fn)
+    return tiny.run_loop(loop, lambda: np.zeros(()), None, step_fn)
 
 
 def test_training_stops_when_many_updates_in_a_row_are_skipped(caplog):

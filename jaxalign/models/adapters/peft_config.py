@@ -43,15 +43,13 @@ _ALONE = {  # Fields that are supported only with these values (or absent).
 class AdaptedLinear(NamedTuple):
     """A linear layer of the decoder and the module that holds it in the family's files.
 
-    part, name: the decoder's names. module: the stored name, with "{layer}". If the module holds several of the decoder's
-    kernels (for example queries, keys and values), this one is part `pick` of `parts` along axis `axis` of the module's
-    outputs; with axis None the kernels' outputs follow each other, and those of this one begin at `start`. inputs, outputs: the
-    sizes of the kernel's axes.
+    part, name: the decoder's names. If the module holds several of the decoder's kernels (for example queries, keys and
+    values), this one is part `pick` of `parts` along axis `axis` of the module's outputs; with axis None the kernels' outputs
+    follow each other, and those of this one begin at `start`. inputs, outputs: the sizes of the kernel's axes.
     """
 
     part: str
     name: str
-    module: str
     pick: int
     parts: int
     axis: int | None
@@ -79,14 +77,13 @@ class Adapted:
     """The contents of adapter_config.json.
 
     modules: the decoder's linear layers for each stored module; ranks: the stored rank of each module; scalar: whether a
-    scalar head is also saved; base_name: the name of the base model, if given.
+    scalar head is also saved.
     """
 
     lora: LoraAdapters
     modules: dict[str, tuple[AdaptedLinear, ...]]
     ranks: dict[str, int]
     scalar: bool
-    base_name: str | None
 
     def stacked(self, module: str) -> bool:
         """Whether a module of several kernels stacks one adapter per kernel, rather than sharing one adapter."""
@@ -111,7 +108,7 @@ def linear_modules(family: Family, model: Model) -> dict[str, tuple[AdaptedLinea
             count = LINEAR[part, name][0]
             axis = letters.index("n") if "n" in letters else None
             sizes = tuple(shape[:count]), tuple(shape[count:])
-            parts.append(AdaptedLinear(part, name, module, weight.pick, len(entries), axis, start, *sizes))
+            parts.append(AdaptedLinear(part, name, weight.pick, len(entries), axis, start, *sizes))
             start += math.prod(sizes[1])
         modules[module] = tuple(parts)
     return modules
@@ -158,8 +155,7 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
     if abs(lora.alpha - alpha) <= 1e-6 * alpha:
         lora = dataclasses.replace(lora, alpha=alpha)
     saved = raw.get("modules_to_save") or []
-    name = raw.get("base_model_name_or_path")
-    return Adapted(lora, {m: modules[m] for m in chosen}, ranks, "score" in saved, name or None)
+    return Adapted(lora, {m: modules[m] for m in chosen}, ranks, "score" in saved)
 
 
 def _refuse(path: pathlib.Path, raw: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.blocks import fetch, row_blocks
 from jaxalign.models.checkpoints.huggingface import parse_config
 from jaxalign.models.checkpoints.layout import Place, places
-from jaxalign.models.checkpoints.safetensors_writer import Planned, plan, write_file, write_index
+from jaxalign.models.checkpoints.safetensors import Planned, plan, write_file, write_index
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 

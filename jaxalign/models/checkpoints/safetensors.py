@@ -1,18 +1,20 @@
-"""Reads weights in the Hugging Face layout: one `model.safetensors`, or shards with an index.
+"""Reads and writes weights in the Hugging Face layout: one `model.safetensors`, or shards with an index.
 
 Files are memory-mapped and read block by block; pages are released after reading, so that they do not count as the process's
 memory. Names and shapes are checked before any weight is read, so a mistake is reported immediately even for a large model.
+Files are written tensor by tensor, with the file names of `transformers`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import mmap
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import ml_dtypes
@@ -25,6 +27,7 @@ from jaxalign.json_text import parse_json
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+DTYPES = {np.dtype(kind).name: name for name, kind in FLOATS.items() if name != "F64"}
 _LISTED = 8  # The maximum number of weights that an error message lists; it counts the rest.
 
 
@@ -191,3 +194,52 @@ def some(items: list[str]) -> str:
     """The first few names, and the number of the others, for an error message."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(map(shown, items[:_LISTED])) + more
+
+
+class Planned(NamedTuple):
+    """A tensor to be written. size: its bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+
+
+def plan(tensors: Sequence[Planned], shard_bytes: int) -> dict[str, list[Planned]]:
+    """The tensors of each file, in order. Only a file with a single large tensor may exceed shard_bytes."""
+    shards: list[list[Planned]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.size > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.size
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {f"model-{number:05d}-of-{len(shards):05d}.safetensors": shard for number, shard in enumerate(shards, 1)}
+
+
+def write_index(folder: pathlib.Path, planned: dict[str, list[Planned]]) -> None:
+    """Writes the index of several files; does nothing for a single file."""
+    if SINGLE in planned:
+        return
+    total = sum(tensor.size for shard in planned.values() for tensor in shard)
+    names = {tensor.name: file for file, shard in planned.items() for tensor in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def write_file(path: pathlib.Path, tensors: Sequence[Planned], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
+    """Writes one file. blocks: the tensors' values in `dtype`, in order, in blocks of whole rows of any size."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.size
+        header[tensor.name] = {"dtype": DTYPES[dtype.name], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        written = sum(file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8)) for block in blocks)
+    if written != end:
+        raise ValueError(f"{path.name}: {written} bytes of tensors were given, {end} were planned")

@@ -13,7 +13,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Model
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rollout.sampler import Engine, make_sampler, sample_rollout
-from jaxalign.stages.shared import engines, loops, run_models, sources
+from jaxalign.stages.shared import engines, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Queue, Shards, queues
 from jaxalign.steps import work
@@ -22,7 +22,7 @@ from jaxalign.tracking.progress import Progress
 
 def sampled_answers(
     context: StageContext, stage: str, policy: Model, tokenizer: Tokenizer, sets: PromptSets, shards: Shards, n: int,
-    key: jax.Array, timing: loops.Timing,
+    key: jax.Array, timing: engines.Timing,
 ) -> Iterator[tuple[Queue, list[Prompt], Rollout]]:
     """Yields (queue, its prompts, n answers to each) for every queue of RL prompts with a chunk that is not written yet.
 
@@ -48,7 +48,7 @@ def sampled_answers(
         engine = Engine(policy, section.batch, config.model.max_length)
         sampler = make_sampler(config.sampler, engine, "config.sampler")
         sampler.update(run_models.policy_params(context, policy, stage), 0)
-        on_finished = loops.counting(progress)
+        on_finished = engines.counting(progress)
         for queue in left:
             rows, own = queue.rows, [prompts[i] for i in queue.rows]
             ids = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]

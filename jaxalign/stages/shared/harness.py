@@ -13,7 +13,7 @@ from jaxalign.models.adapters.lora import trained
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
-from jaxalign.stages.shared import loops, run_models
+from jaxalign.stages.shared import engines, run_models
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.tracking.workdir import read_object
 from jaxalign.trainers import harness
@@ -65,7 +65,7 @@ def run_harness(context: StageContext, model: Model, tokenizer: Tokenizer, names
     section, results = context.config.evaluate, {}
     if not section.lm_eval:
         return {}
-    timing = loops.timing(context, model)
+    timing = engines.timing(context, model)
     for name in names:
         path = context.directory / _FOLDER / f"{name.replace('/', '-')}.json"
         found = hosts.once(lambda path=path: read_object(path))

@@ -21,7 +21,7 @@ from jaxalign.feedback.local import make_writer
 from jaxalign.feedback.writer import RequestWriter, Written
 from jaxalign.records import Principle, Prompt
 from jaxalign.registry.judges import judge_name
-from jaxalign.stages.shared import endpoints, judge_models, judges, run_models
+from jaxalign.stages.shared import endpoints, judges, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.tokens import GIVEN, TokenRow, printable, visible
 
@@ -87,7 +87,7 @@ def local_writers(context: StageContext, stage: str) -> list[RequestWriter]:
         return []
     writers = []
     for folder in config.judge.path:
-        tokenizer, length = judge_models.folder_requests(config, folder)
+        tokenizer, length = judges.folder_requests(config, folder)
         writers.append(make_writer(tokenizer, config.feedback, length, exemplars))
     return writers
 

@@ -145,7 +145,8 @@ def answered(
 ) -> tuple[list[Answered], list[Answered], SourceReport | RevisionReport]:
     """(answers to imitate, held-out answers, report on the rows of stage revise or on the files)."""
     if sources.made_in(context.config, "revise"):
-        return revisions(context)
+        train, held_out, report = revision_split(context)
+        return list(map(row_answer, train)), list(map(row_answer, held_out)), report
     train, held_out, report = sources.source_rows(context, tokenizer, answer_kind(context.config))
     return *(rows.mapped(answer_of) if isinstance(rows, LazyRecords) else list(map(answer_of, rows))
              for rows in (train, held_out)), report
@@ -202,12 +203,6 @@ def revision_rows(
         if row["round"] == 0 or config.sft.rounds_used == "all" or row["round"] == config.revise.rounds:
             (usable if outcomes_of.is_usable(row.get("outcome"), config.sft.keep) else others).append(row)
     return usable, others
-
-
-def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], RevisionReport]:
-    """(train, held out, report): the answers of `revision_split`. Raises UserError as it does."""
-    train, held_out, report = revision_split(context)
-    return list(map(row_answer, train)), list(map(row_answer, held_out)), report
 
 
 def row_answer(row: Mapping[str, Any]) -> Answered:

@@ -21,7 +21,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Rollout
 from jaxalign.rl.responses import response_mask, response_stats
-from jaxalign.stages.shared import loops, run_models
+from jaxalign.stages.shared import engines, run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.steps import work
 from jaxalign.tracking.progress import Progress
@@ -70,7 +70,7 @@ class LikelihoodMeasures:
         """
         if not self._texts and not self._questions:
             return {}
-        timing, losses, answers = loops.timing(context, model), {}, {}
+        timing, losses, answers = engines.timing(context, model), {}, {}
         total = len(names) * sum(map(len, (*self._texts, *self._choices)))
         with Progress("evaluate", total, unit="log-probability") as progress:
             for name in names:

@@ -21,7 +21,7 @@ from jaxalign.registry.rewards import reward_records
 from jaxalign.rl.placing import FLAT, PlacedRun, check_options, place_roles
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
-from jaxalign.stages.shared.scorers import find_scorer
+from jaxalign.stages.shared.rewards import find_scorer
 from jaxalign.tracking.workdir import read_object
 
 CHOICE = "placement_choice.json"

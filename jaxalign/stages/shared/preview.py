@@ -1,8 +1,10 @@
-"""The first rows of a stage, for `jaxalign.preview`, encoded by the same functions that the stage uses."""
+"""What `jaxalign.preview` shows: the first rows of a stage, encoded by the same functions that the stage uses, and the data
+itself: the columns of each file, their mapping, and the first row."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -10,10 +12,15 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config, DPOConfig, PreferenceConfig
+from jaxalign.config.columns import parse_columns
 from jaxalign.data.chat import styles
+from jaxalign.data.sources.jsonl import BrokenLine
+from jaxalign.data.sources.rows import open_rows
+from jaxalign.data.sources.tables import TableRows
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
+from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.rl.iteration import PromptStream
@@ -26,6 +33,7 @@ from jaxalign.trainers.sft import packed
 
 RATE = "rate"
 """The name of the preview of the judge's ratings, which are a part of stage ppo."""
+_MOST_CHARACTERS = 400
 
 
 def choose_stage(config: Config, asked: str) -> str:
@@ -205,3 +213,29 @@ def _prompt_rows(
         rows.append(TokenRow(f"{stage} {number + 1}", ids, GIVEN * len(ids), (note,)))
         rows += requests[number] if requests else ()
     return rows
+
+
+def data_lines(config: Config) -> list[str]:
+    """Lines on the tables of `config.data`, and with `data.columns` on all of its files.
+
+    Raises:
+      UserError: a file cannot be read, or a mapped column does not exist.
+    """
+    if not data_source(config).rows:
+        return []
+    lines, mapping = [], parse_columns(config.data.columns)
+    for path, field in reads.data_files(config).items():
+        prompts = "" if data_source(config).prompts is None else config.data.prompt_field
+        rows = open_rows(path, config.data.columns, prompts)
+        if not isinstance(rows, TableRows) and not mapping:
+            continue
+        first = next(iter(rows), None)
+        names = rows.columns or (() if first is None or isinstance(first, BrokenLine) else tuple(first.value))
+        count = f"{len(rows):,} rows, " if isinstance(rows, TableRows) else ""
+        lines.append(f"config.{field}: {path} ({count}fields {', '.join(names)})")
+        lines += [f"  field {name} is read from column {column}" for name, column in mapping.items()]
+        if first is not None:
+            shown = first.reason if isinstance(first, BrokenLine) else json.dumps(first.value, ensure_ascii=False)
+            more = "..." if len(shown) > _MOST_CHARACTERS else ""
+            lines.append(f"  {rows.place(first.line)}: {shown[:_MOST_CHARACTERS]}{more}")
+    return lines

@@ -11,7 +11,7 @@ from jaxalign.feedback.judge import Draw, RatingRequest
 from jaxalign.feedback.rubrics import Rubric, has_refusal_phrase, load_rubrics, rubrics_for
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
-from jaxalign.stages.shared import judges, loops
+from jaxalign.stages.shared import engines, judges
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.shards import Shards, queues, row_prompt
 from jaxalign.tracking.progress import Progress
@@ -48,7 +48,7 @@ def rate_answers(
     left = shards.unfinished(planned)
     missing = sum(len(part) for queue in left for part in queue.chunks.values())
     with Progress(context.directory.name, len(rows), len(rows) - missing, unit="rated answer") as progress:
-        meter = loops.Meter(loops.timing(context, model), model, progress)
+        meter = engines.Meter(engines.timing(context, model), model, progress)
         key = context.key("evaluate", "ratings")
         judge = judges.make_judge(context, "evaluate", model, batch, meter) if left else None
         for number, part in ((number, part) for queue in left for number, part in queue.chunks.items()):

@@ -31,8 +31,14 @@ from jaxalign.registry.custom import custom_code
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import reads
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.fitting import fit_rows, rejecting, report_fitting, token_counter
-from jaxalign.stages.shared.shared_dialogues import warn_of_shared, warn_of_shared_prompts
+from jaxalign.stages.shared.fitting import (
+    fit_rows,
+    rejecting,
+    report_fitting,
+    token_counter,
+    warn_of_shared,
+    warn_of_shared_prompts,
+)
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
