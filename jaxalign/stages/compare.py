@@ -15,8 +15,7 @@ from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.decisions import Calibration, calibrate, decide
-from jaxalign.feedback.labeller import Pair, incomplete_sides
-from jaxalign.feedback.pairs import choose_pair
+from jaxalign.feedback.labeller import Pair, choose_pair, incomplete_sides
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.reasons import label_warnings, pairs_sentence, self_agreement_sentence
 from jaxalign.records import Comparison, Prompt

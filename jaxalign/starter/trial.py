@@ -12,7 +12,7 @@ from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.sources.asked import read_asked
 from jaxalign.data.tokenizers.files import thinking_variables
 from jaxalign.feedback.constitution import Constitution
-from jaxalign.feedback.outcomes import is_usable
+from jaxalign.feedback.critique import is_usable
 from jaxalign.models.language_model import load_model
 from jaxalign.reasons import REVISION, advice, listed
 from jaxalign.records import Revision

@@ -9,7 +9,7 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.rewards.callables import call_reward
-from jaxalign.rewards.early import EarlyScores
+from jaxalign.rewards.functions import EarlyScores
 from jaxalign.rollout.responses import Response
 
 

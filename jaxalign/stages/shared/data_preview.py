@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from jaxalign.config import Config
-from jaxalign.config.columns import parse_columns
+from jaxalign.config.sections.data import parse_columns
 from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.data.sources.rows import open_rows
 from jaxalign.data.sources.tables import TableRows

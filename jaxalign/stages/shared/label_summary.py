@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxalign.feedback.critique import count_outcomes
 from jaxalign.feedback.decisions import Calibration, is_tie
-from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.records import Comparison, PrincipleLabel
 from jaxalign.stages.shared.labelled import row_comparison
 
