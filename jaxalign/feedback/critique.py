@@ -20,12 +20,10 @@ from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.records import Principle, Prompt, Revision
 from jaxalign.rollout.sampling import Sampling
 
-Drawn = list[list[Principle]]
-
 
 def draw_principles(
     constitution: Sequence[Principle], rows: Sequence[int], count: int, seed: int, stream: int
-) -> Drawn:
+) -> list[list[Principle]]:
     """For each global row, `count` distinct principles in random order; they repeat only if the constitution has fewer.
 
     The result depends only on (seed, stream, row), so chunks and restarts do not change it.

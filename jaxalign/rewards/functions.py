@@ -18,7 +18,7 @@ from jaxalign.rollout.responses import Response
 from jaxalign.rollout.stops import response_text
 
 Answered = tuple[np.ndarray, np.ndarray, RewardReport]
-"""(scores float32 [n], kept bool [n], report) for n responses."""
+"""(scores float32 [n] or [n, T], kept bool [n], report) for n responses."""
 
 
 class EarlyScores:
@@ -41,13 +41,12 @@ class EarlyScores:
             return None
         return taken, self._ask([row for row, _ in taken], [response for _, response in taken])
 
-    def result(self, rows: int) -> tuple[np.ndarray, np.ndarray, str | None, BaseException | None]:
-        """(scores float32 [rows] or [rows, T], kept bool [rows], the first error or None, its `RewardReport.cause`). Waits for
-        all calls, and raises if `ask` does."""
+    def result(self, rows: int) -> Answered:
+        """The scores of all rows, with the first report of an error. Waits for all calls, and raises if `ask` does."""
         done = [result for call in self._calls if (result := call.result()) is not None]
         width = max((answered[0].shape[1] for _, answered in done if answered[0].ndim == 2), default=0)
         scores, kept = np.zeros((rows, width) if width else rows, np.float32), np.zeros(rows, bool)
-        why, cause = None, None
+        first = RewardReport()
         for taken, (new_scores, has_score, report) in done:
             for (row, response), score in zip(taken, new_scores, strict=True):
                 if not width:
@@ -57,9 +56,9 @@ class EarlyScores:
                 elif response.ids:  # The only number of a response counts at its last token.
                     scores[row, len(response.ids) - 1] = score
             kept[[row for row, _ in taken]] = has_score
-            why, cause = (report.first_error, report.cause) if why is None else (why, cause)
+            first = report if first.first_error is None else first
         self.close()
-        return scores, kept, why, cause
+        return scores, kept, first
 
     def close(self) -> None:
         """Starts no further calls."""
@@ -119,12 +118,9 @@ class FunctionReward(Reward):
 
         def score_on_first() -> list:
             nonlocal cause
-            if given is None:
-                scores, kept, why, cause = early.result(len(batch.prompts))
-            else:
-                scores, kept, report = self._call(batch.prompts, *given)
-                why, cause = report.first_error, report.cause
-            return [scores.tolist(), kept.tolist(), why]
+            scores, kept, report = early.result(len(batch.prompts)) if given is None else self._call(batch.prompts, *given)
+            cause = report.cause
+            return [scores.tolist(), kept.tolist(), report.first_error]
 
         scores, kept, why = hosts.once(score_on_first)
         self._dropped.check(len(kept) - sum(kept), len(kept), why, cause)

@@ -55,15 +55,13 @@ class ArithmeticProblems:
 
     def problems(self, split: str) -> tuple[tuple[str, str], ...]:
         """(text, answer) of every problem in the split "train" or "held_out"."""
-        if split not in self._splits:
-            raise ValueError(f"split is {split!r}; 'train' or 'held_out' is expected")
         return self._splits[split]
 
-    def prompts(self, split: str, count: int) -> list[Prompt]:
-        """The first `count` problems of a split, or all if there are fewer, as prompts with the column "answer"."""
+    def prompts(self, split: str) -> list[Prompt]:
+        """All problems of a split as prompts with the column "answer"."""
         return [
             Prompt(f"arithmetic-{split}-{i:05d}", (Message("user", text),), "arithmetic", {"answer": answer})
-            for i, (text, answer) in enumerate(self.problems(split)[:count])
+            for i, (text, answer) in enumerate(self.problems(split))
         ]
 
 
@@ -100,7 +98,7 @@ def world_text(inputs: SourceInputs) -> Split[Document]:
 def arithmetic_prompts(inputs: SourceInputs) -> Split[Prompt]:
     """All problems. If none are held out, evaluation uses the training problems."""
     problems = arithmetic_of(inputs.config)
-    train, held_out = (problems.prompts(split, len(problems.problems(split))) for split in ("train", "held_out"))
+    train, held_out = (problems.prompts(split) for split in ("train", "held_out"))
     return Split(train, held_out or train, fitted=True)
 
 
