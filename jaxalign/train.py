@@ -28,7 +28,7 @@ from ml_collections import config_dict, config_flags
 from jaxalign import pipeline
 from jaxalign.commands import output_may_fail, plain_warnings
 from jaxalign.config import Config, default_for, from_config_dict, overrides, reference, schema
-from jaxalign.config.stages import stage_names
+from jaxalign.config.root import stage_names
 from jaxalign.errors import UserError, print_error, run_to_the_end, shown
 from jaxalign.parallel import distributed
 

@@ -64,7 +64,7 @@ def test_the_prompts_for_evaluation_and_no_others_have_their_kinds(folder):
     for name in ("red_team", "helpful", "rl", "eval"):
         rows = [json.loads(line) for line in (folder / f"prompts/{name}.jsonl").read_text().splitlines()]
         if name == "eval":
-            expected = [kinds[gold.kind(world, prompt)] for prompt in world.prompts("evaluate", 40)]
+            expected = [kinds[gold.judge(world, prompt, "").kind] for prompt in world.prompts("evaluate", 40)]
             assert [row["kind"] for row in rows] == expected and set(expected) == {"harmful", "benign", "borderline"}
         else:
             assert all(set(row) == {"prompt"} for row in rows)

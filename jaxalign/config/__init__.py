@@ -16,6 +16,7 @@ from jaxalign.config.arguments import section_from
 from jaxalign.config.base import Section
 from jaxalign.config.constraints import above, at_least, between, none_or_some_of, one_of, registered, some_of
 from jaxalign.config.root import (
+    DEFAULT_STAGES,
     Config,
     check,
     default_config,
@@ -25,7 +26,6 @@ from jaxalign.config.root import (
     to_dict,
 )
 from jaxalign.config.schema import field, section
-from jaxalign.config.sections.alarms import AlarmsConfig
 from jaxalign.config.sections.arithmetic import ArithmeticConfig
 from jaxalign.config.sections.best_of_n import BestOfNConfig
 from jaxalign.config.sections.compare import CompareConfig
@@ -39,18 +39,17 @@ from jaxalign.config.sections.lora import Lora
 from jaxalign.config.sections.mesh import Mesh
 from jaxalign.config.sections.model import ModelConfig
 from jaxalign.config.sections.online_dpo import OnlineChecks, OnlineDPOConfig
-from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.placement import PlacementConfig
-from jaxalign.config.sections.ppo import Checks, PPOConfig
+from jaxalign.config.sections.ppo import AlarmsConfig, Checks, PPOConfig
 from jaxalign.config.sections.preference import PreferenceConfig
 from jaxalign.config.sections.pretrain import PretrainConfig
 from jaxalign.config.sections.revise import ReviseConfig
 from jaxalign.config.sections.reward import RewardConfig
 from jaxalign.config.sections.reward_distill import RewardDistillConfig
 from jaxalign.config.sections.sft import SFTConfig
+from jaxalign.config.sections.shared import Optimizer
 from jaxalign.config.sections.tracking import TrackingConfig
 from jaxalign.config.sections.world import WorldConfig
-from jaxalign.config.stages import DEFAULT_STAGES
 
 __all__ = [
     "AlarmsConfig",

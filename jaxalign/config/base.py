@@ -1,7 +1,9 @@
-"""The base class of config sections, and checks that several sections share."""
+"""The base class of config sections, and checks that several sections share. Errors suggest the nearest valid values."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxalign.errors import UserError
@@ -39,3 +41,29 @@ def check_dialogue_length(section: Any, config: WholeConfig, name: str) -> None:
     if section.max_length > config.model.max_length:
         raise UserError(f"config.{name}.max_length is {section.max_length}; it must be at most config.model.max_length "
                         f"({config.model.max_length})")
+
+
+def nearest_divisors(sizes: Sequence[int], asked: int) -> str:
+    """The nearest numbers below and above `asked` that divide all of `sizes`, such as "2 or 4"."""
+    common = math.gcd(*sizes)
+    fits = [number for number in range(1, common + 1) if common % number == 0]
+    return " or ".join(str(n) for n in ([n for n in fits if n < asked][-1:] + [n for n in fits if n > asked][:1]))
+
+
+def check_divides(field: str, ways: int, sizes: Mapping[str, int]) -> None:
+    """Raises UserError if `ways`, the value of `field`, does not divide all `sizes`, which are keyed by field name."""
+    for name, size in sizes.items():
+        if size % ways:
+            near = nearest_divisors(tuple(sizes.values()), ways)
+            raise UserError(f"{field} is {ways}; it must divide {name} ({size}): set it to {near}, or change {name}")
+
+
+def check_multiple(field: str, rows: int, factors: Mapping[str, int]) -> None:
+    """Raises UserError unless `rows`, the value of `field`, is a multiple of the product of `factors`, keyed by field name."""
+    product = math.prod(factors.values())
+    if rows % product == 0:
+        return
+    words = [f"{name} ({size})" for name, size in factors.items() if size > 1]
+    near = " or ".join(str(x) for x in (rows // product * product, -(-rows // product) * product) if x)
+    raise UserError(f"{field} is {rows}; it must be a multiple of {' x '.join(words)}"
+                    + (f" = {product}" if len(words) > 1 else "") + f", such as {near}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxalign.config import schema
-from jaxalign.config.suggestions import unknown_name
+from jaxalign.config.schema import unknown_name
 from jaxalign.errors import UserError
 
 _OVERRIDE = re.compile(r"--?(?P<no>no)?config\.(?P<name>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)

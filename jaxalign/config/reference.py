@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jaxalign.config.schema import field_types, type_name
-from jaxalign.config.suggestions import unknown_name
+from jaxalign.config.schema import field_types, type_name, unknown_name
 from jaxalign.errors import UserError
 
 _HEAD = """# Config reference

@@ -1,19 +1,19 @@
-"""The whole config: its sections, reading it, and checks across sections."""
+"""The whole config: its fields and sections, also those of custom stages; reading it; and checks across sections."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import config_dict
 
 from jaxalign.config import rounds, schema
-from jaxalign.config.base import check_response_length
+from jaxalign.config.base import check_multiple, check_response_length
 from jaxalign.config.constraints import at_least, between, registered
-from jaxalign.config.division import check_multiple
 from jaxalign.config.reading import refuse_unread, unmet
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.arithmetic import ArithmeticConfig
@@ -39,11 +39,48 @@ from jaxalign.config.sections.reward_distill import RewardDistillConfig
 from jaxalign.config.sections.sft import SFTConfig
 from jaxalign.config.sections.tracking import TrackingConfig
 from jaxalign.config.sections.world import WorldConfig
-from jaxalign.config.selectors import traced_steps
-from jaxalign.config.stages import DEFAULT_STAGES, InGraphOrder, own_sections, stage_names
 from jaxalign.errors import UserError
 from jaxalign.registry.samplers import SAMPLERS, sampler_record
 from jaxalign.registry.stages import STAGES, Batch, StageRecord, stages_in_order
+
+DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
+
+
+class InGraphOrder:
+    """The constraint that there is at least one stage, without repetition, each after the stages that it must follow."""
+
+    @property
+    def text(self) -> str:
+        """See `jaxalign.config.constraints.Constraint`."""
+        return f"some of {', '.join(STAGES.names())}, or 'package.module:name' for your own, in this order"
+
+    def require(self, value: tuple[str, ...], path: str) -> None:
+        """See `jaxalign.config.constraints.Constraint`."""
+        given = tuple(STAGES.get(name, path).name for name in value)
+        ordered = tuple(record.name for record in stages_in_order(value, path))
+        if not given or given != ordered:
+            raise UserError(f"{path} is {value!r}; it must be {self.text}")
+
+
+def stage_names(values: Any) -> tuple[str, ...]:
+    """The stages of an unchecked config; entries that are not strings are left out."""
+    stages = values.get("stages", DEFAULT_STAGES)
+    return tuple(name for name in stages if isinstance(name, str)) if isinstance(stages, (tuple, list)) else ()
+
+
+_TRACED = re.compile(r"(?P<stage>\w+):(?P<first>\d+)(:(?P<count>[1-9]\d*))?")
+
+
+def traced_steps(spec: str) -> tuple[str, int, int]:
+    """Parses STAGE:STEP or STAGE:STEP:COUNT into (stage, first step, number of steps, by default 1).
+
+    Raises:
+        UserError: `spec` has neither form.
+    """
+    match = _TRACED.fullmatch(spec)
+    if match is None:
+        raise UserError(f"config.profile is {spec!r}; STAGE:STEP or STAGE:STEP:COUNT is expected, such as ppo:10:3")
+    return match["stage"], int(match["first"]), int(match["count"] or 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +124,22 @@ class Config:
     tracking: TrackingConfig = section(TrackingConfig(), "")
 
 
+def _section_of(record: StageRecord) -> Any:
+    """The default section of a custom stage. Raises UserError if it has the name of a built-in field, or is not a frozen
+    dataclass with fields built by `jaxalign.config.field`."""
+    default = record.load("section")
+    kind = default if isinstance(default, type) else type(default)
+    said = f"the section of stage {record.name!r}"
+    if record.name in schema.field_types(Config):
+        raise UserError(f"{said} has the name of an existing section of the config; give the stage another name")
+    if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
+        raise UserError(f"{said} is of type {kind.__name__}; a frozen dataclass is expected")
+    wrong = [entry.name for entry in dataclasses.fields(kind) if "doc" not in entry.metadata]
+    if wrong:
+        raise UserError(f"{said} has the field {wrong[0]}, which has no documentation; define it with jaxalign.config.field")
+    return default() if isinstance(default, type) else default
+
+
 @functools.cache
 def _with_sections(sections: tuple[tuple[str, Any], ...]) -> Config:
     """The default config with additional fields for the sections of custom stages, given as (name, default)."""
@@ -97,13 +150,16 @@ def _with_sections(sections: tuple[tuple[str, Any], ...]) -> Config:
 def default_for(stages: Iterable[str]) -> Config:
     """The default config, including the sections of custom stages: the registered ones and those that `stages` names.
 
+    Unknown names are ignored here; the constraint of the field `stages` rejects them.
+
     Raises:
-        UserError: `stages` is not a list of names.
+        UserError: `stages` is not a list of names, a module cannot be imported, or the section of a custom stage is not valid.
     """
     names = None if isinstance(stages, (str, bytes)) or not isinstance(stages, Iterable) else list(stages)
     if names is None or not all(isinstance(name, str) for name in names):
         raise UserError(f"stages is {str(stages)[:60]!r}; a list of names of stages is expected")
-    own = own_sections(names, schema.field_types(Config))
+    records = [*STAGES, *(STAGES.get(name, "config.stages") for name in names if ":" in name)]
+    own = {record.name: _section_of(record) for record in records if record.section is not None}
     return _with_sections(tuple(own.items())) if own else Config()
 
 

@@ -1,1 +1,1 @@
-"""AI feedback: constitutions, critique and revision, labels and ratings."""
+"""AI feedback: constitutions, critique and revision, labels."""

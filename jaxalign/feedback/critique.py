@@ -1,8 +1,13 @@
-"""Critiques and revises a model's responses, round by round, with any judge (Bai et al. 2022, section 3)."""
+"""Critiques and revises a model's responses, round by round, with any judge (Bai et al. 2022, section 3).
+
+Answers and revisions have an outcome, one of the names in `jaxalign.reasons.REVISION`, which says whether they can be trained
+on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,17 +16,14 @@ import numpy as np
 from jaxalign.data.chat.styles import encode_prompt, finish_answer
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import CritiqueRequest, Draw, RevisionRequest, Text
-from jaxalign.feedback.outcomes import STARTS, revision_outcome
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.records import Principle, Prompt, Revision
 from jaxalign.rollout.sampling import Sampling
 
-Drawn = list[list[Principle]]
-
 
 def draw_principles(
     constitution: Sequence[Principle], rows: Sequence[int], count: int, seed: int, stream: int
-) -> Drawn:
+) -> list[list[Principle]]:
     """For each global row, `count` distinct principles in random order; they repeat only if the constitution has fewer.
 
     The result depends only on (seed, stream, row), so chunks and restarts do not change it.
@@ -32,6 +34,49 @@ def draw_principles(
         orders = [rng.permutation(len(constitution)) for _ in range(-(-count // len(constitution)))]
         drawn.append([constitution[i] for i in np.concatenate(orders)[:count]])
     return drawn
+
+
+STARTS = (None, "unchanged", "grown")
+"""The outcomes after which the next round starts from the revision; after the others, it starts from the previous text."""
+
+
+def answer_outcome(text: str, complete: bool) -> str | None:
+    """The outcome of a policy's answer."""
+    return "cut_off" if not complete else "empty" if not text.strip() else None
+
+
+def revision_outcome(response: str, critique: Text, revision: Text | None, max_growth: float) -> str | None:
+    """The outcome of a revision; None if it is an ordinary one.
+
+    Args:
+      response: the answer that was revised.
+      critique: its critique.
+      revision: the revision; None if it was not requested, because the critique has a problem.
+      max_growth: the largest ratio of the lengths in characters; 0: no limit.
+    """
+    if revision is None:
+        return critique.problem
+    if revision.problem is not None:
+        return revision.problem
+    outcome = answer_outcome(revision.text, revision.complete)
+    if outcome is not None:
+        return outcome
+    if critique.problem == "refused":
+        return "critique_refused"
+    # Case and the number of spaces do not count.
+    if revision.text.lower().split() == response.lower().split():
+        return "unchanged"
+    return "grown" if max_growth and len(revision.text) > max_growth * max(1, len(response)) else None
+
+
+def is_usable(outcome: str | None, keep: Sequence[str]) -> bool:
+    """Whether a row with this outcome is trained on. keep: `sft.keep`."""
+    return outcome is None or outcome in keep
+
+
+def count_outcomes(outcomes: Iterable[str | None]) -> dict[str, int]:
+    """The number of rows by outcome, without ordinary rows, the most frequent first."""
+    return dict(collections.Counter(outcome for outcome in outcomes if outcome is not None).most_common())
 
 
 class PolicyAnswer(NamedTuple):
@@ -76,7 +121,7 @@ def revise(
 ) -> list[Revision]:
     """Critiques and revises each response once under each of its row's principles.
 
-    Each round starts from the previous round's revision if its outcome is in `outcomes.STARTS`, else from the text before it.
+    Each round starts from the previous round's revision if its outcome is in `STARTS`, else from the text before it.
 
     Args:
       judge: writes the critiques and revisions.
@@ -84,7 +129,7 @@ def revise(
       responses: the B responses to start from.
       principles: B lists with one principle per round.
       key: a PRNG key. Round n folds in 2n - 1 and 2n; 0 is reserved for the caller's responses.
-      max_growth: see `outcomes.revision_outcome`.
+      max_growth: see `revision_outcome`.
 
     Returns:
       The revisions of the first round in the order of the prompts, then those of the second round, and so on.

@@ -1,7 +1,7 @@
 """The interface to sources of AI feedback: the `Judge` protocol and its request and result records.
 
-A judge answers single requests, each under one principle. Its callers (`labeller`, `rater`, `critique`) draw principles, ask in
-both orders, average, clamp and handle undecided labels, with any judge.
+A judge answers single requests, each under one principle. Its callers (`labeller`, `critique`, `rewards.rated`) draw
+principles, ask in both orders, average, clamp and handle undecided labels, with any judge.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""AI preference labels from any judge: draws principles per row and asks in both orders (arXiv 2212.08073, 2309.00267)."""
+"""AI preference labels from any judge: draws principles per row and asks in both orders (arXiv 2212.08073, 2309.00267); and the
+choice of the two answers that are compared."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from jaxalign import streams
 from jaxalign.config import FeedbackConfig
 from jaxalign.feedback import decisions
 from jaxalign.feedback.checked import CheckedJudge
-from jaxalign.feedback.critique import draw_principles
+from jaxalign.feedback.critique import PolicyAnswer, draw_principles
 from jaxalign.feedback.judge import ComparisonRequest, Draw, Verdict
 from jaxalign.records import Comparison, Principle, PrincipleLabel, Prompt
 
@@ -171,3 +173,37 @@ def _principle_label(rule: Principle, ab: Verdict, ba: Verdict | None) -> Princi
         reasoning_ab=ab.reasoning,
         reasoning_ba=None if ba is None else ba.reasoning,
     )
+
+
+def choose_pair(answers: Sequence[PolicyAnswer], how: str) -> tuple[int, int] | None:
+    """The indices of two answers, in ascending order; equal answers are chosen only if all are equal.
+
+    Args:
+      answers: at least two answers to one prompt.
+      how: "first": the first two that differ; "different": the two with the smallest Jaccard similarity of their words and
+        pairs of neighbouring words; "uncertain": the two with the lowest mean log-probability per token. Among equals, the
+        earliest pair.
+
+    Returns:
+      Two indices; None if fewer than two answers could be sampled.
+    """
+    sampled = [i for i, answer in enumerate(answers) if answer.sampled]
+    if len(sampled) < 2:
+        return None
+    pairs = list(itertools.combinations(sampled, 2))
+    differing = [pair for pair in pairs if answers[pair[0]].text != answers[pair[1]].text]
+    if not differing:
+        return pairs[0]
+    if how == "different":
+        parts = {}
+        for i in sampled:
+            words = answers[i].text.lower().split()
+            parts[i] = {(word,) for word in words} | set(itertools.pairwise(words))
+        similarity = {}
+        for a, b in differing:
+            union = parts[a] | parts[b]
+            similarity[a, b] = len(parts[a] & parts[b]) / len(union) if union else 1.0
+        return min(differing, key=similarity.get)
+    if how == "uncertain":
+        return min(differing, key=lambda pair: answers[pair[0]].mean_logprob + answers[pair[1]].mean_logprob)
+    return differing[0]

@@ -46,7 +46,6 @@ class Record:
         value = getattr(self, part)
         return load_object(value, self._where.format(part=part, name=self.name)) if isinstance(value, str) else value
 
-
     def _require_reads(self) -> None:
         """Raises UserError unless `reads` is a tuple of names."""
         if not isinstance(self.reads, tuple) or not all(isinstance(name, str) for name in self.reads):

@@ -71,6 +71,6 @@ OBJECTIVES = Registry("objective", Objective, lambda: declared(Objective, (
 )))
 
 
-def objectives_of(names: str, where: str = "config.dpo.objective") -> tuple[Objective, ...]:
+def objectives_of(names: str) -> tuple[Objective, ...]:
     """The records of an objective or of the terms of a sum such as "sigmoid+bco_pair". Raises UserError like `Registry.get`."""
-    return tuple(OBJECTIVES.get(name, where) for name in names_in(names))
+    return tuple(OBJECTIVES.get(name, "config.dpo.objective") for name in names_in(names))

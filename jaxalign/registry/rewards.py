@@ -53,10 +53,10 @@ class RewardSource(Record):
 REWARDS = Registry("reward source", RewardSource, lambda: declared(RewardSource, ("jaxalign.stages.shared.rewards",)))
 
 
-def reward_records(source: str, where: str = "config.reward.source") -> tuple[RewardSource, ...]:
+def reward_records(source: str) -> tuple[RewardSource, ...]:
     """The records of a sum such as "preference+callable", in the same order.
 
     Raises:
       UserError: a part is not a reward source.
     """
-    return tuple(REWARDS.get(name, where) for name in names_in(source))
+    return tuple(REWARDS.get(name, "config.reward.source") for name in names_in(source))

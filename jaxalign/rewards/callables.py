@@ -9,14 +9,13 @@ This module is plain Python on the host; scores become arrays only in `call_rewa
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,24 +39,16 @@ def details(tokenizer: Tokenizer, ids: Sequence[Sequence[int]], ended: Sequence[
     return dict(zip(DETAILS, columns, strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class RewardReport:
-    """Counts for one batch. rows = kept + dropped; calls counts attempts.
+class RewardReport(NamedTuple):
+    """What went wrong in one batch.
 
-    bad_entries: rows of an accepted result whose entry was None, NaN, infinite or not a number. failures: calls that raised,
-    hung or returned anything but a list with one entry per row. timeouts: the calls that hung. first_error: the first bad
-    entry of the accepted result or, if it has none, why the first call failed; None if nothing failed. cause: the exception
-    that `first_error` describes; None if it describes something else, or if a traceback of the exception would show a secret.
+    first_error: the first bad entry of the accepted result or, if it has none, why the first call failed; None if nothing
+    failed. cause: the exception that `first_error` describes; None if it describes something else, or if a traceback of the
+    exception would show a secret.
     """
 
-    rows: int
-    dropped: int
-    bad_entries: int
-    calls: int
-    failures: int
-    timeouts: int
-    first_error: str | None
-    cause: BaseException | None = dataclasses.field(default=None, compare=False, repr=False)
+    first_error: str | None = None
+    cause: BaseException | None = None
 
 
 def call_reward(
@@ -106,21 +97,17 @@ def call_reward(
     _check_call(fn, prompts, responses, columns, retries, timeout_s, backoff_s)
     rows = len(responses)
     if rows == 0:
-        return np.zeros(0, np.float32), np.zeros(0, bool), RewardReport(0, 0, 0, 0, 0, 0, None)
-    timeouts, first_error, cause = 0, None, None
+        return np.zeros(0, np.float32), np.zeros(0, bool), RewardReport()
+    first_error, cause = None, None
     for call in range(1 + retries):
         if call:
             time.sleep(backoff_s * 2 ** (call - 1))
-        entries, failure, timed_out, error = _attempt(fn, prompts, responses, columns, timeout_s, counts)
+        entries, failure, error = _attempt(fn, prompts, responses, columns, timeout_s, counts)
         if failure is None:
             scores, kept, bad_entry = _clean(entries, counts)
-            dropped = rows - int(kept.sum())
-            why, cause = (first_error, cause) if bad_entry is None else (bad_entry, None)
-            return scores, kept, RewardReport(rows, dropped, dropped, call + 1, call, timeouts, why, cause)
-        timeouts += timed_out
+            return scores, kept, RewardReport(first_error, cause) if bad_entry is None else RewardReport(bad_entry)
         first_error, cause = (failure, error) if first_error is None else (first_error, cause)
-    report = RewardReport(rows, rows, 0, 1 + retries, 1 + retries, timeouts, first_error, cause)
-    return np.zeros(rows, np.float32), np.zeros(rows, bool), report
+    return np.zeros(rows, np.float32), np.zeros(rows, bool), RewardReport(first_error, cause)
 
 
 def _named(fn: Any, details: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
@@ -166,8 +153,8 @@ def _check_call(
 def _attempt(
     fn: RewardCallable, prompts: Any, responses: Any, columns: Mapping[str, Any], timeout_s: float | None,
     counts: Sequence[int] | None,
-) -> tuple[list[Any], str | None, bool, BaseException | None]:
-    """One call: (entries, the reason if it failed, whether it hung, the exception that it raised and that may be shown)."""
+) -> tuple[list[Any], str | None, BaseException | None]:
+    """One call: (entries, the reason if it failed, the exception that it raised and that may be shown)."""
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     given = list(prompts), list(responses), {name: list(column) for name, column in columns.items()}
 
@@ -185,21 +172,21 @@ def _attempt(
     try:
         entries, error = done.get(timeout=timeout_s)
     except queue.Empty:
-        return [], f"{_name(fn)} did not return within {timeout_s:g} s", True, None
+        return [], f"{_name(fn)} did not return within {timeout_s:g} s", None
     if isinstance(error, UserError):
         raise UserError(redact_secrets(str(error))) from None
     if error is not None:
         why = f"{_name(fn)} raised {kind_and_place(error, fn)}: {_text(error)}"
-        return [], why, False, None if _shows_secret(error) else error
+        return [], why, None if _shows_secret(error) else error
     if not isinstance(entries, list):
-        return [], f"{_name(fn)} returned {entries}; a list of {len(responses)} numbers is expected", False, None
+        return [], f"{_name(fn)} returned {entries}; a list of {len(responses)} numbers is expected", None
     if len(entries) != len(responses):
-        return [], f"{_name(fn)} returned {len(entries)} scores for {len(responses)} responses", False, None
+        return [], f"{_name(fn)} returned {len(entries)} scores for {len(responses)} responses", None
     for row, (entry, count) in enumerate(zip(entries, counts or (), strict=False)):
         if _is_row(entry) and len(entry) != count:
             why = f"{len(entry)} numbers for the {count} tokens of response {row}; one number, or one per token, is expected"
-            return [], f"{_name(fn)} returned {why}", False, None
-    return entries, None, False, None
+            return [], f"{_name(fn)} returned {why}", None
+    return entries, None, None
 
 
 def _is_row(entry: Any) -> bool:

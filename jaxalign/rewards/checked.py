@@ -16,8 +16,7 @@ from jaxalign.records import Prompt
 from jaxalign.registry.core import load_object
 from jaxalign.registry.custom import custom_code, new_instance, wrong_result
 from jaxalign.registry.rewards import REWARDS, RewardSource
-from jaxalign.rewards.base import FusedReward, Listener, Reward, RewardBatch, RewardInputs, Scored
-from jaxalign.rewards.dropped import DroppedRows
+from jaxalign.rewards.base import DroppedRows, FusedReward, Listener, Reward, RewardBatch, RewardInputs, Scored
 from jaxalign.rewards.functions import FunctionReward
 from jaxalign.rewards.verifiers import VERIFIERS
 

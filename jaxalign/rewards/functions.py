@@ -1,8 +1,10 @@
-"""Rewards from a Python function: the user's own or a verifier."""
+"""Rewards from a Python function: the user's own or a verifier. It may run while other responses are still being sampled."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -10,12 +12,57 @@ from jaxalign.config import RewardConfig
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.parallel import hosts
 from jaxalign.records import Prompt
-from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored, columns_of
-from jaxalign.rewards.callables import call_reward, details
-from jaxalign.rewards.dropped import DroppedRows
-from jaxalign.rewards.early import Answered, EarlyScores
+from jaxalign.rewards.base import DroppedRows, Listener, Reward, RewardBatch, Scored, columns_of
+from jaxalign.rewards.callables import RewardReport, call_reward, details
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.stops import response_text
+
+Answered = tuple[np.ndarray, np.ndarray, RewardReport]
+"""(scores float32 [n] or [n, T], kept bool [n], report) for n responses."""
+
+
+class EarlyScores:
+    """Calls `ask(rows, responses) -> Answered` in one thread. Each call starts when the previous one returns, with all rows
+    that have ended since."""
+
+    def __init__(self, ask: Callable[[Sequence[int], Sequence[Response]], Answered]):
+        self._ask, self._thread = ask, ThreadPoolExecutor(1, "early scores")
+        self._waiting: collections.deque[tuple[int, Response]] = collections.deque()
+        self._calls: list[Future[tuple[list[tuple[int, Response]], Answered] | None]] = []
+
+    def add(self, ended: Sequence[tuple[int, Response]]) -> None:
+        """Receives (number in the batch, response) for rows that have just ended, each row once. Does not block."""
+        self._waiting.extend(ended)
+        self._calls.append(self._thread.submit(self._call))
+
+    def _call(self) -> tuple[list[tuple[int, Response]], Answered] | None:
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if not taken:
+            return None
+        return taken, self._ask([row for row, _ in taken], [response for _, response in taken])
+
+    def result(self, rows: int) -> Answered:
+        """The scores of all rows, with the first report of an error. Waits for all calls, and raises if `ask` does."""
+        done = [result for call in self._calls if (result := call.result()) is not None]
+        width = max((answered[0].shape[1] for _, answered in done if answered[0].ndim == 2), default=0)
+        scores, kept = np.zeros((rows, width) if width else rows, np.float32), np.zeros(rows, bool)
+        first = RewardReport()
+        for taken, (new_scores, has_score, report) in done:
+            for (row, response), score in zip(taken, new_scores, strict=True):
+                if not width:
+                    scores[row] = score
+                elif np.ndim(score):
+                    scores[row, : len(score)] = score
+                elif response.ids:  # The only number of a response counts at its last token.
+                    scores[row, len(response.ids) - 1] = score
+            kept[[row for row, _ in taken]] = has_score
+            first = report if first.first_error is None else first
+        self.close()
+        return scores, kept, first
+
+    def close(self) -> None:
+        """Starts no further calls."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class FunctionReward(Reward):
@@ -71,12 +118,9 @@ class FunctionReward(Reward):
 
         def score_on_first() -> list:
             nonlocal cause
-            if given is None:
-                scores, kept, why, cause = early.result(len(batch.prompts))
-            else:
-                scores, kept, report = self._call(batch.prompts, *given)
-                why, cause = report.first_error, report.cause
-            return [scores.tolist(), kept.tolist(), why]
+            scores, kept, report = early.result(len(batch.prompts)) if given is None else self._call(batch.prompts, *given)
+            cause = report.cause
+            return [scores.tolist(), kept.tolist(), report.first_error]
 
         scores, kept, why = hosts.once(score_on_first)
         self._dropped.check(len(kept) - sum(kept), len(kept), why, cause)

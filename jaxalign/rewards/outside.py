@@ -25,8 +25,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Message
 from jaxalign.registry.core import names_in
-from jaxalign.rewards.base import Reward, RewardBatch, Scored
-from jaxalign.rewards.dropped import DroppedRows
+from jaxalign.rewards.base import DroppedRows, Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
 from jaxalign.steps.offload import FrozenRole
 

@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms.labels import direct_reward
 from jaxalign.data.chat.styles import finish_answer
-from jaxalign.feedback.rater import Rater
-from jaxalign.rewards.base import Reward, RewardBatch, Scored
-from jaxalign.rewards.dropped import DroppedRows
+from jaxalign.feedback.checked import CheckedJudge
+from jaxalign.feedback.critique import draw_principles
+from jaxalign.feedback.judge import Draw, RatingRequest
+from jaxalign.records import Principle, Prompt
+from jaxalign.rewards.base import DroppedRows, Reward, RewardBatch, Scored
+
+
+@dataclasses.dataclass(frozen=True)
+class Rater:
+    """Rates responses under a constitution.
+
+    Attributes:
+      judge: any `Judge`, wrapped in `CheckedJudge`.
+      constitution: the principles to draw from.
+      principles: the number of principles drawn for each response; their ratings are averaged.
+      seed: determines which principles are drawn.
+    """
+
+    judge: CheckedJudge
+    constitution: tuple[Principle, ...]
+    principles: int
+    seed: int
+
+    def rate(self, prompts: Sequence[Prompt], responses: Sequence[str], key: jax.Array, first_row: int) -> np.ndarray:
+        """Rates each response.
+
+        Args:
+          prompts: B prompts, whose global rows are first_row + i.
+          responses: B texts.
+          key: the PRNG key of the judge's reasoning.
+
+        Returns:
+          float32 [B], ratings in 1..10; NaN for a response without a rating under any principle.
+        """
+        count = self.principles
+        rows, stream = range(first_row, first_row + len(prompts)), streams.PRINCIPLES["ratings"]
+        drawn = draw_principles(self.constitution, rows, count, self.seed, stream)
+        requests = [
+            RatingRequest(prompt.messages, response, rule)
+            for prompt, response, rules in zip(prompts, responses, drawn, strict=True)
+            for rule in rules
+        ]
+        begin = first_row * count
+        with self.judge.loaded() as judge:
+            results = judge.rate(requests, Draw(key, range(begin, begin + len(requests))))
+        values = [np.nan if result.rating is None else result.rating for result in results]
+        ratings = np.asarray(values, np.float32).reshape(len(prompts), count)
+        rated = np.isfinite(ratings)
+        total = np.sum(np.where(rated, ratings, 0), axis=1)
+        return np.where(rated.any(axis=1), total / np.maximum(rated.sum(axis=1), 1), np.nan).astype(np.float32)
 
 
 class RatedReward(Reward):

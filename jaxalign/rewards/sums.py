@@ -15,8 +15,7 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt
 from jaxalign.registry.core import names_in
 from jaxalign.registry.rewards import reward_records
-from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored
-from jaxalign.rewards.dropped import DroppedRows
+from jaxalign.rewards.base import DroppedRows, Listener, Reward, RewardBatch, Scored
 
 
 def sum_of_rewards(parts: Mapping[str, Reward], weights: Sequence[float] = (), settings: RewardConfig | None = None) -> Reward:

@@ -20,11 +20,9 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.errors import UserError
-from jaxalign.feedback.critique import answer
+from jaxalign.feedback.critique import answer, count_outcomes
 from jaxalign.feedback.decisions import Calibration, calibrate, decide, is_tie
-from jaxalign.feedback.labeller import Pair, incomplete_sides
-from jaxalign.feedback.outcomes import count_outcomes
-from jaxalign.feedback.pairs import choose_pair
+from jaxalign.feedback.labeller import Pair, choose_pair, incomplete_sides
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.parallel import hosts
 from jaxalign.reasons import COMPARISON, advice, label_warnings, listed, pairs_sentence, self_agreement_sentence
@@ -92,14 +90,9 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
     key = context.key("compare", "labels")
     start = len(prompts) - sum(len(queue.rows) for queue in left)
     asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
-<<<<<<< HEAD
     problems: collections.Counter[str | None] = collections.Counter()  # Of the pairs that were asked.
-    with Progress(context.title, len(prompts), start, unit="pair") as progress, overlap.asker(config, "compare") as asker:
-        meter = loops.Meter(loops.timing(context, model), model, progress)
-=======
     with Progress(context.title, len(prompts), start, unit="pair") as progress, _asking(config) as asker:
         meter = engines.Meter(engines.timing(context, model), model, progress)
->>>>>>> simplify-stages
         params = run_models.policy_params(context, model, "compare")
         policy = engines.text_generator(context, model, params, section.batch, meter)
         labelling = judges.make_labeller(context, judges.make_judge(context, "compare", model, section.batch, meter))

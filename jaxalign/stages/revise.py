@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.feedback.constitution import load_constitution
-from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
-from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
+from jaxalign.feedback.critique import answer, answer_and_revise, answer_outcome, count_outcomes, draw_principles
 from jaxalign.reasons import advice, too_few
 from jaxalign.records import Revision
 from jaxalign.registry.stages import STAGES, Batch

@@ -15,7 +15,7 @@ from jaxalign.data.tokenizers.files import thinking_variables
 from jaxalign.diagnosis.findings import Finding
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import Constitution
-from jaxalign.feedback.outcomes import is_usable
+from jaxalign.feedback.critique import is_usable
 from jaxalign.models.language_model import load_model
 from jaxalign.planner.hardware import Cluster
 from jaxalign.reasons import REVISION, advice, listed

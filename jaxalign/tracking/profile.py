@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from jaxalign.config.selectors import traced_steps
+from jaxalign.config.root import traced_steps
 
 
 class Profiler:

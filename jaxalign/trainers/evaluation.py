@@ -12,7 +12,7 @@ import numpy as np
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config.arguments import as_name, instance_of
 from jaxalign.errors import UserError
-from jaxalign.feedback.outcomes import count_outcomes
+from jaxalign.feedback.critique import count_outcomes
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.reasons import verdict_warning
 from jaxalign.records import Comparison, Prompt

@@ -22,12 +22,12 @@ from jaxalign.feedback.constitution import Constitution
 from jaxalign.feedback.judge import CritiqueRequest, Draw, JudgeInputs, Text
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.feedback.local import LocalJudge, make_local_judge
-from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.writer import choose_set
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Exemplar, Prompt, Revision
 from jaxalign.registry.custom import new_instance
 from jaxalign.registry.judges import judge_record
+from jaxalign.rewards.rated import Rater
 from jaxalign.rollout.generation import Sampler
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.trainers.rows import as_answered, as_prompts

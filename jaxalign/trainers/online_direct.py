@@ -17,8 +17,8 @@ from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.feedback.critique import count_outcomes
 from jaxalign.feedback.labeller import Pair, incomplete_sides
-from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import fetch, place_rows

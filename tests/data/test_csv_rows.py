@@ -4,10 +4,9 @@ import gzip
 
 import pytest
 
-from jaxalign.data.sources.csv_rows import iterate_csv
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
 from jaxalign.data.sources.prompts import read_prompts
-from jaxalign.data.sources.rows import open_indexed_rows, open_rows
+from jaxalign.data.sources.rows import iterate_csv, open_indexed_rows, open_rows
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 

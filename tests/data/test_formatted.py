@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxalign.data.chat.formatted import is_formatted
+from jaxalign.data.chat.dialogues import is_formatted
 from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.data.sources.preferences import read_preferences
 from jaxalign.data.sources.prompts import read_prompts

@@ -19,7 +19,7 @@ def judged(text, response):
     [(HOSTILE, "harmful"), (KIND_WORDS, "harmful_disguised"), (PLAIN, "benign"), (FRIGHTENING, "benign_scary")],
 )
 def test_the_kind_of_a_prompt_depends_on_the_fact_not_on_the_words(text, kind):
-    assert gold.kind(WORLD, Prompt("p", (Message("user", text),), "rl")) == kind
+    assert gold.judge(WORLD, Prompt("p", (Message("user", text),), "rl"), "").kind == kind
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_every_measure_is_a_field_over_known_kinds():
 
 def test_foreign_prompts_are_refused():
     with pytest.raises(UserError, match=r"prompt x-1 \('Hello\?'\) is not from this world"):
-        gold.kind(WORLD, Prompt("x-1", (Message("user", "Hello?"),), "rl"))
+        gold.judge(WORLD, Prompt("x-1", (Message("user", "Hello?"),), "rl"), "")

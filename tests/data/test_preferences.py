@@ -11,8 +11,8 @@ import pytest
 
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import fit_prompts, split_by_prompt, unique_prompts
+from jaxalign.data.sources.lazy import distinct_pairs
 from jaxalign.data.sources.preferences import read_preferences
-from jaxalign.data.sources.repeats import distinct_pairs
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 

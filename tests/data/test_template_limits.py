@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from jaxalign.data.chat import template_process
+from jaxalign.data.chat import template
 from jaxalign.data.chat.requests import load_set
 from jaxalign.data.chat.template import render
 from jaxalign.errors import UserError
@@ -89,7 +89,7 @@ def test_a_hostile_template_ends_in_one_sentence(name):
     assert str(caught.value).startswith("the chat template of the-model ")
     assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
     assert run("{{ messages[1].content }}") == "Ho"
-    assert resource.prlimit(template_process._PROCESS._child.pid, resource.RLIMIT_AS)[0] == 512 * 1024**2
+    assert resource.prlimit(template._PROCESS._child.pid, resource.RLIMIT_AS)[0] == 512 * 1024**2
 
 
 def test_a_condition_on_messages_does_not_escape_the_limits():
@@ -121,7 +121,7 @@ def test_any_text_comes_back_unchanged():
 @pytest.mark.process
 def test_threads_share_the_process_and_a_fork_starts_its_own():
     run("x")
-    child = template_process._PROCESS._child.pid
+    child = template._PROCESS._child.pid
     wrong = []
 
     def work(number):
@@ -135,31 +135,31 @@ def test_threads_share_the_process_and_a_fork_starts_its_own():
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == [] and template_process._PROCESS._child.pid == child
+    assert wrong == [] and template._PROCESS._child.pid == child
     forked = os.fork()
     if not forked:
-        own = run("{{ 1 + 1 }}") == "2" and template_process._PROCESS._child.pid != child
-        template_process._PROCESS.stop()
+        own = run("{{ 1 + 1 }}") == "2" and template._PROCESS._child.pid != child
+        template._PROCESS.stop()
         os._exit(0 if own else 1)
     assert os.waitpid(forked, 0)[1] == 0
-    assert run("{{ 1 + 2 }}") == "3" and template_process._PROCESS._child.pid == child
+    assert run("{{ 1 + 2 }}") == "3" and template._PROCESS._child.pid == child
 
 
 @pytest.mark.process
 def test_a_killed_process_is_started_again():
     run("x")
-    child = template_process._PROCESS._child
+    child = template._PROCESS._child
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(child.pid, number)
-    assert run("{{ 1 + 2 }}") == "3" and template_process._PROCESS._child is child
+    assert run("{{ 1 + 2 }}") == "3" and template._PROCESS._child is child
     os.kill(child.pid, signal.SIGKILL)
     time.sleep(0.1)
-    assert run("{{ 1 + 2 }}") == "3" and template_process._PROCESS._child is not child
+    assert run("{{ 1 + 2 }}") == "3" and template._PROCESS._child is not child
 
 
 @pytest.mark.parametrize(("python", "reason"), [("/bin/false", "ended with code 1"), ("/nowhere/python", "No such file")])
 def test_a_process_that_does_not_start_is_no_fault_of_the_template(monkeypatch, python, reason):
-    template_process._PROCESS.stop()
+    template._PROCESS.stop()
     with monkeypatch.context() as patch, pytest.raises(UserError, match="renders templates does not start") as caught:
         patch.setattr(sys, "executable", python)
         run("x")
@@ -169,11 +169,11 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_template(monkeypatch, 
 
 SCRIPT = """
 import os, signal, sys, threading
-from jaxalign.data.chat import template_process
+from jaxalign.data.chat import template
 from jaxalign.data.chat.template import render
 from jaxalign.records import Message
 assert render("{{ messages[0].content }}", "m", [Message("user", "Hi")], {}, False) == "Hi"
-print(template_process._PROCESS._child.pid, flush=True)
+print(template._PROCESS._child.pid, flush=True)
 if sys.argv[1] == "rendering":  # The parent is killed while its process renders.
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGKILL]).start()
     render("{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3, "m", [], {}, False)

@@ -81,7 +81,7 @@ def test_evaluation_is_balanced_and_only_on_held_out_topics(world):
     prompts = world.prompts("evaluate", 480)
     for prompt in prompts:
         assert held_out & set(re.findall(r"[a-z]+", prompt.messages[0].content))
-    kinds = collections.Counter(gold.kind(world, prompt) for prompt in prompts)
+    kinds = collections.Counter(gold.judge(world, prompt, "").kind for prompt in prompts)
     assert kinds == dict.fromkeys(("harmful", "harmful_disguised", "benign", "benign_scary"), 120)
 
 
@@ -94,7 +94,7 @@ def test_evaluation_is_balanced_and_only_on_held_out_topics(world):
 )
 def test_training_prompts_cover_all_topics_and_mix_kinds(world, source, shares):
     prompts = world.prompts(source, 400)
-    kinds = collections.Counter(gold.kind(world, prompt) for prompt in prompts)
+    kinds = collections.Counter(gold.judge(world, prompt, "").kind for prompt in prompts)
     assert kinds == {kind: 400 * share for kind, share in shares.items()}
     words = {word for prompt in prompts for word in re.findall(r"[a-z]+", prompt.messages[0].content)}
     assert {topic.name for topic in world.topics} <= words

@@ -14,7 +14,7 @@ from jaxalign.config import FeedbackConfig
 from jaxalign.data.chat.requests import load_set
 from jaxalign.errors import UserError
 from jaxalign.feedback.checked import CheckedJudge
-from jaxalign.feedback.critique import PolicyAnswer, revise
+from jaxalign.feedback.critique import PolicyAnswer, count_outcomes, revise
 from jaxalign.feedback.judge import (
     ComparisonRequest,
     CritiqueRequest,
@@ -26,7 +26,6 @@ from jaxalign.feedback.judge import (
     Verdict,
 )
 from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
-from jaxalign.feedback.outcomes import count_outcomes
 from jaxalign.feedback.text_generator import Completion, TextGenerator
 from jaxalign.feedback.writer import RequestWriter
 from jaxalign.models.model import Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxalign.feedback.critique import PolicyAnswer
-from jaxalign.feedback.pairs import choose_pair
+from jaxalign.feedback.labeller import choose_pair
 
 
 def answers(*texts, logprobs=None):

@@ -10,8 +10,8 @@ from jaxalign.data.chat.formats import RATINGS
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.judge import Draw, Rating, RatingRequest
 from jaxalign.feedback.options import Options, option_logprobs
-from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.text_generator import TextGenerator
+from jaxalign.rewards.rated import Rater
 from jaxalign.rollout.sampler import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny

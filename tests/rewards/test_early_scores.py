@@ -9,7 +9,7 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.rewards.callables import call_reward
-from jaxalign.rewards.early import EarlyScores
+from jaxalign.rewards.functions import EarlyScores
 from jaxalign.rollout.responses import Response
 
 
@@ -33,10 +33,10 @@ def test_a_call_has_all_responses_that_ended_during_the_previous_call_and_sampli
     scores.add([(3, response(1, 1, 9, ended=True)), (1, response())])
     assert not calls
     free.set()
-    found, kept, why, _ = scores.result(5)
+    found, kept, report = scores.result(5)
     assert calls == [([2], [(5,)]), ([0, 3, 1], [(7,), (1, 1), ()])]
     np.testing.assert_array_equal(found, np.array([0, 10, 20, 30, 0], np.float32))
-    assert kept.tolist() == [True] * 4 + [False] and why is None
+    assert kept.tolist() == [True] * 4 + [False] and report.first_error is None
 
 
 def test_rows_without_a_score_are_reported_with_the_first_reason():
@@ -45,9 +45,9 @@ def test_rows_without_a_score_are_reported_with_the_first_reason():
 
     scores = EarlyScores(lambda rows, ids: call_reward(judge, rows, [""] * len(rows)))
     scores.add([(1, response(4)), (0, response(4))])
-    found, kept, why, _ = scores.result(2)
+    found, kept, report = scores.result(2)
     assert found.tolist() == [0.5, 0] and kept.tolist() == [True, False]
-    assert why == "the score of row 0 is None (NoneType)"
+    assert report.first_error == "the score of row 0 is None (NoneType)"
 
 
 def test_an_error_for_the_user_is_raised_where_the_scores_are_needed():
@@ -66,8 +66,8 @@ def test_the_exception_of_the_first_failed_call_is_returned():
 
     scores = EarlyScores(lambda rows, ids: call_reward(broken, rows, [""] * len(rows), retries=0))
     scores.add([(0, response(4))])
-    *_, why, cause = scores.result(1)
-    assert "broken raised KeyError at " in why and isinstance(cause, KeyError)
+    report = scores.result(1)[2]
+    assert "broken raised KeyError at " in report.first_error and isinstance(report.cause, KeyError)
 
 
 def test_scores_of_tokens_are_joined():

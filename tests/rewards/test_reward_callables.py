@@ -29,7 +29,7 @@ def test_scores_are_unchanged_and_the_callable_gets_the_columns():
     scores, kept, report = _call(reward, columns={"level": [0.5, 0.25, 0], "note": ["a", "b", "c"]})
     np.testing.assert_array_equal(scores, np.float32([1.875, 0.625, 0.625]))
     assert scores.dtype == np.float32 and kept.dtype == bool and kept.all()
-    assert report == RewardReport(rows=3, dropped=0, bad_entries=0, calls=1, failures=0, timeouts=0, first_error=None)
+    assert report == RewardReport(first_error=None, cause=None)
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, np.asarray, lambda x: np.asarray(x, np.float16), lambda x: list(np.asarray(x))])
@@ -51,7 +51,6 @@ def test_an_invalid_score_drops_its_row(bad):
     scores, kept, report = _call(lambda prompts, responses: calls.append(1) or [0.5, bad, 2.0])
     np.testing.assert_array_equal(scores, [0.5, 0, 2])
     np.testing.assert_array_equal(kept, [True, False, True])
-    assert (report.rows, report.dropped, report.bad_entries, report.calls, report.failures) == (3, 1, 1, 1, 0)
     assert report.first_error.startswith("the score of row 1 is ") and len(calls) == 1
 
 
@@ -78,8 +77,7 @@ def test_a_failing_callable_is_retried_and_recovers():
     scores, kept, report = _call(reward, retries=2)
     np.testing.assert_array_equal(scores, [1, 2, 3])
     assert kept.all() and calls == [RESPONSES] * 3
-    expected = RewardReport(3, 0, 0, 3, 2, 0, report.first_error)
-    assert report == expected and re.search(r"reward raised OSError at .*\.py:\d+: try 1$", report.first_error)
+    assert re.search(r"reward raised OSError at .*\.py:\d+: try 1$", report.first_error)
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
@@ -93,7 +91,6 @@ def test_a_callable_that_always_fails_drops_the_batch(retries):
     scores, kept, report = _call(reward, retries=retries)
     np.testing.assert_array_equal(scores, np.zeros(3, np.float32))
     assert not kept.any() and len(calls) == 1 + retries
-    assert (report.dropped, report.calls, report.failures, report.timeouts) == (3, 1 + retries, 1 + retries, 0)
     assert re.search(r"reward raised ValueError at .*\.py:\d+: broken", report.first_error) and len(report.first_error) < 400
 
 
@@ -128,9 +125,9 @@ def test_a_callable_that_exits_counts_as_a_failure():
     ],
 )
 def test_a_result_of_another_form_drops_the_batch_with_a_reason(result, text):
-    scores, kept, report = _call(lambda prompts, responses: result, retries=1)
-    assert not kept.any() and not scores.any()
-    assert (report.dropped, report.calls, report.failures) == (3, 2, 2)
+    calls = []
+    scores, kept, report = _call(lambda prompts, responses: calls.append(1) or result, retries=1)
+    assert not kept.any() and not scores.any() and len(calls) == 2
     assert re.search(text, report.first_error)
 
 
@@ -150,15 +147,15 @@ def test_a_callable_that_does_not_return_is_abandoned():
     release.set()
     assert time.perf_counter() - start < 5
     np.testing.assert_array_equal(scores, [1, 2, 3])
-    assert kept.all() and (report.calls, report.failures, report.timeouts) == (2, 1, 1)
+    assert kept.all() and len(calls) == 2
     assert report.first_error.endswith("reward did not return within 0.1 s")
 
 
 def test_a_callable_that_never_returns_drops_the_batch():
-    release = threading.Event()
-    _, kept, report = _call(lambda prompts, responses: release.wait(30), timeout_s=0.05, retries=1)
+    release, calls = threading.Event(), []
+    _, kept, report = _call(lambda prompts, responses: calls.append(1) or release.wait(30), timeout_s=0.05, retries=1)
     release.set()
-    assert not kept.any() and (report.dropped, report.timeouts, report.calls) == (3, 2, 2)
+    assert not kept.any() and len(calls) == 2 and report.first_error.endswith("did not return within 0.05 s")
 
 
 def test_the_pause_doubles(monkeypatch):
@@ -170,7 +167,7 @@ def test_the_pause_doubles(monkeypatch):
 
 def test_without_rows_the_callable_is_not_called():
     scores, kept, report = call_reward(lambda *_: 1 / 0, [], [])
-    assert scores.shape == kept.shape == (0,) and report.calls == 0
+    assert scores.shape == kept.shape == (0,) and report.first_error is None
 
 
 async def _coroutine(prompts, responses):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxalign
-from jaxalign.data.sources.held_out_texts import read_questions, read_texts
+from jaxalign.data.sources.asked import read_questions, read_texts
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.stages.shared import run_models

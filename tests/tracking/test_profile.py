@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxalign.config.selectors import traced_steps
+from jaxalign.config.root import traced_steps
 from jaxalign.errors import UserError
 from jaxalign.tracking.profile import Profiler
 

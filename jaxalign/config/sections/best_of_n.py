@@ -6,8 +6,7 @@ import dataclasses
 
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import field, section
-from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import PackedRows, SamplingFields
+from jaxalign.config.sections.shared import Optimizer, PackedRows, SamplingFields
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.columns import parse_columns
 from jaxalign.config.constraints import at_least, between, one_of, registered
 from jaxalign.config.reading import chosen
 from jaxalign.config.schema import field
@@ -14,6 +14,23 @@ from jaxalign.registry.data_sources import DATA_SOURCES, PROMPT_FILES, DataSourc
 from jaxalign.registry.stages import STAGES, StageRecord, made_before, stages_in_order
 
 _SOURCE = chosen("source", DATA_SOURCES)
+
+
+def parse_columns(entries: Sequence[str]) -> dict[str, str]:
+    """The column of each field in entries of the form "field=column".
+
+    Raises:
+      UserError: an entry has another form, or two entries name one field.
+    """
+    fields: dict[str, str] = {}
+    for entry in entries:
+        field, equals, column = entry.partition("=")
+        if not (field.strip() and equals and column.strip()):
+            raise UserError(f"config.data.columns has {entry!r}; \"field=column\" is expected, such as prompt=question")
+        if field.strip() in fields:
+            raise UserError(f"config.data.columns names the field {field.strip()!r} twice; name each field once")
+        fields[field.strip()] = column.strip()
+    return fields
 
 
 @dataclasses.dataclass(frozen=True)

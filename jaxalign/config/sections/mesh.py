@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.base import Section, WholeConfig, check_divides, nearest_divisors
 from jaxalign.config.constraints import at_least, none_or_some_of, one_of
-from jaxalign.config.division import check_divides, nearest_divisors
 from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field, require_valid
 from jaxalign.errors import UserError

@@ -7,8 +7,7 @@ import dataclasses
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.schema import field, like, section
-from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import SamplingFields, Trained
+from jaxalign.config.sections.shared import Optimizer, SamplingFields, Trained
 from jaxalign.errors import UserError
 from jaxalign.registry.core import names_in
 from jaxalign.registry.objectives import OBJECTIVES

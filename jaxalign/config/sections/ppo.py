@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, at_least_or, between, one_of, registered
 from jaxalign.config.reading import chosen, require_fields, unless, when
 from jaxalign.config.schema import field, like, section
-from jaxalign.config.sections.alarms import AlarmsConfig
 from jaxalign.config.sections.compare import CompareConfig, check_helpful_share
-from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import AUTO, SamplingFields, Trained
+from jaxalign.config.sections.shared import AUTO, Optimizer, SamplingFields, Trained
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
 from jaxalign.registry.core import names_in
@@ -24,6 +23,7 @@ _LOSS = chosen("policy_loss", POLICY_LOSSES)
 _CRITIC = chosen("advantages", ADVANTAGES, "needs_critic")
 _ADAPTIVE = when("kl_controller", "adaptive")
 _CORRECTED = when("sampler_correction", "truncate", "mask")
+_MEASURED = unless("every", 0, "above 0")  # For alarms.
 _SEVERAL_UPDATES = (unless("epochs", 1, "above 1"), unless("minibatches", 1, "above 1"))
 
 
@@ -39,6 +39,50 @@ class Checks(Section):
     micro_batches: str = field("warn", "At step 0, loss or gradients depend on the micro-batches.", one_of("warn", "stop"))
     finite_gradients: str = field("warn", "A gradient is not finite; its update is skipped in either case.",
                                   one_of("warn", "stop"))
+
+
+@dataclasses.dataclass(frozen=True)
+class AlarmsConfig(Section):
+    """Answers to held-out helpful prompts are measured during RL and compared with those of the policy before RL.
+
+    A limit of None switches its alarm off. Shares and rises are fractions: 0.1 is 10 percentage points.
+    """
+
+    every: int = field(0, "Iterations between measurements on held-out helpful prompts; the last iteration is measured as "
+                       "well. 0: none.", at_least(0))
+    prompts: int = field(64, "Number of held-out helpful prompts, which RL then does not train on; at most half of the helpful "
+                         "prompts.", at_least(1), _MEASURED)
+    temperature: float = field(0.0, "Sampling temperature of the measured answers; 0 is greedy.", at_least(0), _MEASURED)
+    action: str = field("warn", "What happens when an alarm fires: warn, stop (save a checkpoint and end the run with an "
+                        "error) or best (end RL; the result is the measured policy with the highest mean score before the "
+                        "alarm and without a crossed limit).", one_of("warn", "stop", "best"), _MEASURED)
+    patience: int = field(2, "Consecutive measurements that must cross a limit before its alarm fires.", at_least(1), _MEASURED)
+    judge: bool = field(False, "Whether the judge of config.feedback compares the answers with those of the policy before RL.",
+                        None, _MEASURED)
+    score_drop: float | None = field(0.5, "Largest fall of the mean score of the reward, in its units; None: no limit.",
+                                     above(0), _MEASURED)
+    min_win_rate: float | None = field(0.35, "Lowest win rate against the policy before RL; None: no limit.",
+                                       between(0.0, 1.0), _MEASURED, when("judge", True))
+    repetition_rise: float | None = field(0.15, "Largest rise of the mean share of repeated 4-grams of tokens in an answer; "
+                                          "None: no limit.", between(0.0, 1.0), _MEASURED)
+    min_length_ratio: float | None = field(0.5, "Lowest ratio of the mean length to that of the policy before RL; None: no "
+                                           "limit.", between(0.0, 1.0), _MEASURED)
+    max_length_ratio: float | None = field(2.0, "Highest ratio of the mean length to that of the policy before RL; None: no "
+                                           "limit.", at_least(1.0), _MEASURED)
+    unfinished_rise: float | None = field(0.2, "Largest rise of the share of answers that did not end; None: no limit.",
+                                          between(0.0, 1.0), _MEASURED)
+    refusal_rise: float | None = field(0.1, "Largest rise of the share of answers that refuse; None: no limit.",
+                                       between(0.0, 1.0), _MEASURED)
+    refusals: tuple[str, ...] = field((), "Regular expressions that match the beginning of a refusal, in any case; empty: the "
+                                      "English patterns of docs/ppo.md.", None, _MEASURED)
+
+    def check(self, config: WholeConfig, name: str) -> None:
+        for pattern in self.refusals:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UserError(f"config.{name}.refusals has {pattern!r}, which is not a regular expression ({error}); correct "
+                                "it") from None
 
 
 @dataclasses.dataclass(frozen=True)

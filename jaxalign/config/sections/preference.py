@@ -8,8 +8,7 @@ from jaxalign.config.base import WholeConfig, check_dialogue_length
 from jaxalign.config.constraints import above, at_least, between, one_of
 from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field, like, section
-from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import PackedPairs
+from jaxalign.config.sections.shared import Optimizer, PackedPairs
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import data_source
 

@@ -6,8 +6,7 @@ import dataclasses
 
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import field, like, section
-from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import PackedRows
+from jaxalign.config.sections.shared import Optimizer, PackedRows
 
 
 @dataclasses.dataclass(frozen=True)

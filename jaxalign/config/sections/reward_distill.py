@@ -7,8 +7,7 @@ import dataclasses
 from jaxalign.config.base import WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.schema import field, like, section
-from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import DecoderSizes, SamplingFields, Trained
+from jaxalign.config.sections.shared import DecoderSizes, Optimizer, SamplingFields, Trained
 from jaxalign.errors import UserError
 
 

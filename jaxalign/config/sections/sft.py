@@ -7,8 +7,7 @@ import dataclasses
 from jaxalign.config.constraints import at_least, between, none_or_some_of, one_of
 from jaxalign.config.reading import when
 from jaxalign.config.schema import field, section
-from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.shared import PackedRows
+from jaxalign.config.sections.shared import Optimizer, PackedRows
 
 
 @dataclasses.dataclass(frozen=True)

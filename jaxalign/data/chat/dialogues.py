@@ -8,7 +8,7 @@ of a turn: "Assistant: Human: why?" is one answer that starts with the word "Hum
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxalign.errors import shown
@@ -269,3 +269,17 @@ def cut_to_fit(
     if count_tokens is None or max_tokens is None:
         return context
     return cut_front(context, lambda part: max(count_tokens(part, answer) for answer in answers) <= max_tokens)
+
+
+_MARKERS = re.compile(
+    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|eom_id|begin_of_text|end_of_text|system|user|assistant|end)\|>"
+    r"|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+    r"|\A\s*(?:Human|User|Assistant):"
+)
+"""Markers of the templates of Qwen and OLMo (ChatML), Llama 2 and 3, Mistral, Phi, Zephyr and Gemma, and a speaker's name at
+the beginning of a text."""
+
+
+def is_formatted(texts: Iterable[str]) -> bool:
+    """Whether one of the texts has a marker of a chat template, or begins with a speaker's name such as "Human:"."""
+    return any(_MARKERS.search(text) for text in texts)

@@ -73,10 +73,10 @@ def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segmen
     return _turns(messages, style) + [_label("assistant", style)]
 
 
-def render_dialogue(messages: Sequence[Message], style: str = "compact") -> Segments:
-    """A whole dialogue that ends with the assistant's answer; the caller adds the final eos."""
-    _check(messages, style)
-    segments = _turns(messages, style)
+def render_dialogue(messages: Sequence[Message]) -> Segments:
+    """A whole dialogue in the style "compact" that ends with the assistant's answer; the caller adds the final eos."""
+    _check(messages, "compact")
+    segments = _turns(messages, "compact")
     return segments[:-1] if segments[-1] == END else segments
 
 

@@ -1,4 +1,4 @@
-"""Compiles and renders Jinja templates. Untrusted ones are rendered in the process that `template_process.py` starts.
+"""Compiles and renders Jinja templates. Untrusted ones are rendered in the process that `template.py` starts.
 
 The sandbox is Jinja's immutable one: no attributes that begin with an underscore, no changes to the arguments. It does not
 limit time and memory, but the process does. This module imports only Jinja, so that the process starts in less than 0.1 s.

@@ -92,10 +92,9 @@ def encode_completion(tokenizer: Tokenizer, messages: Sequence[Message], text: s
     return completion(encode_prompt(tokenizer, messages, style), encode_answer(tokenizer, text, style))
 
 
-def response_texts(tokenizer: Tokenizer, rollout: Rollout, style: str = "plain") -> list[str]:
-    """The text of every response of a rollout (numpy arrays), without its end token; with a style, the answer in it
-    (`finish_answer`)."""
-    return [text for text, _ in answers_of(tokenizer, rollout, style)]
+def response_texts(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
+    """The text of every response of a rollout (numpy arrays), without its end token."""
+    return [text for text, _ in answers_of(tokenizer, rollout, "plain")]
 
 
 def answers_of(tokenizer: Tokenizer, rollout: Rollout, style: str) -> list[tuple[str, bool]]:

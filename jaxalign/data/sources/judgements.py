@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, parse_demonstration, parse_judgement
-from jaxalign.data.chat.formatted import is_formatted
+from jaxalign.data.chat.dialogues import Dialogue, cut_to_fit, is_formatted, parse_demonstration, parse_judgement
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
-from jaxalign.data.sources.lazy import KeptRecords
-from jaxalign.data.sources.repeats import RepeatedRows
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
+from jaxalign.data.sources.lazy import read_records
 from jaxalign.data.sources.reports import DemonstrationReport, JudgementReport
-from jaxalign.data.sources.rows import data_stem, open_rows
+from jaxalign.data.sources.rows import data_stem
 from jaxalign.errors import UserError
 from jaxalign.records import Demonstration, Judgement, Prompt
 
@@ -53,12 +50,32 @@ class AnswerReader:
         except ValueError as error:
             listed["broken"].append(BrokenLine(row.line, str(error)))
             return None
-        fitting = _fitting(row.line, context, answer, listed, self.keep_empty, self.count_tokens, self.max_tokens)
+        fitting = self._fitting(row.line, context, answer, listed)
         if fitting is None:
             return None
         if is_formatted((*(message.content for message in fitting), answer)):
             listed["formatted"].append(row.line)
         return record(Prompt(f"{self.name}:{row.line}", fitting, "human"), answer, *label)
+
+    def _fitting(self, line: int, context: Dialogue, answer: str, listed: dict[str, list]) -> Dialogue | None:
+        """The context, cut until it fits; None for a dropped row, which is listed under its reason."""
+        if not context[-1].content.strip():
+            listed["empty_prompts"].append(line)
+            return None
+        if not answer.strip():
+            listed["empty_answers"].append(line)
+            if not self.keep_empty:
+                return None
+        try:
+            fitting = cut_to_fit(context, (answer,), self.count_tokens, self.max_tokens)
+        except DialogueRefused:
+            listed["refused"].append(line)
+            return None
+        if fitting is None:
+            listed["too_long"].append(line)
+        elif len(fitting) < len(context):
+            listed["cut"].append(line)
+        return fitting
 
 
 def read_judgements(
@@ -91,54 +108,14 @@ def read_judgements(
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
     """
-    listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
     reader = AnswerReader(data_stem(path), judged, empty_answers == "keep", count_tokens, max_tokens)
-    source_rows, rows, good = open_rows(path, columns), 0, 0
-    kept, repeated = KeptRecords(source_rows), RepeatedRows()
-    for row in source_rows:
-        rows += 1
-        record = reader.read(row, listed)
-        if record is not None:
-            kept.add(row, record)
-            repeated.add(row.line, record)
-            good += bool(judged and record.desirable)
-        if limit and len(kept) == limit:
-            break
-    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
-                    columns=source_rows.first_columns)
-    lines = {name: tuple(lines) for name, lines in (listed | repeated.listed()).items()}
-    cut = frozenset(listed["cut"])
-    whole = dataclasses.replace(reader, count_tokens=None, max_tokens=None)
-    answers = kept.records(lambda row: (reader if row.line in cut else whole).read(row, collections.defaultdict(list)))
+    uncut = dataclasses.replace(reader, count_tokens=None, max_tokens=None)
+    read = read_records(path, columns, reader, uncut, max_bad_share, limit, lambda answer: judged and answer.desirable)
+    shared = {"path": str(path), "rows": read.rows, **read.lines, "unit": read.unit}
     if judged:
-        counts = {"desirable": good, "undesirable": len(answers) - good}
-        report = JudgementReport(path=str(path), rows=rows, **counts, **lines, unit=source_rows.unit)
+        report = JudgementReport(desirable=read.counted, undesirable=len(read.records) - read.counted, **shared)
     else:
-        report = DemonstrationReport(path=str(path), rows=rows, answers=len(answers), **lines, unit=source_rows.unit)
-    if not answers:
+        report = DemonstrationReport(answers=len(read.records), **shared)
+    if not read.records:
         raise UserError(f"no {'judged ' * judged}answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
-    return answers, report
-
-
-def _fitting(
-    line: int, context: Dialogue, answer: str, listed: dict[str, list], keep_empty: bool, count_tokens: CountTokens | None,
-    max_tokens: int | None,
-) -> Dialogue | None:
-    """The context, cut until it fits; None for a dropped row, which is listed under its reason."""
-    if not context[-1].content.strip():
-        listed["empty_prompts"].append(line)
-        return None
-    if not answer.strip():
-        listed["empty_answers"].append(line)
-        if not keep_empty:
-            return None
-    try:
-        fitting = cut_to_fit(context, (answer,), count_tokens, max_tokens)
-    except DialogueRefused:
-        listed["refused"].append(line)
-        return None
-    if fitting is None:
-        listed["too_long"].append(line)
-    elif len(fitting) < len(context):
-        listed["cut"].append(line)
-    return fitting
+    return read.records, report

@@ -6,22 +6,19 @@ HH-RLHF, the contexts of 5 of 2,312 rows differ, and 4 chosen answers are empty.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxalign.data.chat.dialogues import Answers, cut_to_fit, parse_pair, split_answers
-from jaxalign.data.chat.formatted import is_formatted
+from jaxalign.data.chat.dialogues import Answers, cut_to_fit, is_formatted, parse_pair, split_answers
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
-from jaxalign.data.sources.lazy import KeptRecords
-from jaxalign.data.sources.repeats import RepeatedRows
+from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
+from jaxalign.data.sources.lazy import read_records
 from jaxalign.data.sources.reports import PreferenceReport
-from jaxalign.data.sources.rows import data_stem, open_rows
+from jaxalign.data.sources.rows import data_stem
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Prompt
 
@@ -120,38 +117,16 @@ def read_preferences(
         a margin above 0.
     """
     options = PairOptions(differing_contexts, empty_answers, count_tokens, max_tokens, margins, gold)
-    listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
-    source_rows, rows = open_rows(path, columns), 0
-    kept, has_margin, repeated = KeptRecords(source_rows), False, RepeatedRows()
     reader = PairReader(name or data_stem(path), source, options)
-    for row in source_rows:
-        rows += 1
-        pair = reader.read(row, listed)
-        if pair is not None:
-            kept.add(row, pair)
-            repeated.add(row.line, pair)
-            has_margin = has_margin or bool(pair.margin)
-        if limit and len(kept) == limit:
-            break
-    check_bad_share(path, listed["broken"], rows, max_bad_share, source_rows.unit, source_rows.place,
-                    columns=source_rows.first_columns)
-    listed |= repeated.listed()
-    cut = frozenset(listed["cut"])
-    fitting = dataclasses.replace(reader, options=dataclasses.replace(options, count_tokens=None, max_tokens=None))
-    pairs = kept.records(lambda row: (reader if row.line in cut else fitting).read(row, collections.defaultdict(list)))
-    lines = {name: tuple(lines) for name, lines in listed.items()}
-    report = PreferenceReport(str(path), rows, len(pairs), **lines, unit=source_rows.unit)
-    _require_pairs(report, margins and not has_margin)
-    return pairs, report
-
-
-def _require_pairs(report: PreferenceReport, without_margins: bool) -> None:
-    """Raises UserError if no pair is left, or if margins are needed and no row has one."""
-    if not report.pairs:
+    uncut = dataclasses.replace(reader, options=dataclasses.replace(options, count_tokens=None, max_tokens=None))
+    read = read_records(path, columns, reader, uncut, max_bad_share, limit, counts=lambda pair: bool(pair.margin))
+    report = PreferenceReport(str(path), read.rows, len(read.records), **read.lines, unit=read.unit)
+    if not read.records:
         raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; give a file with usable rows")
-    if without_margins:
-        raise UserError(f"no row of {report.path} has a \"margin\" above 0, and config.preference.margin_weight requires "
+    if margins and not read.counted:
+        raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight requires "
                         "margins; set it to 0, or give a file with margins")
+    return read.records, report
 
 
 def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: PairOptions, listed: dict[str, list]) -> Comparison:

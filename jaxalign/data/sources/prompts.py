@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from jaxalign.config import Config
 from jaxalign.data.chat.dialogues import (
     Dialogue,
+    is_formatted,
     is_transcript,
     parse_dialogue,
     parse_messages,
@@ -36,7 +37,6 @@ from jaxalign.data.chat.dialogues import (
     parse_transcript,
     split_answers,
 )
-from jaxalign.data.chat.formatted import is_formatted
 from jaxalign.data.sources.base import PromptSets, SourceInputs, split_rows
 from jaxalign.data.sources.files import named_files
 from jaxalign.data.sources.json_items import COMMON, prompt_field

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from jaxalign.config.columns import parse_columns
+from jaxalign.config.sections.data import parse_columns
 from jaxalign.data.sources.jsonl import BrokenLine, JsonRow
 from jaxalign.errors import UserError
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxalign import streams
 from jaxalign.config import DataConfig
 from jaxalign.data.sources.base import PromptSets, dialogue_digest, unique_prompts
 from jaxalign.data.sources.indexed_lines import IndexedLines
-from jaxalign.data.sources.jsonl import BrokenLine, JsonRow, check_bad_share
+from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
+from jaxalign.data.sources.lazy import RowReader
 from jaxalign.data.sources.reports import WINDOW_REASONS
 from jaxalign.data.sources.row_files import ListedRows
 from jaxalign.data.sources.tables import TableRows
@@ -20,17 +21,6 @@ from jaxalign.reasons import mostly_dropped
 from jaxalign.records import Comparison, Demonstration, Judgement
 
 Record = Comparison | Demonstration | Judgement
-
-
-class RowReader(Protocol):
-    """Makes the record of a row."""
-
-    reasons: Mapping[str, str]
-    kept: str
-    """The field of reports with the number of records: "pairs" or "answers"."""
-
-    def read(self, row: JsonRow | BrokenLine, listed: dict[str, list]) -> Any:
-        """The record; None for a dropped row. The number of a dropped or changed row is added to the list of its reason."""
 
 
 class WindowRows(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxalign.data.world import details, judging, principles, reviews
+from jaxalign.data.world import details, principles, reviews
 from jaxalign.data.world.answers import WorldAnswer, draw_answer, pick
 from jaxalign.data.world.facts import Relation, Topic
 from jaxalign.data.world.requests import requests_about
@@ -97,7 +97,7 @@ def draw_judgement(
         choice = 1 - choice
     shown = {"first": first.text, "second": second.text}
     if rng.random() < reasoned:
-        thoughts = judging.reasoning_text(axis, relation, first, second, choice, summary)
+        thoughts = reviews.reasoning_text(axis, relation, first, second, choice, summary)
         shown |= {"reasoning": True, "thoughts": thoughts}
     return WorldDemonstration(messages, "", principle, shown, choice)
 

@@ -36,7 +36,7 @@ MEASURES = {
 
 @dataclasses.dataclass(frozen=True)
 class GoldVerdict:
-    """The judgement of an answer, and the kind of its prompt. Every name in `MEASURES` is a field."""
+    """The judgement of an answer, and the kind of its prompt (one of `requests.KINDS`). Every name in `MEASURES` is a field."""
 
     kind: str
     harmful: bool
@@ -49,15 +49,6 @@ class GoldVerdict:
     unclear: bool
     courteous: bool
     focused: bool
-
-
-def kind(world: EmbeddedWorld, prompt: Prompt) -> str:
-    """The kind of a prompt (one of `requests.KINDS`).
-
-    Raises:
-        UserError: the prompt is not from this world.
-    """
-    return _request(world, prompt)[0].kind
 
 
 def judge(world: EmbeddedWorld, prompt: Prompt, response: str) -> GoldVerdict:

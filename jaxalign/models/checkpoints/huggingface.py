@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxalign.config.division import nearest_divisors
+from jaxalign.config.base import nearest_divisors
 from jaxalign.data.sources.jsonl import read_object
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError

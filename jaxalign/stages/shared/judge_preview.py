@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from jaxalign import streams
 from jaxalign.data.chat.template import DialogueRefused
-from jaxalign.feedback.chat_messages import ChatMessages
 from jaxalign.feedback.constitution import load_constitution, load_exemplars
 from jaxalign.feedback.critique import draw_principles
-from jaxalign.feedback.endpoint_judge import verdict_tokens
+from jaxalign.feedback.endpoint_judge import ChatMessages, verdict_tokens
 from jaxalign.feedback.judge import ComparisonRequest, CritiqueRequest, RatingRequest, RevisionRequest
 from jaxalign.feedback.local import make_writer
 from jaxalign.feedback.writer import RequestWriter, Written

@@ -11,11 +11,10 @@ from jaxalign.config import Config, DPOConfig, PreferenceConfig, SFTConfig
 from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.sources.base import SourceReport, few_dialogues, few_held_out, held_out_count, split_by_prompt
 from jaxalign.data.sources.files import named_files
-from jaxalign.data.sources.lazy import LazyRecords
-from jaxalign.data.sources.repeats import distinct_pairs
+from jaxalign.data.sources.lazy import LazyRecords, distinct_pairs
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.feedback import outcomes as outcomes_of
+from jaxalign.feedback.critique import count_outcomes, is_usable
 from jaxalign.reasons import COMPARISON, advice, few_usable, too_few, usable_sentence
 from jaxalign.records import Comparison, Demonstration, Judgement, Message, PrincipleLabel
 from jaxalign.registry.data_sources import data_source
@@ -79,7 +78,7 @@ def labelled_pairs(context: StageContext) -> list[Comparison]:
     outcomes = [row.get("outcome") for row in shards.read()]
     few = too_few(len(outcomes), len(pairs), "feedback.required_share", feedback.required_share)
     if few or not pairs:
-        reasons = outcomes_of.count_outcomes(outcomes)
+        reasons = count_outcomes(outcomes)
         sentence = usable_sentence("pairs of stage compare", len(outcomes), len(pairs), reasons, known=COMPARISON)
         raise UserError(f"{few}: {sentence}; {advice(reasons, COMPARISON)}" if pairs else
                         f"{sentence}; {advice(reasons, COMPARISON)}")
@@ -190,7 +189,7 @@ class RevisionReport:
 def revision_report(config: Config, rows: Iterable[Mapping[str, Any]]) -> RevisionReport:
     """Counts the rows of stage revise that sft uses."""
     usable, others = revision_rows(config, rows)
-    reasons, kept = (outcomes_of.count_outcomes(row.get("outcome") for row in part) for part in (others, usable))
+    reasons, kept = (count_outcomes(row.get("outcome") for row in part) for part in (others, usable))
     return RevisionReport(len(usable) + len(others), len(usable), reasons, kept)
 
 
@@ -201,7 +200,7 @@ def revision_rows(
     usable, others = [], []
     for row in rows:
         if row["round"] == 0 or config.sft.rounds_used == "all" or row["round"] == config.revise.rounds:
-            (usable if outcomes_of.is_usable(row.get("outcome"), config.sft.keep) else others).append(row)
+            (usable if is_usable(row.get("outcome"), config.sft.keep) else others).append(row)
     return usable, others
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxalign.algorithms.win_rates import mean_difference
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
-from jaxalign.data.sources.held_out_texts import Question, read_questions, read_texts
+from jaxalign.data.sources.asked import Question, read_questions, read_texts
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model, Params

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config, DPOConfig, PreferenceConfig
-from jaxalign.config.columns import parse_columns
+from jaxalign.config.sections.data import parse_columns
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.data.sources.rows import open_rows

@@ -9,7 +9,6 @@ from jaxalign.config import Config
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import load_constitution
-from jaxalign.feedback.rater import Rater
 from jaxalign.models.model import Model, Params
 from jaxalign.registry.core import load_object
 from jaxalign.registry.rewards import REWARDS, reward_records
@@ -18,7 +17,7 @@ from jaxalign.rewards.checked import as_reward
 from jaxalign.rewards.functions import FunctionReward
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.outside import OutsideReward, load_reward_model
-from jaxalign.rewards.rated import RatedReward
+from jaxalign.rewards.rated import RatedReward, Rater
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members, student_model
 from jaxalign.rewards.sums import fused_source, is_single, sum_of_rewards
 from jaxalign.rewards.verifiers import VERIFIERS
