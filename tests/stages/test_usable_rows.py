@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.stages.revise import _warn_early
 from jaxalign.stages.sft import SftStage
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.labelled import labelled_pairs, revisions
+from jaxalign.stages.shared.labelled import labelled_pairs, revision_split
 from tests.folders import write_model
 
 
@@ -65,7 +65,7 @@ def test_a_small_share_of_usable_revisions_stops_sft(model, tmp_path):
     assert not any((tmp_path / "sft").iterdir())
     accepting = dataclasses.replace(made.config.sft, required_share=0.005)
     accepted = dataclasses.replace(made, config=dataclasses.replace(made.config, sft=accepting))
-    assert revisions(accepted)[2].usable == 29
+    assert revision_split(accepted)[2].usable == 29
 
 
 def test_revise_warns_after_its_first_rows_if_sft_would_refuse_them(model, tmp_path, capsys):
