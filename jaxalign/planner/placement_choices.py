@@ -244,7 +244,8 @@ def accepted(given: Given, problem: Problem, config: Config) -> bool:
     except UserError:
         return False
     policy, reference = on["policy"], on["reference"]
-    return config.ppo.kl_estimator != "full" or (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
+    together = config.ppo.kl_in == "loss" and (policy.devices, policy.mesh) == (reference.devices, reference.mesh)
+    return config.ppo.kl_estimator != "full" or together
 
 
 def role_limits(problem: Problem) -> dict[str, Limits]:

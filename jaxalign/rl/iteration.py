@@ -299,10 +299,13 @@ class Iteration:
         state, metrics = self.run_update(state, experience)
         return self.offload_optimizer_state(state), metrics
 
+    def read_in_update(self) -> contextlib.AbstractContextManager[Params | None]:
+        """A context with the reference's parameters on the devices if the loss reads them, else with None."""
+        return self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
+
     def run_update(self, state: PPOState, experience: Experience) -> tuple[PPOState, UpdateMetrics]:
         """`update` of a state on the devices."""
-        read = self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
-        with read as reference:
+        with self.read_in_update() as reference:
             return ppo_update(self.setup, state, experience, self.frozen, reference, self.program)
 
     def offload_optimizer_state(self, state: PPOState) -> PPOState:

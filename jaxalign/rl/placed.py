@@ -182,4 +182,5 @@ class PlacedIteration(Iteration):
         if not self.setup.critic_apart:
             return super().run_update(state, experience)
         frozen = self.frozen, self._weights.frozen("critic")
-        return update_apart(self.setup, state, experience, frozen, program=self.program)
+        with self.read_in_update() as reference:
+            return update_apart(self.setup, state, experience, frozen, strip_frozen(self.frozen, reference), self.program)

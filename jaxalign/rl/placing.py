@@ -90,8 +90,15 @@ def limits_of(model: Model, rows: int) -> Limits:
 
 
 def check_options(section: PPOConfig, shardings: Mapping[str, Sharding]) -> None:
-    """Raises UserError if one program must run two roles that have different meshes."""
-    if section.kl_estimator == "full" and shardings["reference"].mesh != shardings["policy"].mesh:
+    """Raises UserError if ppo.kl_estimator is 'full' and the placement has no program that runs policy and reference together:
+    they have different meshes, or the KL is part of the reward, since the programs of the forward passes run one model each."""
+    if section.kl_estimator != "full":
+        return
+    if section.kl_in == "reward":
+        raise UserError("ppo.kl_estimator is 'full' with ppo.kl_in 'reward', which runs the policy and the reference in one "
+                        "forward pass, but with placements each role has its own; set kl_in to 'loss', use placement flat, or "
+                        "set kl_estimator to k1 or k3")
+    if shardings["reference"].mesh != shardings["policy"].mesh:
         raise UserError("ppo.kl_estimator is 'full', which runs the policy and the reference in one program, but the placement "
                         "puts them on different meshes; give them the same devices and mesh, use placement flat, or set "
                         "kl_estimator to k1 or k3")

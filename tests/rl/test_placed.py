@@ -10,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxalign.config import PPOConfig
+from jaxalign.errors import UserError
 from jaxalign.records import Rollout
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.iteration import Iteration
 from jaxalign.rl.placed import PlacedIteration, RoleWeights
-from jaxalign.rl.placing import place_roles, ppo_run
+from jaxalign.rl.placing import check_options, place_roles, ppo_run
 from jaxalign.rl.program_times import recorded_in, unrecorded
 from jaxalign.rl.state import init_ppo_state, with_value_head
 from jaxalign.rollout.sampler import Engine, LocalSampler
@@ -29,10 +31,11 @@ pytestmark = pytest.mark.mesh
 
 CUSTOM = ("policy=0-3:fsdp=4", "critic=4-5:data=2", "reference=4-5", "reward=6-7:tensor=2", "generator=6-7:tensor=2",
           "value=4-5")
+BESIDE = ("policy+reference=0-3:fsdp=4", "critic+value=4-5:data=2", "reward+generator=6-7:data=2")
 NARROW = ("policy+critic=0-1:tensor=2", "generator=4-7:data=2,tensor=2", "reference+reward=2-3")
 PLACES = {
     "interleave": ("interleave", (), (2, 2, 2)), "separate": ("separate", (), (2, 1, 2)),
-    "custom": ("custom", CUSTOM, (1, 4, 1)), "narrow": ("custom", NARROW, (1, 1, 2)),
+    "custom": ("custom", CUSTOM, (1, 4, 1)), "beside": ("custom", BESIDE, (1, 4, 1)), "narrow": ("custom", NARROW, (1, 1, 2)),
 }
 
 
@@ -78,7 +81,7 @@ def iterate(place, steps=2, checks=None, directory=None, **changes):
 VARIANTS = {
     "ppo": {}, "once": {"epochs": 1, "minibatches": 1}, "stopped": {"target_kl": 1e-4},
     "shared": {"critic": "shared"}, "grpo": {"advantages": "grpo", "group_size": 4, "kl_in": "loss", "kl_estimator": "k3"},
-    "corrected": {"sampler_correction": "truncate"},
+    "corrected": {"sampler_correction": "truncate"}, "full": {"kl_in": "loss", "kl_estimator": "full"},
 }
 
 
@@ -89,7 +92,7 @@ def expected(variant):
 
 CASES = [
     ("custom", "ppo"), ("narrow", "ppo"), ("separate", "once"), ("custom", "stopped"), ("separate", "shared"),
-    ("separate", "grpo"), ("interleave", "corrected"),
+    ("separate", "grpo"), ("interleave", "corrected"), ("beside", "full"),
 ]
 
 
@@ -111,6 +114,17 @@ def test_every_placement_gives_the_tokens_and_the_metrics_of_one_device(place, v
         assert found.keys() == want.keys()
         for name in want:
             assert found[name] == pytest.approx(want[name], rel=2e-3, abs=2e-5), name
+
+
+def test_the_full_kl_needs_a_program_with_policy_and_reference():
+    shardings = {"policy": tiny.setup((1, 4, 1)).policy.sharding, "reference": tiny.setup((1, 2, 1)).policy.sharding}
+    same = shardings | {"reference": shardings["policy"]}
+    check_options(PPOConfig(kl_estimator="full", kl_in="loss"), same)
+    check_options(PPOConfig(kl_in="reward"), shardings)
+    with pytest.raises(UserError, match="different meshes"):
+        check_options(PPOConfig(kl_estimator="full", kl_in="loss"), shardings)
+    with pytest.raises(UserError, match="set kl_in to 'loss'"):
+        check_options(PPOConfig(kl_estimator="full", kl_in="reward"), same)
 
 
 @pytest.mark.slow
