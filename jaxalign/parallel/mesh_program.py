@@ -55,18 +55,15 @@ class MeshProgram:
         return self._for(args).lower(*args)
 
     def _for(self, args: tuple) -> Callable:
-        return self._overlapping if _on_gpus(args) else self._plain
+        mesh = next(_meshes(args), None)
+        on_gpus = mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "gpu"
+        return self._overlapping if on_gpus else self._plain
 
     @functools.cached_property
     def _overlapping(self) -> Callable:
         given = os.environ.get("XLA_FLAGS", "")
         chosen = {name: value for name, value in OVERLAP.items() if name not in given and supports(name, value)}
         return self._jit(compiler_options=chosen or None)
-
-
-def _on_gpus(args: tuple) -> bool:
-    mesh = next(_meshes(args), None)
-    return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "gpu"
 
 
 def _meshes(args: tuple) -> Iterator[Mesh]:

@@ -168,7 +168,8 @@ def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
         kind = next(kind for kind in ("comparisons", "judgements", "demonstrations") if getattr(record, kind) is not None)
         if not config.data.window:
             train, held_out, report = source_rows(context, tokenizer, kind)
-            given = PromptSets(unique_prompts(train), unique_prompts(held_out), reports=_file_reports(report))
+            files = report.files if isinstance(report, MixtureReport) else (report,) if report else ()
+            given = PromptSets(unique_prompts(train), unique_prompts(held_out), reports=files)
         else:
             given = prompts_of_answered(open_window_rows(context, tokenizer, kind), config.data, config.seed)
     else:
@@ -189,11 +190,6 @@ def print_few(context: StageContext, few: str) -> None:
     """Prints the sentence of `Split.few`, if there is one."""
     if few:
         print(f"[{context.title}] {few}", flush=True)
-
-
-def _file_reports(report: SourceReport | None) -> tuple[SourceReport, ...]:
-    """The reports on the single files of a report; empty without one."""
-    return report.files if isinstance(report, MixtureReport) else (report,) if report else ()
 
 
 def data_summary(sets: PromptSets) -> dict[str, Any]:
