@@ -6,7 +6,7 @@ that failed), is never chosen.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,16 @@ import numpy as np
 
 from jaxalign.algorithms.groups import grouped
 from jaxalign.algorithms.guards import as_float, is_set, require_range, require_same_shape, require_shape
+
+
+class BestOf(NamedTuple):
+    """The choice of each group: G = B / n.
+
+    index: int32 [G], a row of the batch; the group's first row where none was chosen. found: bool [G], a row was chosen.
+    """
+
+    index: jax.Array
+    found: jax.Array
 
 
 def analytic_kl(n: Any) -> jax.Array:
@@ -33,6 +43,25 @@ def analytic_kl(n: Any) -> jax.Array:
     require_range("n", n, 1)
     n = as_float("n", n)
     return jnp.log(n) - (n - 1) / n
+
+
+def best_of(scores: Any, n: int, mask: Any = None) -> BestOf:
+    """The row with the highest score in each group of n contiguous rows; on a tie, the first.
+
+    Args:
+      scores: real [B].
+      n: responses to one prompt, in contiguous rows; a Python int, at least 1.
+      mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows every row with a finite score.
+
+    Returns:
+      A `BestOf`.
+
+    Raises:
+      ValueError: a shape differs, or the rows do not divide into groups of n.
+    """
+    scores, allowed = _grouped(scores, n, mask)
+    best = jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=1).astype(jnp.int32)
+    return BestOf(jnp.arange(best.shape[0], dtype=jnp.int32) * n + best, jnp.any(allowed, axis=1))
 
 
 def rejection_sample(scores: Any, n: int, threshold: Any, most: int | None = None, mask: Any = None) -> jax.Array:
@@ -75,8 +104,7 @@ def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) 
     (for example a gold score) of the response that the scores choose.
 
     Args:
-      scores: real [..., N], in any order; of equal scores the earlier ranks higher, as in
-        `rejection_sample`.
+      scores: real [..., N], in any order; of equal scores the earlier ranks higher, as in `best_of`.
       n: a Python int in 1..N.
       values: real [..., N], the values to average; None: the scores themselves.
       mask: bool, int or float [..., N]; 0 for samples to ignore. Samples whose score is not finite are ignored in any case;

@@ -47,7 +47,7 @@ class PairedRates:
     length_controlled_problem: str | None
 
 
-def paired_rates(outcomes: Any, differences: Any, resamples: int = RESAMPLES) -> PairedRates:
+def paired_rates(outcomes: Any, differences: Any, seed: int = 0, resamples: int = RESAMPLES) -> PairedRates:
     """Intervals of a win rate by resampling prompts (Efron 1979), and the win rate at equal lengths.
 
     The model is logit P(win) = theta + phi * tanh(d / std(d)), where d is the difference of the lengths: the model of arXiv
@@ -60,7 +60,8 @@ def paired_rates(outcomes: Any, differences: Any, resamples: int = RESAMPLES) ->
     Args:
       outcomes: real [B]: for each prompt 1 if the model's answer is better, 0 if the other one is, 0.5 without a decision.
       differences: real [B]: the length of the model's answer minus that of the other answer, characters.
-      resamples: the number of resamples. The same prompts are drawn for both rates.
+      seed: determines the resamples. The same prompts are drawn for both rates.
+      resamples: their number.
 
     Raises:
       ValueError: there is no prompt, or the shapes differ.
@@ -69,7 +70,7 @@ def paired_rates(outcomes: Any, differences: Any, resamples: int = RESAMPLES) ->
     if outcomes.ndim != 1 or outcomes.shape != differences.shape or not len(outcomes):
         raise ValueError(f"outcomes are {outcomes.shape} and differences {differences.shape}; two arrays [B] are expected")
     count = len(outcomes)
-    counts = _resampled_counts(count, resamples)
+    counts = _resampled_counts(count, seed, resamples)
     problem, controlled, bounds = length_problem(outcomes, differences), None, (None, None)
     if problem is None:
         features = np.stack([np.ones(count), np.tanh(differences / differences.std(ddof=1))], axis=1)
@@ -97,11 +98,15 @@ def length_problem(outcomes: np.ndarray, differences: np.ndarray) -> str | None:
     return SEPARABLE if wins.min() >= losses.max() or wins.max() <= losses.min() else None
 
 
-def mean_difference(values: Any, others: Any, weights: Any | None = None) -> dict[str, Any]:
+def mean_difference(
+    values: Any, others: Any, seed: int = 0, resamples: int = RESAMPLES, weights: Any | None = None
+) -> dict[str, Any]:
     """The mean difference of two models' values on the same cases, with its percentile interval by resampling cases.
 
     Args:
       values, others: real [B]: the values of the model and of the other one, by case.
+      seed: determines the resamples.
+      resamples: their number.
       weights: real [B], above 0: the weight of each case in the mean; None for equal weights.
 
     Returns:
@@ -117,14 +122,14 @@ def mean_difference(values: Any, others: Any, weights: Any | None = None) -> dic
     differences, count = weights * (values - others), len(values)
     low, high = None, None
     if count >= LEAST:
-        counts = _resampled_counts(count, RESAMPLES)
+        counts = _resampled_counts(count, seed, resamples)
         low, high = _bounds(counts @ differences / (counts @ weights))
     return {"difference": float(differences.sum() / weights.sum()), "low": low, "high": high, "cases": count}
 
 
-def _resampled_counts(count: int, resamples: int) -> np.ndarray:
+def _resampled_counts(count: int, seed: int, resamples: int) -> np.ndarray:
     """int [R, B]: how often each of B cases is drawn in each of R resamples with replacement."""
-    return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=resamples)
+    return np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
 
 
 def _sigmoid(logits: np.ndarray) -> np.ndarray:

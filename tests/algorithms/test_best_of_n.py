@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejection_sample
+from jaxalign.algorithms.best_of_n import analytic_kl, best_of, expected_best_of, rejection_sample
 
 # Jitted with n as an argument: one compilation serves every n.
 _expected_best_of = jax.jit(expected_best_of)
+_best_of = jax.jit(best_of, static_argnums=1)
 _rejection_sample = jax.jit(rejection_sample, static_argnums=(1, 3))
 
 
@@ -33,6 +34,20 @@ def test_the_kl_equals_that_of_a_choice_among_many_equally_likely_responses():
         assert float(analytic_kl(n)) == pytest.approx(np.sum(chosen * np.log(chosen * 100_000)), abs=1e-4)
 
 
+def test_best_of_by_hand():
+    scores = np.array([0.1, 0.9, 0.5, -2.0, -1.0, -1.0])
+    index, found = _best_of(scores, 3)
+    np.testing.assert_array_equal(index, [1, 4])
+    np.testing.assert_array_equal(found, [True, True])
+    assert index.dtype == jnp.int32
+    # Masked, NaN and infinite rows are not chosen, and a group without any other row is marked.
+    index, found = best_of(np.array([0.1, 0.9, np.nan, np.inf, np.nan, -7.0]), 2, np.array([1, 0, 1, 1, 1, 1]))
+    np.testing.assert_array_equal(index[jnp.array([0, 2])], [0, 5])
+    np.testing.assert_array_equal(found, [True, False, True])
+    assert 2 <= int(index[1]) <= 3
+    np.testing.assert_array_equal(best_of(scores, 1).index, np.arange(6))
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), n=st.sampled_from([1, 6]), most=st.sampled_from([None, 2, 9]))
 def test_choices_equal_a_loop(seed, n, most):
@@ -40,9 +55,12 @@ def test_choices_equal_a_loop(seed, n, most):
     # Few distinct scores, so that ties occur.
     scores, mask = rng.integers(-2, 3, 12) / 2, rng.random(12) < 0.7
     scores = np.where(rng.random(12) < 0.1, np.nan, scores)
-    kept = np.asarray(_rejection_sample(scores, n, 0.0, most, mask))
-    for start in range(0, 12, n):
+    choice, kept = _best_of(scores, n, mask), np.asarray(_rejection_sample(scores, n, 0.0, most, mask))
+    for group, start in enumerate(range(0, 12, n)):
         rows = [b for b in range(start, start + n) if mask[b] and not np.isnan(scores[b])]
+        assert bool(choice.found[group]) == bool(rows)
+        if rows:
+            assert int(choice.index[group]) == max(rows, key=lambda b: (scores[b], -b))
         above = sorted((b for b in rows if scores[b] >= 0), key=lambda b: (-scores[b], b))[:most]
         assert sorted(above) == [b for b in range(start, start + n) if kept[b]]
 
@@ -54,9 +72,6 @@ def test_rejection_sampling_by_hand():
     np.testing.assert_array_equal(rejection_sample(scores, 3, -9.0, most=1), [0, 1, 0, 1, 0, 0])
     np.testing.assert_array_equal(rejection_sample(scores, 6, -9.0, most=1), [0, 1, 0, 0, 0, 0])
     np.testing.assert_array_equal(rejection_sample(scores, 3, -np.inf, mask=np.zeros(6)), np.zeros(6, bool))
-    # Masked, NaN and infinite rows are not chosen.
-    spoilt, mask = np.array([0.1, 0.9, np.nan, np.inf, np.nan, -7.0]), np.array([1, 0, 1, 1, 1, 1])
-    np.testing.assert_array_equal(rejection_sample(spoilt, 2, -9.0, 1, mask), [1, 0, 0, 0, 0, 1])
 
 
 def test_the_expected_best_by_hand():
@@ -131,14 +146,15 @@ def test_the_gradient_is_the_finite_difference():
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="n is 0; at least 1"):
         analytic_kl(0)
-    with pytest.raises(ValueError, match="scores has 4 rows; a multiple of n = 3 is expected"):
-        rejection_sample(np.zeros(4), 3, 0.0)
-    with pytest.raises(ValueError, match="n is 0; at least 1"):
-        rejection_sample(np.zeros(4), 0, 0.0)
-    with pytest.raises(ValueError, match=r"scores has shape \(2, 2\); \[B\]"):
-        rejection_sample(np.zeros((2, 2)), 2, 0.0)
+    for function in (best_of, lambda scores, n: rejection_sample(scores, n, 0.0)):
+        with pytest.raises(ValueError, match="scores has 4 rows; a multiple of n = 3 is expected"):
+            function(np.zeros(4), 3)
+        with pytest.raises(ValueError, match="n is 0; at least 1"):
+            function(np.zeros(4), 0)
+        with pytest.raises(ValueError, match=r"scores has shape \(2, 2\); \[B\]"):
+            function(np.zeros((2, 2)), 2)
     with pytest.raises(ValueError, match="the same shape"):
-        rejection_sample(np.zeros(4), 2, 0.0, mask=np.ones(2))
+        best_of(np.zeros(4), 2, np.ones(2))
     with pytest.raises(ValueError, match=r"threshold has shape \(4,\); \[B / n\] = \(2,\)"):
         rejection_sample(np.zeros(4), 2, np.zeros(4))
     with pytest.raises(ValueError, match="most is 0; at least 1"):

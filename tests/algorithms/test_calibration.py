@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,21 +40,35 @@ def test_a_bin_includes_its_lower_edge_and_the_last_bin_both_edges(bins):
 def test_equals_a_loop(seed):
     rng = np.random.default_rng(seed)
     # Multiples of 1/128 minus a half are on no edge of ten bins, so rounding decides nothing.
-    prob, label = (rng.integers(1, 128, 40) - 0.5) / 128, rng.random(40)
+    prob, label, mask = (rng.integers(1, 128, 40) - 0.5) / 128, rng.random(40), rng.random(40) < 0.7
     error = 0.0
     for k in range(10):
-        inside = [(p, y) for p, y in zip(prob, label, strict=True) if k / 10 <= p < (k + 1) / 10]
+        inside = [(p, y) for p, y, m in zip(prob, label, mask, strict=True) if m and k / 10 <= p < (k + 1) / 10]
         if inside:
             confidence = np.mean([p for p, _ in inside])
             accuracy = np.mean([y > 0.5 for _, y in inside])
             error += len(inside) * abs(accuracy - confidence)
-    assert float(_error(prob, label, bins=10)) == pytest.approx(error / 40, rel=1e-4, abs=1e-6)
+    expected = error / max(mask.sum(), 1)
+    assert float(_error(prob, label, bins=10, mask=mask)) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_a_perfect_predictor_and_the_worst_one():
     outcome = np.array([1.0, 0.0, 1.0])
     assert float(_error(outcome, outcome)) == 0
     assert float(_error(1 - outcome, outcome)) == 1
+
+
+def test_masked_predictions_change_nothing():
+    prob, label = np.array([0.2, 0.9, 0.4]), np.array([0.0, 1.0, 0.5])
+    masked = _bins(prob, label, bins=5, mask=np.array([1, 1, 0]))
+    alone = _bins(prob[:2], label[:2], bins=5)
+    chex.assert_trees_all_equal(masked, alone)
+    assert float(_error(prob, label, bins=5, mask=np.zeros(3))) == 0
+    # Neither do values outside [0, 1], whether traced or concrete.
+    for garbage in (999.0, np.inf, np.nan):
+        spoilt = np.array([0.2, 0.9, garbage]), np.array([0.0, 1.0, garbage])
+        for function in (_bins, reliability_bins):
+            chex.assert_trees_all_equal(function(*spoilt, bins=5, mask=np.array([1, 1, 0])), alone)
 
 
 def test_without_predictions():
@@ -86,11 +101,13 @@ def test_a_temperature_by_hand():
 @given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.05, 1.0, 30.0]))
 def test_no_temperature_of_a_grid_has_a_higher_likelihood(seed, scale):
     rng = np.random.default_rng(seed)
-    margin = rng.normal(0, scale, 40)
+    margin, mask = rng.normal(0, scale, 40), rng.random(40) < 0.8
     label = np.where(rng.random(40) < 0.7, margin > 0, rng.random(40))
-    fitted = float(_fit(margin, label))
-    least = min(_cross_entropy(margin, label, t) for t in np.geomspace(1e-3, 1e3, 2000))
-    assert _cross_entropy(margin, label, fitted) <= least + 1e-6
+    spoilt = np.where(mask, margin, np.nan), np.where(mask, label, -5), mask
+    fitted = float(_fit(*spoilt))
+    kept = margin[mask], label[mask]
+    least = min(_cross_entropy(*kept, t) for t in np.geomspace(1e-3, 1e3, 2000))
+    assert _cross_entropy(*kept, fitted) <= least + 1e-6
 
 
 def test_an_overconfident_model_is_corrected():
@@ -111,16 +128,20 @@ def test_if_no_temperature_is_optimal_a_bound_is_returned():
     margin = np.array([1.0, -2.0, 0.5, 400.0])
     right = (margin > 0).astype(float)
     assert float(_fit(margin, right)) == pytest.approx(1e-3, rel=1e-6)
+    assert float(fit_temperature(margin, right, low=0.25)) == 0.25
     assert float(_fit(margin, 1 - right)) == 1e3
+    assert float(fit_temperature(margin, np.full(4, 0.5), high=50.0)) == 50
     assert float(_fit(np.zeros(4), right)) == 1
+    assert float(fit_temperature(np.full(4, np.nan), np.full(4, np.nan), np.zeros(4))) == 1
     assert float(fit_temperature(np.zeros(0), np.zeros(0))) == 1
 
 
 def test_huge_and_tiny_margins_are_fitted_equally_well():
     margin, label = np.array([1.0, 2.0, -1.0, 0.5, 3.0]), np.array([1.0, 0.8, 0.4, 0.0, 1.0])
     reference = float(_fit(margin, label))
-    for scale in (1e-30, 1e-2, 1e2, 1e30):
-        assert float(_fit(margin * scale, label)) == pytest.approx(np.clip(reference * scale, 1e-3, 1e3), rel=2e-5)
+    for scale in (1e-30, 1e-2, 1e4, 1e30):
+        bounds = {"low": 1e-3 * scale, "high": 1e3 * scale}
+        assert float(_fit(margin * scale, label, **bounds)) == pytest.approx(reference * scale, rel=2e-5)
 
 
 def test_double_precision_is_kept_and_no_gradient_flows():
@@ -137,3 +158,7 @@ def test_bad_arguments_of_the_fit_are_refused():
         fit_temperature(np.ones(2), np.ones(1))
     with pytest.raises(ValueError, match=r"margin has shape \(1, 1\)"):
         fit_temperature(np.ones((1, 1)), np.ones((1, 1)))
+    with pytest.raises(ValueError, match="low is 0.0; a number above 0"):
+        fit_temperature(np.ones(1), np.ones(1), low=0.0)
+    with pytest.raises(ValueError, match="high - low is -1.0; a number above 0"):
+        fit_temperature(np.ones(1), np.ones(1), low=2.0, high=1.0)

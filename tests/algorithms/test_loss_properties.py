@@ -23,6 +23,7 @@ from jax.test_util import check_grads
 from jaxalign.algorithms import (
     advantages,
     best_of_n,
+    calibration,
     direct_preference,
     ensembles,
     groups,
@@ -237,6 +238,13 @@ CASES |= {
     "expected_best_of": Case(
         lambda x, m: best_of_n.expected_best_of(x["scores"], 2, x["values"], m), {"scores": real, "values": real}, 1,
         ("values",), ("scores",), alone=False),
+    # Calibration.
+    "calibration error": Case(
+        lambda x, m: calibration.expected_calibration_error(x["prob"], x["label"], 5, m), {"prob": chance, "label": chance},
+        1, ("prob",), ("label",), alone=False),
+    "temperature": Case(
+        lambda x, m: calibration.fit_temperature(x["margin"], x["label"], m), {"margin": real, "label": chance}, 1,
+        (), ("margin", "label"), alone=False, empty=(1,)),
 }
 
 ROWS, TOKENS = 4, 3
@@ -245,7 +253,7 @@ ROWS, TOKENS = 4, 3
 CHECKED_HERE = [
     "effective samples", "explained variance", *("masked_sum", "masked_mean", "masked_variance", "whiten True", "whiten False"),
     *masked.AGGREGATIONS, "mixed_dpo", "sft", "score_statistics", "combine_scores", "remax", "broadcast_to_tokens",
-    "expected_best_of",
+    "expected_best_of", "calibration error",
 ]
 GARBAGE = (999.0, np.inf, np.nan)
 every_case = pytest.mark.parametrize("name", CASES)
