@@ -168,8 +168,9 @@ def test_the_checks_before_the_first_update_hold():
 @pytest.mark.parametrize(("place", "variant", "groups"), [
     ("custom", "ppo", {"0-3": ["advantages", "policy update"], "4-5": ["critic update", "reference", "values"],
                 "6-7": ["copy of weights", "generate", "reward"]}),
-    ("interleave", "corrected", {"0-3": ["advantages", "generate", "policy and critic update", "reference", "values"],
-                    "4-7": ["advantages", "generate", "policy and critic update", "reward", "values"]}),
+    ("interleave", "corrected",  # The correction needs the log-probabilities of the policy that is trained.
+        {"0-3": ["advantages", "generate", "log-probabilities", "policy and critic update", "reference", "values"],
+         "4-7": ["advantages", "generate", "log-probabilities", "policy and critic update", "reward", "values"]}),
 ])
 def test_each_program_of_an_iteration_runs_once_on_its_devices_and_the_rest_is_idle_time(place, variant, groups, placed):
     rows = read_device_times(placed(place, variant).directory / FILE)
