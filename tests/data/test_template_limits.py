@@ -26,8 +26,8 @@ DOUBLE = ("{{% set n = namespace(x={}) %}}{{% for i in range(99) %}}{{% set n.x 
 HOSTILE = {
     "loops": (MANY * 3 + "{% endfor %}" * 3, "2 s of processor time"),
     "loops that write": (MANY * 2 + "x{% endfor %}" * 2, "memory|16000000 bytes|processor time"),
-    "squares": ("{% set n = namespace(x=7) %}" + MANY + "{% set n.x = n.x * n.x %}{% endfor %}", "2 s of processor time"),
-    "sum of lists": ("{{ ([[1]] * 999999) | sum(start=[]) | length }}", "2 s of processor time"),
+    "squares": ("{% set n = namespace(x=7) %}" + MANY + "{% set n.x = n.x * n.x %}{% endfor %}", "processor time"),
+    "sum of lists": ("{{ ([[1]] * 999999) | sum(start=[]) | length }}", "processor time"),
     "powers": ("{{ 9 ** (9 ** 9) % 7 }}", "2 s of processor time|memory"),
     "chained powers": ("{{ (((10 ** 60) ** 60) ** 60) ** 60 }}", "."),
     "powers of floats": ("{{ 9.0 ** 9999 }}", "limit"),
@@ -78,10 +78,23 @@ def run(source, messages=MESSAGES):
     return render(source, "the-model", messages, {}, False)
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """Allow half a second of processor time instead of two."""
+    template_process._PROCESS.stop()
+    program = "import sys; sys.path += sys.argv[1:]; import sandbox; sandbox.MAX_SECONDS = 0.5; sandbox.serve()"
+    monkeypatch.setattr(template_process, "_PROGRAM", program)
+    yield
+    template_process._PROCESS.stop()
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_ends_in_one_sentence(name):
+def test_a_hostile_template_ends_in_one_sentence(name, request):
+    """Only "loops" uses up the processor time that users have; the others that may take as much are allowed less of it."""
     source, limit = HOSTILE[name]
+    if "time" in limit and name != "loops" or name == "chained powers":
+        request.getfixturevalue("short")
     start = time.monotonic()
     with pytest.raises(UserError, match=limit) as caught:
         run(source)
@@ -103,7 +116,7 @@ def test_a_condition_on_messages_does_not_escape_the_limits():
 @pytest.mark.process
 @pytest.mark.parametrize("text", ["{{ 'x'.ljust(10**10) }}", MANY * 3 + "{% endfor %}" * 3])
 @pytest.mark.parametrize("inside", [True, False])
-def test_the_limits_hold_for_a_template_set_of_a_users_own(tmp_path, text, inside):
+def test_the_limits_hold_for_a_template_set_of_a_users_own(tmp_path, text, inside, short):
     (tmp_path / "form.json").write_text('{"layout": "chat"}')
     shown, begin = "{{ dialogue[0].content }}{{ response }}{{ principle.critique_request }}", "{% message 'user' %}"
     text = (begin + text if inside else text + begin) + shown + "{% endmessage %}"

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.processes import COMPILE_FAST
+
 pytestmark = pytest.mark.process
 
 _PROGRAM = """
@@ -46,7 +48,7 @@ def test_two_processes_load_a_model_and_the_first_writes_it(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {COMPILE_FAST}", "JAX_PLATFORMS": "cpu"}
     environment = os.environ | flags | {"PYTHONPATH": os.pathsep.join(sys.path)}
     commands = [[sys.executable, "-c", _PROGRAM, str(port), str(number), str(tmp_path)] for number in range(2)]
     running = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]

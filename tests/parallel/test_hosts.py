@@ -3,98 +3,34 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import signal
-import sys
 import time
 
-import jax
 import numpy as np
 import pytest
 
-from jaxalign import interrupts
+from jaxalign.config import Mesh
 from jaxalign.errors import UserError
-from jaxalign.parallel import distributed, hosts
-from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import place_rows
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.tracker import Trackers
-from tests import processes, tiny
-
-CALLS = 200  # More results than are kept at a time.
+from tests import processes
+from tests.parallel import host_programs
 
 
 def test_a_single_process_is_first_and_acts_itself():
     assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
     assert hosts.once(lambda: {"a": (1, 2)}) == {"a": (1, 2)}
     with pytest.raises(UserError, match="no"):
-        hosts.once(refuse)
+        hosts.once(host_programs.refuse)
     hosts.wait()
-
-
-def refuse():
-    raise UserError("no")
-
-
-def explain(error):
-    if isinstance(error, UserError):
-        return str(error), 2
-    return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
-
-
-class Counting(np.ndarray):
-    """An array that records which of its rows are read."""
-
-    read: set[int] = set()  # noqa: RUF012
-
-    def __getitem__(self, index):
-        if isinstance(index, np.ndarray):
-            Counting.read |= set(index.tolist())
-        return np.asarray(self)[index]
-
-
-def program() -> None:
-    """The program of each of two processes; each writes its observations."""
-    group, (folder,) = distributed.take_flags(sys.argv[1:])
-    folder = pathlib.Path(folder)
-    with distributed.running(group, explain):
-        number, seen = hosts.index(), {"count": hosts.count(), "first": hosts.is_first()}
-        acted = []
-        seen["results"] = [hosts.once(lambda i=i: acted.append(i) or [i, number]) for i in range(CALLS)]
-        seen["acted"] = len(acted)
-        seen["inside"] = hosts.once(lambda: hosts.once(lambda: hosts.once(lambda: number)))
-        try:
-            hosts.once(refuse)
-        except UserError as error:
-            seen["refused"] = str(error)
-        began = time.monotonic()
-        hosts.once(lambda: time.sleep(3))  # Longer than one polling interval: the other process keeps waiting.
-        seen["waited"] = time.monotonic() - began
-        sharding = make_sharding(tiny.Mesh(2, 2, 2))
-        rows, index = np.arange(40).reshape(20, 2).view(Counting), np.asarray([3, 3, 19, 0, 7, 8, 9, 4])
-        placed = place_rows(sharding, {"x": rows, "y": np.arange(20)}, index)
-        seen["rows"] = sorted(Counting.read)
-        seen["here"] = placed["x"].is_fully_addressable
-        whole = fetch(placed)
-        seen["x"], seen["y"] = whole["x"].tolist(), whole["y"].tolist()
-        seen["sum"] = int(jax.jit(lambda tree: tree["x"].sum() + tree["y"].sum())(placed))
-        try:
-            make_sharding(tiny.Mesh(2, 2, 1))
-        except UserError as error:
-            seen["mesh"] = str(error)
-        with Trackers("stage", folder) as trackers, Progress("stage", 1) as progress:
-            trackers.log(0, {"loss": number})
-            trackers.flush()
-            progress.update(loss=number)
-        print(f"printed by {number}")
-        (folder / f"{number}.json").write_text(json.dumps(seen))
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """Return (folder, the observations of each process, how each ended)."""
     folder = tmp_path_factory.mktemp("pair")
-    ended = processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(folder)])
+    ended = processes.run_well(2, ["-c", f"from {host_programs.__name__} import program; program()", str(folder)])
     return folder, [json.loads((folder / f"{i}.json").read_text()) for i in range(2)], ended
 
 
@@ -102,8 +38,8 @@ def pair(tmp_path_factory):
 def test_the_first_process_acts_and_both_get_the_result(pair):
     _, (first, second), _ = pair
     assert (first["count"], first["first"], second["count"], second["first"]) == (2, True, 2, False)
-    assert first["results"] == second["results"] == [[i, 0] for i in range(CALLS)]
-    assert (first["acted"], second["acted"]) == (CALLS, 0)
+    assert first["results"] == second["results"] == [[i, 0] for i in range(host_programs.CALLS)]
+    assert (first["acted"], second["acted"]) == (host_programs.CALLS, 0)
     assert first["inside"] == second["inside"] == 0
 
 
@@ -140,28 +76,12 @@ def test_only_the_first_process_writes_and_prints(pair):
     assert "printed by" not in second.out and "[stage]" not in second.err
 
 
-def failing() -> None:
-    """Process 1 fails in the way that the argument names, while process 0 waits for it."""
-    group, (how,) = distributed.take_flags(sys.argv[1:])
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with distributed.running(group, explain):
-        print("up", file=sys.stderr, flush=True)
-        if hosts.index() == 1 and how == "refusal":
-            raise UserError("this host lacks the data")
-        if hosts.index() == 1 and how == "fault":
-            raise ZeroDivisionError("a bug")
-        while hosts.index() == 1 and how == "signal":
-            time.sleep(0.1)  # Short sleeps: a signal that arrives just before a long one would be noticed only at its end.
-        hosts.wait()
-        time.sleep(300)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("refusal", 2, "this host lacks the data"), ("fault", 1, "ZeroDivisionError: a bug"), ("signal", 130, "interrupted"),
 ])
 def test_if_one_process_fails_all_end_and_report_why(how, code, said):
-    with processes.started(2, ["-c", f"from {__name__} import failing; failing()", how]) as running:
+    with processes.started(2, ["-c", f"from {host_programs.__name__} import failing; failing()", how]) as running:
         if how == "signal":
             for line in running[1].stderr:
                 if line == "up\n":
@@ -176,7 +96,7 @@ def test_if_one_process_fails_all_end_and_report_why(how, code, said):
 @pytest.mark.process
 @pytest.mark.parametrize("killed", [0, 1, 2])
 def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
-    with processes.started(3, ["-c", f"from {__name__} import failing; failing()", "kill"]) as running:
+    with processes.started(3, ["-c", f"from {host_programs.__name__} import failing; failing()", "kill"]) as running:
         for process in running:
             while process.stderr.readline() not in ("up\n", ""):
                 pass
@@ -190,24 +110,10 @@ def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
             assert ended.err == f"process {number} ends because process {killed} did: it was killed, or its host was lost\n"
 
 
-def stepping() -> None:
-    """Both processes take steps together and print the number of the last; process 1 also needs time of its own."""
-    interrupts.install()
-    group, _ = distributed.take_flags(sys.argv[1:])
-    with distributed.running(group, lambda error: ("ended", interrupts.exit_code())), interrupts.at_steps():
-        print("up", file=sys.stderr, flush=True)
-        for step in range(1, 10_000):
-            hosts.wait()
-            time.sleep(0.02 * hosts.index())
-            if interrupts.ends_after(step):
-                print(step, file=sys.stderr, flush=True)
-                return
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("signalled", [(0,), (1,), (0, 1)])
 def test_after_sigterm_all_processes_end_after_the_same_step(signalled):
-    with processes.started(2, ["-c", f"from {__name__} import stepping; stepping()"]) as running:
+    with processes.started(2, ["-c", f"from {host_programs.__name__} import stepping; stepping()"]) as running:
         for process in running:
             while process.stderr.readline() not in ("up\n", ""):
                 pass
@@ -221,12 +127,12 @@ def test_after_sigterm_all_processes_end_after_the_same_step(signalled):
 
 
 def test_rows_are_placed_like_a_batch_on_the_mesh():
-    sharding = make_sharding(tiny.Mesh(2, 2, 2))
+    sharding = make_sharding(Mesh(2, 2, 2))
     rows, index = np.arange(48).reshape(12, 4), np.asarray([11, 0, 3, 3])
     for placed, expected in ((place_rows(sharding, rows[:8]), rows[:8]), (place_rows(sharding, rows, index), rows[index])):
         assert placed.sharding == sharding.batch
         for shard in placed.addressable_shards:
             assert len(shard.data) == len(expected) // 4
             np.testing.assert_array_equal(shard.data, expected[shard.index])
-    on_one_device = place_rows(make_sharding(tiny.Mesh()), rows, index)
+    on_one_device = place_rows(make_sharding(Mesh()), rows, index)
     assert on_one_device.tolist() == rows[index].tolist()

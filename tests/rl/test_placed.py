@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,8 +41,9 @@ PLACES = {
 }
 
 
-def iterate(place, steps=2, checks=None, directory=None, **changes):
-    """(the last state, metrics of each iteration, the devices of each role) of iterations under a placement; None: one mesh."""
+def iterate(place, iterations=(1, 2), checks=None, directory=None, **changes):
+    """(the last state, metrics and tokens of each iteration, the devices of each role) under a placement; None: one mesh.
+    Iteration 0 also compiles and runs the checks of step 0, so the others start at 1."""
     strategy, entries, mesh = PLACES[place] if place else ("", (), None)
     setup = tiny.setup(mesh, **changes)
     frozen = tiny.roles(setup)
@@ -71,7 +74,7 @@ def iterate(place, steps=2, checks=None, directory=None, **changes):
         return rollout
 
     iteration.sample = sample
-    for step in range(steps):
+    for step in iterations:
         state, row = iteration(state, step)
         metrics.append({name: float(value) for name, value in by_name(row).items()})
     iteration.monitor.settle()
@@ -85,11 +88,6 @@ VARIANTS = {
 }
 
 
-@functools.cache
-def expected(variant):
-    return iterate(None, **VARIANTS[variant])
-
-
 CASES = [
     ("custom", "ppo"), ("narrow", "ppo"), ("separate", "once"), ("custom", "stopped"), ("separate", "shared"),
     ("separate", "grpo"), ("interleave", "corrected"), ("beside", "full"),
@@ -97,20 +95,41 @@ CASES = [
 
 
 @functools.cache
-def placed(place, variant):
-    """(the last state, metrics, tokens, the devices of each role, the checks before the first update) under a placement."""
-    checks = []
-    return *iterate(place, checks=checks.extend, **VARIANTS[variant]), checks
+def expected(variant):
+    return iterate(None, **VARIANTS[variant])
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """What a run under a placement leaves."""
+
+    state: Any
+    metrics: list
+    tokens: list
+    shardings: dict
+    directory: pathlib.Path
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory):
+    """A function of (placement, variant) that runs it once."""
+
+    @functools.cache
+    def run(place, variant):
+        directory = tmp_path_factory.mktemp(place)
+        return Placed(*iterate(place, directory=directory, **VARIANTS[variant]), directory)
+
+    return run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "variant"), CASES)
-def test_every_placement_gives_the_tokens_and_the_metrics_of_one_device(place, variant):
-    _, metrics, tokens, *_ = placed(place, variant)
+def test_every_placement_gives_the_tokens_and_the_metrics_of_one_device(place, variant, placed):
+    run = placed(place, variant)
     _, wanted, wanted_tokens, _ = expected(variant)
-    for found, want in zip(tokens, wanted_tokens, strict=True):
+    for found, want in zip(run.tokens, wanted_tokens, strict=True):
         np.testing.assert_array_equal(found, want)
-    for found, want in zip(metrics, wanted, strict=True):
+    for found, want in zip(run.metrics, wanted, strict=True):
         assert found.keys() == want.keys()
         for name in want:
             assert found[name] == pytest.approx(want[name], rel=2e-3, abs=2e-5), name
@@ -128,12 +147,12 @@ def test_the_full_kl_needs_a_program_with_policy_and_reference():
 
 
 @pytest.mark.slow
-def test_the_trained_models_stay_on_their_own_devices():
-    state, _, _, shardings = iterate("custom", 1)
-    for model, role in ((state.policy, "policy"), (state.critic, "critic")):
-        devices = set(shardings[role].mesh.devices.flat)
+def test_the_trained_models_stay_on_their_own_devices(placed):
+    run = placed("custom", "ppo")
+    for model, role in ((run.state.policy, "policy"), (run.state.critic, "critic")):
+        devices = set(run.shardings[role].mesh.devices.flat)
         assert all(x.devices() == devices for x in jax.tree.leaves((model.params, model.opt_state)))
-    assert state.kl_coef.devices() == set(shardings["policy"].mesh.devices.flat)
+    assert run.state.kl_coef.devices() == set(run.shardings["policy"].mesh.devices.flat)
 
 
 def test_responses_that_are_sampled_ahead_in_a_thread_are_counted():
@@ -154,21 +173,22 @@ def test_responses_that_are_sampled_ahead_in_a_thread_are_counted():
 
 @pytest.mark.slow
 def test_the_checks_before_the_first_update_hold():
-    *_, checks = placed("separate", "once")
+    checks = []
+    iterate("separate", [0], checks.extend, **VARIANTS["once"])
     assert len(checks) == 5 and all(check.passed for check in checks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "groups"), [
-    ("custom", {"0-3": ["advantages", "policy update"], "4-5": ["critic update", "reference", "values"],
+@pytest.mark.parametrize(("place", "variant", "groups"), [
+    ("custom", "ppo", {"0-3": ["advantages", "policy update"], "4-5": ["critic update", "reference", "values"],
                 "6-7": ["copy of weights", "generate", "reward"]}),
-    ("interleave", {"0-3": ["advantages", "generate", "policy and critic update", "reference", "values"],
-                    "4-7": ["advantages", "generate", "policy and critic update", "reward", "values"]}),
+    ("interleave", "corrected",  # The correction needs the log-probabilities of the policy that is trained.
+        {"0-3": ["advantages", "generate", "log-probabilities", "policy and critic update", "reference", "values"],
+         "4-7": ["advantages", "generate", "log-probabilities", "policy and critic update", "reward", "values"]}),
 ])
-def test_each_program_of_an_iteration_runs_once_on_its_devices_and_the_rest_is_idle_time(place, groups, tmp_path):
-    iterate(place, directory=tmp_path)
-    rows = read_device_times(tmp_path / FILE)
-    assert [(row.iteration, row.first) for row in rows] == [(0, True), (1, False)]
+def test_each_program_of_an_iteration_runs_once_on_its_devices_and_the_rest_is_idle_time(place, variant, groups, placed):
+    rows = read_device_times(placed(place, variant).directory / FILE)
+    assert [(row.iteration, row.first) for row in rows] == [(1, True), (2, False)]
     for row in rows:
         assert {group: sorted(program.name for program in row.on(group)) for group in row.groups} == groups
         for group in row.groups:

@@ -116,12 +116,22 @@ def scattered(experience: Experience) -> Experience:
     return Experience(rollout, twice(experience.weight, 0), **mine)
 
 
+@pytest.fixture(scope="module")
+def experience():
+    """An experience of PPO on the host, which has every part, for updates of any kind: advantages that differ from token to
+    token, random corrections for the sampler, and one row that does not count."""
+    setup = tiny.setup()
+    _, found, _ = collected(setup)
+    found = tiny.to_host(found)
+    inside = np.arange(8)[None] < found.rollout.response_length[:, None]
+    importance = np.where(inside, np.random.default_rng(0).uniform(0.5, 1.01, inside.shape), 0).astype(np.float32)
+    return dataclasses.replace(found, weight=np.where(np.arange(8) == 5, 0, found.weight), importance=importance)
+
+
 @pytest.mark.variants(1)
 @pytest.mark.parametrize("name", UPDATES)
-def test_packing_micro_batches_and_uncounted_rows_change_nothing(name):
+def test_packing_micro_batches_and_uncounted_rows_change_nothing(name, experience):
     setup = tiny.setup(**UPDATES[name])
-    _, experience, _ = collected(setup)
-    experience = tiny.to_host(experience)
     whole, parts = gradients(setup, experience), gradients(setup, scattered(experience), 1)
     assert float(whole[2].grad_norm) > 0
     chex.assert_trees_all_close(parts, whole, rtol=1e-4, atol=2e-6)

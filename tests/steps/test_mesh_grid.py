@@ -81,7 +81,7 @@ def result(mesh: Mesh):
     """Return (updated parameters, moments, metrics, log-probs, sampled tokens and their log-probs), on the host."""
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, rows = tiny.place(model, start()), tiny.rows(model, ROWS)
-    engine, sampling = Engine(model, 8, 40, bucket=8), Sampling(32, (64,), 1.0, 0, 1.0)
+    engine, sampling = Engine(model, 8, 24, bucket=8), Sampling(12, (64,), 1.0, 0, 1.0)
     sampled = tiny.sample(engine, params, PROMPTS, jax.random.key(5), range(8), sampling)
     found, state, metrics = logprobs_and_step(model, init_state(model, OPTIMIZER, params, jax.random.key(0)), rows)
     assert_placed(model, state)
