@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import logging
+import socket
 import threading
 import time
 
@@ -18,6 +19,7 @@ from jaxalign.stages.shared.base import Stage
 from jaxalign.tracking import background
 from jaxalign.tracking.tracker import Trackers
 from jaxalign.tracking.watching.run import RunView
+from jaxalign.tracking.webhook import Webhook
 
 SECRET = "services/T0/hook-81a7"
 
@@ -142,6 +144,15 @@ def test_alerts_and_the_end_are_posted_and_the_url_is_in_no_file_or_message(tmp_
     assert caplog.text.count("the webhook of MY_HOOK failed (HTTP status 500)") == 1
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not [path for path in files if SECRET.encode() in path.read_bytes()] and SECRET not in caplog.text
+
+
+def test_a_webhook_that_cannot_be_reached_is_warned_of_with_the_cause(monkeypatch, caplog):
+    with socket.socket() as taken:  # Bound but not listening, so that connections are refused.
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MY_HOOK", f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}")
+        with caplog.at_level(logging.WARNING, "jaxalign"), Webhook("MY_HOOK") as webhook:
+            webhook.post({"event": "alert"})
+    assert "the webhook of MY_HOOK failed (ConnectionRefusedError)" in caplog.text and SECRET not in caplog.text
 
 
 def test_a_webhook_without_a_url_is_refused_before_the_run(tmp_path, monkeypatch):
