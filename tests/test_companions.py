@@ -105,6 +105,15 @@ def test_the_report_is_written_during_the_run_and_refreshes_itself_until_the_end
     assert (tmp_path / "report.html").read_text() == last
 
 
+def test_a_run_that_ends_before_its_first_page_leaves_one(tmp_path):
+    """And replaces the page of a process that was killed, which would reload itself for ever."""
+    (tmp_path / "report.html").write_text('<meta http-equiv="refresh" content="60">')
+    with pytest.raises(RuntimeError):
+        run(tmp_path, Trains(lambda: False, RuntimeError("out of luck")), live_report_seconds=60, system_seconds=0)
+    page = (tmp_path / "report.html").read_text()
+    assert "refresh" not in page and "The KL to the reference is 50 nats" in page
+
+
 def test_a_run_that_fails_leaves_a_page_without_refresh_and_its_reason(tmp_path):
     with pytest.raises(RuntimeError):
         run(tmp_path, Trains(waits_for_page(tmp_path), RuntimeError("out of luck\nand more")))
