@@ -111,7 +111,7 @@ def test_a_run_that_ends_before_its_first_page_leaves_one(tmp_path):
     with pytest.raises(RuntimeError):
         run(tmp_path, Trains(lambda: False, RuntimeError("out of luck")), live_report_seconds=60, system_seconds=0)
     page = (tmp_path / "report.html").read_text()
-    assert "refresh" not in page and "The KL to the reference is 50 nats" in page
+    assert "refresh" not in page and "The KL to the reference is 50 nats" in page and "ppo: unfinished" in page
 
 
 def test_a_run_that_fails_leaves_a_page_without_refresh_and_its_reason(tmp_path):
