@@ -42,7 +42,8 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
   --top_k=K, --top_p=P  sample from the K most likely tokens, or from the fewest whose total probability reaches P; default all
   --seed=SEED           default 0; equal seeds give equal answers, on any mesh
   --style=STYLE         chat (the model's own template), hh (Human: / Assistant:), compact (this project's markers) or plain
-                        (continue the text); default: the run's style, else chat if the model has a template, else plain
+                        (continue the text); default: the run's style, else chat if the model has a template, compact if its
+                        tokenizer has the markers, else plain
   --system=TEXT         a system message before every dialogue that has none; needs style chat or hh
   --mesh=D,F,T          sizes of the mesh axes data, fsdp and tensor; default 1,1,1
   --dtype=NAME          dtype of the parameters: float32, bfloat16 or float16; default: that of the files

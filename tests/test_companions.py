@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import logging
+import socket
 import threading
 import time
 
@@ -18,6 +19,7 @@ from jaxalign.stages.report import ReportStage
 from jaxalign.stages.shared.base import Stage
 from jaxalign.tracking.tracker import Trackers
 from jaxalign.tracking.watching.run import RunView
+from jaxalign.tracking.webhook import Webhook
 
 SECRET = "services/T0/hook-81a7"
 
@@ -103,6 +105,15 @@ def test_the_report_is_written_during_the_run_and_refreshes_itself_until_the_end
     assert (tmp_path / "report.html").read_text() == last
 
 
+def test_a_run_that_ends_before_its_first_page_leaves_one(tmp_path):
+    """And replaces the page of a process that was killed, which would reload itself for ever."""
+    (tmp_path / "report.html").write_text('<meta http-equiv="refresh" content="60">')
+    with pytest.raises(RuntimeError):
+        run(tmp_path, Trains(lambda: False, RuntimeError("out of luck")), live_report_seconds=60, system_seconds=0)
+    page = (tmp_path / "report.html").read_text()
+    assert "refresh" not in page and "The KL to the reference is 50 nats" in page and "ppo: unfinished" in page
+
+
 def test_a_run_that_fails_leaves_a_page_without_refresh_and_its_reason(tmp_path):
     with pytest.raises(RuntimeError):
         run(tmp_path, Trains(waits_for_page(tmp_path), RuntimeError("out of luck\nand more")))
@@ -142,6 +153,15 @@ def test_alerts_and_the_end_are_posted_and_the_url_is_in_no_file_or_message(tmp_
     assert caplog.text.count("the webhook of MY_HOOK failed (HTTP status 500)") == 1
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not [path for path in files if SECRET.encode() in path.read_bytes()] and SECRET not in caplog.text
+
+
+def test_a_webhook_that_cannot_be_reached_is_warned_of_with_the_cause(monkeypatch, caplog):
+    with socket.socket() as taken:  # Bound but not listening, so that connections are refused.
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MY_HOOK", f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}")
+        with caplog.at_level(logging.WARNING, "jaxalign"), Webhook("MY_HOOK") as webhook:
+            webhook.post({"event": "alert"})
+    assert "the webhook of MY_HOOK failed (ConnectionRefusedError)" in caplog.text and SECRET not in caplog.text
 
 
 def test_a_webhook_without_a_url_is_refused_before_the_run(tmp_path, monkeypatch):

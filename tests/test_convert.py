@@ -169,6 +169,13 @@ def test_a_half_done_stage_is_refused(workdir, tmp_path, capsys):
     write_json(stage / "manifest.json", manifest | {"status": "running"})
     assert _run(f"--source={stage}", f"--target={tmp_path / 'x'}") == 2
     assert "stage ppo is unfinished in" in capsys.readouterr().err
+    (stage / "params").rmdir()  # It has not written weights yet.
+    assert _run(f"--source={stage}", f"--target={tmp_path / 'x'}") == 2
+    assert "stage ppo is unfinished in" in capsys.readouterr().err
+    write_json(stage / "manifest.json", manifest | {"stage": "evaluate"})
+    write_json(stage.parent / "config.json", json.loads((folder / "config.json").read_text()))
+    assert _run(f"--source={stage}", f"--target={tmp_path / 'x'}") == 2
+    assert "belongs to the stage evaluate, which does not train a language model" in capsys.readouterr().err
 
 
 def test_help_lists_the_flags(capsys):

@@ -259,7 +259,7 @@ def load_model(
       dtype: the dtype of the parameters; None for that of the files (float32 for a stage).
       compute_dtype: the dtype of activations; None for the run's setting, or float32 for other folders.
       style: "chat" (the model's chat template), "hh", "compact" or "plain". None for the run's style; for other folders "chat"
-        if there is a chat template, else "plain".
+        if there is a chat template, "compact" if the tokenizer has jaxalign's markers, else "plain".
       lora: adapters to train on frozen weights: new ones, or those of the PEFT folder `lora.path`.
       family: a custom model family: a record, "package.module:name" or "FILE.py:name". Registered
         families are found by the model_type in config.json.

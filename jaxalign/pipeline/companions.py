@@ -172,7 +172,7 @@ class _LiveReport:
 
     def __init__(self, workdir: Path, config: Config):
         self._workdir, self._seconds, self._examples = workdir, config.tracking.live_report_seconds, config.evaluate.examples
-        self._lock, self._stage, self._written = threading.Lock(), "", False
+        self._lock, self._stage = threading.Lock(), ""
         self._thread = Repeating("the live report", self._seconds, self._write)
 
     def __enter__(self) -> Self:
@@ -192,7 +192,6 @@ class _LiveReport:
                 return
             with contextlib.suppress(UserError):  # Nothing is there yet, or a file is half-written: the next page has it.
                 self._render(refresh=self._seconds)
-                self._written = True
 
     def _render(self, refresh: float | None) -> None:
         from jaxalign.tracking.report.page import render_report  # Here, because most starts of a run need no templates yet.
@@ -201,9 +200,10 @@ class _LiveReport:
 
     def __exit__(self, *_: object) -> None:
         self._thread.__exit__()
-        if self._written and self._stage != _REPORT and self._thread.ended:
+        if self._stage not in ("", _REPORT) and self._thread.ended:
             try:
-                self._render(refresh=None)
+                with contextlib.suppress(UserError):  # The stage has written nothing.
+                    self._render(refresh=None)
             except Exception as error:  # It must not replace the exception that ends the run.
                 logging.getLogger("jaxalign").warning(f"report.html is not written again ({type(error).__name__}: {error})")
 

@@ -73,8 +73,9 @@ class Webhook:
                     pass
             except Exception as error:  # Its text may contain the URL.
                 if not self._failed:
-                    code = getattr(error, "code", None)
-                    reason = type(error).__name__ if code is None else f"HTTP status {code}"
+                    code, cause = getattr(error, "code", None), getattr(error, "reason", None)  # URLError has the cause.
+                    name = type(cause if isinstance(cause, Exception) else error).__name__
+                    reason = name if code is None else f"HTTP status {code}"
                     _LOG.warning(f"the webhook of {self._variable} failed ({reason}); the run goes on, and later failures are "
                                  "not logged")
                 self._failed = True

@@ -14,6 +14,7 @@ from jaxalign.data.chat.model_style import check_data, resolve_auto
 from jaxalign.data.chat.styles import choose_style, encode_prompt
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.tokenizers.load import load_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 from jaxalign.rewards import outside
@@ -122,6 +123,13 @@ def test_the_plain_style_leaves_out_dialogues_of_several_turns(folders):
     assert tokenizer.decode(encode_prompt(tokenizer, turns[:1], "plain")) == "a"
     with pytest.raises(DialogueRefused, match="continues a single text"):
         encode_prompt(tokenizer, turns, "plain")
+
+
+def test_a_converted_model_from_scratch_is_sampled_in_the_style_of_its_run(folders, tmp_path):
+    train_tokenizer(made_tokenizers.TEXTS, 150, tmp_path / "tokenizer.model")
+    assert choose_style(load_tokenizer(tmp_path), None) == "compact"
+    assert choose_style(load_tokenizer(folders["base"]), None) == "plain"
+    assert choose_style(load_tokenizer(folders["chat"]), None) == "chat"
 
 
 def test_a_style_has_one_check_with_one_wording(folders):

@@ -272,6 +272,12 @@ def test_features_that_the_decoder_lacks_are_refused_by_name(tmp_path, changes, 
         read_config(_write(tmp_path / "hf", _CONFIG, {}, **changes))
 
 
+def test_the_work_directory_of_a_run_is_not_a_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 0, "stages": ["sft", "ppo"]}))
+    with pytest.raises(UserError, match="is the work directory of a run; give the folder of one of its models, such as .*/ppo"):
+        read_config(tmp_path)
+
+
 def test_positions_end_where_longrope_would_change_the_frequencies(tmp_path):
     scaling = {"rope_type": "longrope", "short_factor": [1, 2, 3], "long_factor": [9, 9, 9], "factor": 4,
                "original_max_position_embeddings": 24}

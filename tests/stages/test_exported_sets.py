@@ -108,6 +108,19 @@ def test_answers_read_back_give_the_packed_rows_of_the_run(run, form):
             np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
 
 
+def test_a_set_without_rows_is_left_out(tmp_path, capsys, monkeypatch):
+    """Like that of pairs if the judge decided none: `datasets` cannot load a set without a file."""
+    undecided = {"label": 0.5, "decided": False, "outcome": "order", "principle": None}
+    monkeypatch.setattr("tests.finished_run.comparison", lambda i: dataclasses.replace(comparison(i), **undecided))
+    workdir, _ = write_run(tmp_path, stages=("revise", "sft", "compare"))
+    assert main(["export", str(workdir), f"--out={tmp_path / 'all'}"]) == 0
+    printed = capsys.readouterr().out
+    assert "set preference has no rows and is left out" in printed and "with NAME sft or labels" in printed
+    assert 'config_name: "preference"' not in (tmp_path / "all" / "README.md").read_text(encoding="utf-8")
+    assert main(["export", str(workdir), f"--out={tmp_path / 'pairs'}", "--sets=preference"]) == 2
+    assert "no rows to export in preference" in capsys.readouterr().err and not (tmp_path / "pairs").exists()
+
+
 def test_labels_contain_everything_that_stage_compare_wrote(run):
     exported = rows_of(run[2], "labels", "train")
     pairs = [labelled.row_comparison(row) for row in Shards(run[0] / "compare").read()]

@@ -23,12 +23,14 @@ STYLES = ("plain", "chat", "hh", "compact")
 
 
 def choose_style(tokenizer: Tokenizer, asked: str | None, known: str | None = None) -> str:
-    """The style: `asked`, else `known`, else "chat" if the tokenizer has a chat template, else "plain".
+    """The style: `asked`, else `known`, else "chat" if the tokenizer has a chat template, "compact" if it has jaxalign's
+    markers, else "plain".
 
     Raises:
       UserError: the style is not one of `STYLES`, or the tokenizer does not support it.
     """
-    style = asked or known or ("plain" if tokenizer.files.chat_template is None else "chat")
+    own = "compact" if _has_markers(tokenizer) else "plain"
+    style = asked or known or (own if tokenizer.files.chat_template is None else "chat")
     if style not in STYLES:
         raise UserError(f"style is {style!r}; one of {', '.join(STYLES)} is expected")
     require_style(tokenizer, style, "style")
@@ -40,13 +42,17 @@ def require_style(tokenizer: Tokenizer, style: str, name: str) -> None:
     model = tokenizer.files.folder
     if style == "chat" and tokenizer.files.chat_template is None:
         raise UserError(f"{name} is 'chat', but {model} has no chat template; set it to 'hh', or put chat_template.jinja there")
-    if style == "compact":
-        try:
-            tokenizer.marker_id(USER)
-        except UserError:
-            raise UserError(f"{name} is 'compact', but the tokenizer of {model} has no symbol {USER!r}, which only models "
-                            "trained from scratch by jaxalign have; set it to 'chat' if the model has a chat template, else to "
-                            "'hh'") from None
+    if style == "compact" and not _has_markers(tokenizer):
+        raise UserError(f"{name} is 'compact', but the tokenizer of {model} has no symbol {USER!r}, which only models trained "
+                        "from scratch by jaxalign have; set it to 'chat' if the model has a chat template, else to 'hh'")
+
+
+def _has_markers(tokenizer: Tokenizer) -> bool:
+    try:
+        tokenizer.marker_id(USER)
+    except UserError:
+        return False
+    return True
 
 
 def stop_ids(tokenizer: Tokenizer, style: str) -> tuple[int, ...]:

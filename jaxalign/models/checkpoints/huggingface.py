@@ -87,6 +87,9 @@ def _without_config(path: pathlib.Path) -> UserError:
 
 def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> CheckpointConfig:
     """`read_config` of the given contents. path: only for error messages."""
+    if isinstance(raw, dict) and "stages" in raw:
+        raise UserError(f"{path.parent} is the work directory of a run; give the folder of one of its models, such as "
+                        f"{path.parent / 'ppo'}")
     if not isinstance(raw, dict) or "model_type" not in raw:
         raise UserError(f"{path} is not a model's config: it has no model_type, such as 'llama'")
     wrapper = None

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.config import Mesh
-from jaxalign.config.finished import FinishedStage, base_stage, finished_stage, is_model, read_json
+from jaxalign.config.finished import (
+    FinishedStage,
+    base_stage,
+    finished_stage,
+    is_model,
+    is_stage,
+    language_model_stage,
+    read_json,
+)
 from jaxalign.errors import UserError
 from jaxalign.json_text import parse_json
 from jaxalign.models.adapters.lora import join
@@ -76,6 +84,8 @@ def convert(
     if is_orbax and not is_model(source):
         converted, dtype = _read_stage(source, Mesh(*mesh), dtype)
     else:
+        if is_stage(source):  # It has no weights: it is unfinished, or trains no model.
+            language_model_stage(source)
         config = huggingface.read_config(source)
         dtype = dtype or huggingface.own_dtype(config.raw)
         model = Model(config.decoder, config.head, sharding)

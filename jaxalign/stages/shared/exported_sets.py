@@ -167,8 +167,11 @@ def export_sets(workdir: Path, target: Path, names: Sequence[str] = (), file_for
     if not (workdir / "config.json").is_file():
         raise UserError(f"{workdir} is not the work directory of a run: it has no config.json; give the --workdir of a run")
     run = read_facts(workdir)
-    sets = {name: SETS[name].read(run) for name in _available(run, names)}
-    facts, sentences = [], []
+    read = {name: SETS[name].read(run) for name in _available(run, names)}
+    sets = {name: made for name, made in read.items() if made.splits}  # `datasets` cannot load a set without rows.
+    facts, sentences = [], [f"set {name} has no rows and is left out" for name in read if name not in sets]
+    if not sets:
+        raise UserError(f"{workdir} has no rows to export in {', '.join(read)}; the warnings of its report tell why")
     with whole_folder(target) as folder:
         for name, made in sets.items():
             files = []
