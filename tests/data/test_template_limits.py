@@ -81,11 +81,11 @@ def run(source, messages=MESSAGES):
 @pytest.fixture
 def short(monkeypatch):
     """Allow half a second of processor time instead of two."""
-    template_process._PROCESS.stop()
+    template._PROCESS.stop()
     program = "import sys; sys.path += sys.argv[1:]; import sandbox; sandbox.MAX_SECONDS = 0.5; sandbox.serve()"
-    monkeypatch.setattr(template_process, "_PROGRAM", program)
+    monkeypatch.setattr(template, "_PROGRAM", program)
     yield
-    template_process._PROCESS.stop()
+    template._PROCESS.stop()
 
 
 @pytest.mark.process
