@@ -134,7 +134,7 @@ def test_constitutional_ai_on_a_parquet_folder_killed_and_resumed_is_that_on_jso
             time.sleep(0.02)
         running[0].kill()
     assert not (tmp_path / "cut" / "evaluate").exists()
-    processes.run_well(1, command)
+    pipeline.run(from_config_dict(cai(tmp_path, "folder")), tmp_path / "cut")
     cut, whole = ((tmp_path / run / "sft" / "metrics.jsonl").read_bytes() for run in ("cut", "whole"))
     assert cut == whole
     for stage in ("revise", "compare", "evaluate"):
