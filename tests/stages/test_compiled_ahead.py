@@ -22,6 +22,12 @@ def threads(name: str) -> list[str]:
     return [thread.partition("_")[0] for thread in compiled(name)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_programs_of_the_shared_run(done):
+    """It may have been made in this process, and some tests have the same programs."""
+    jax.clear_caches()
+
+
 @pytest.fixture(params=MESHES)
 def mesh(request, monkeypatch) -> dict:
     add = Ahead.add
@@ -32,7 +38,6 @@ def mesh(request, monkeypatch) -> dict:
         return future
 
     monkeypatch.setattr(Ahead, "add", add_and_wait)  # Weights this small would often be ready first.
-    jax.clear_caches()  # The shared run may have been made in this process, with the same programs.
     SEEN.clear()
     return {"mesh": MESHES[request.param]}
 
