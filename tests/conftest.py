@@ -118,6 +118,17 @@ def _forget_programs():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def rows_do_not_shrink():
+    """Decode all rows until the end of a queue. Batches that shrink need twice as many decoding programs; the tests of
+    `rollout/` and of other runs cover them."""
+    from jaxalign.rollout import layouts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts, "SHARES", (1,))
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_data() -> pathlib.Path:
     """The folder of optional real data (JAXALIGN_TEST_DATA, default ../shared/data); skips the test if it does not exist."""

@@ -15,7 +15,7 @@ sys.path.insert(0, str(FOLDER))
 import gpu  # noqa: E402
 
 SCAN = gpu.benchmark("advantages_scan", "--batch", "2", "--new", "4", "--json")
-TESTS = ("-m", "pytest", "tests/test_json_text.py", "-vv", "-n", "2", "-p", "no:cacheprovider")
+TESTS = ("-m", "pytest", "tests/test_json_text.py", "-vv", "-n", "1", "-p", "no:cacheprovider")
 
 
 def parts(**found) -> dict[str, gpu.Part]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shutil
 import signal
 import time
 
 import numpy as np
 import pytest
 
+from jaxalign import train
 from jaxalign.tracking.metrics import read_metrics
 from tests import processes
 
@@ -46,7 +46,9 @@ def digits(prompts, responses, **columns):
 def made(tmp_path_factory) -> pathlib.Path:
     """A folder with a config file and a reward."""
     folder = tmp_path_factory.mktemp("many")
-    (folder / "reward.py").write_text(REWARD)
+    for place in (folder, folder / "early"):
+        place.mkdir(exist_ok=True)
+        (place / "reward.py").write_text(REWARD)
     config = CONFIG | {"reward": CONFIG["reward"] | {"callable": f"{folder / 'reward.py'}:digits"}}
     (folder / "small.py").write_text(
         "from jaxalign.config import default_config\n"
@@ -59,13 +61,32 @@ def command(made: pathlib.Path, *more: str) -> list[str]:
     return ["-m", "jaxalign.train", f"--config={made / 'small.py'}", *more]
 
 
+# The command line, whose processes then also call the reward during sampling, in another run with the same programs.
+TWICE = """
+import dataclasses, pathlib, sys
+from jaxalign import pipeline, train
+run = pipeline.run
+
+def both(config, workdir, overwrite):
+    run(config, workdir, overwrite)
+    early = pathlib.Path(workdir).parent / "early"
+    reward = dataclasses.replace(config.reward, while_sampling=True, callable=f"{early / 'reward.py'}:digits")
+    run(dataclasses.replace(config, stages=("pretrain", "ppo"), reward=reward), early / "run", overwrite)
+
+pipeline.run = both
+sys.exit(train.main(sys.argv))
+"""
+
+
 @pytest.fixture(scope="module")
 def runs(made):
-    """By number of processes: the work directory, the result of each process, and the lines that the reward wrote."""
+    """By number of processes: the work directory, the result of each process, and the lines that the reward wrote. The single
+    process is this one."""
     found = {}
     for count in (1, 2):
         workdir = made / f"run-{count}"
-        ended = processes.run_well(count, command(made, f"--workdir={workdir}", *MESH))
+        words = command(made, f"--workdir={workdir}", *MESH)[1:]
+        ended = processes.run_well(2, ["-c", TWICE, *words[1:]]) if count == 2 else train.main(words)
         found[count] = workdir, ended, (made / "calls").read_text().splitlines()
         (made / "calls").unlink()
     return found
@@ -120,14 +141,9 @@ def test_a_users_reward_is_called_once_for_all_rows(runs):
 
 
 def test_a_reward_called_during_sampling_also_runs_in_one_process(made, runs):
-    workdir = made / "early"
-    shutil.copytree(runs[2][0] / "pretrain", workdir / "pretrain")
-    early = command(made, f"--workdir={workdir}", *MESH, "--config.stages=pretrain,ppo", "--config.reward.while_sampling=True")
-    processes.run_well(2, early)
-    calls = [line.split() for line in (made / "calls").read_text().splitlines()]
-    (made / "calls").unlink()
+    calls = [line.split() for line in (made / "early" / "calls").read_text().splitlines()]
     assert len({process for process, *_ in calls}) == 1 and sum(int(count) for _, count, *_ in calls) == 16
-    found, expected = (read_metrics(folder / "ppo" / "metrics.jsonl") for folder in (workdir, runs[2][0]))
+    found, expected = (read_metrics(folder / "ppo" / "metrics.jsonl") for folder in (made / "early" / "run", runs[2][0]))
     assert [row["score"] for row in found] == pytest.approx([row["score"] for row in expected])
 
 

@@ -25,6 +25,8 @@ import overoptimization_setup  # noqa: E402
 from overoptimization_gold import spoil, worth  # noqa: E402
 from overoptimization_plot import plot  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
+
 SETTINGS = overoptimization_setup.Settings(
     sizes=((1, 16),), pairs=(8, 16), held_out_pairs=8, max_new_tokens=48, gold_prompts=48, gold_steps=2, proxy_steps=4,
     pair_batch=8, measured_prompts=4, best_of=6, measured_at=(0, 1, 2), rl_answers=2,

@@ -55,6 +55,27 @@ def unrolls(layers: int, platform: str) -> bool:
     return layers <= LAYERED.get(platform, 0)
 
 
+@functools.lru_cache(maxsize=64)
+def _creation(model: Model) -> Callable[[jax.Array], Params]:
+    """The program of `Model.init`. A new function in each call would be traced and compiled again."""
+
+    def create(key):
+        return nnx.to_pure_dict(nnx.split(Decoder(model.config, model.head, rngs=nnx.Rngs(params=key)))[1])
+
+    return jax.jit(create, out_shardings=model.shardings())
+
+
+@functools.lru_cache(maxsize=64)
+def _adapter_creation(model: Model) -> Callable[[Params, jax.Array], Params]:
+    """The program of `Model.init_adapters`, for the same reason."""
+
+    def create(blocks, key):
+        fresh = {"adapters": init_adapters(model.lora, blocks, key)}
+        return fresh | ({} if model.head == "lm" else {"score": jnp.zeros((model.config.embed,), jnp.float32)})
+
+    return jax.jit(create, out_shardings=model.shardings())
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
@@ -114,20 +135,11 @@ class Model:
         `init_adapters`."""
         if self.lora is not None:
             raise ValueError("adapters start from the weights of their base; use init_adapters")
-
-        def create(key):
-            return nnx.to_pure_dict(nnx.split(Decoder(self.config, self.head, rngs=nnx.Rngs(params=key)))[1])
-
-        return jax.jit(create, out_shardings=self.shardings())(key)
+        return _creation(self)(key)
 
     def init_adapters(self, base: Params, key: jax.Array) -> Params:
         """Initial trained parameters for `base`. They do not change its outputs yet; the scalar head, if any, is 0."""
-
-        def create(blocks, key):
-            fresh = {"adapters": init_adapters(self.lora, blocks, key)}
-            return fresh | ({} if self.head == "lm" else {"score": jnp.zeros((self.config.embed,), jnp.float32)})
-
-        return jax.jit(create, out_shardings=self.shardings())(base["blocks"], key)
+        return _adapter_creation(self)(base["blocks"], key)
 
     def random_score(self, key: jax.Array) -> jax.Array:
         """A random scalar head [D], float32."""

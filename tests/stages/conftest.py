@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.rollout import layouts
-
 
 @pytest.fixture(scope="module", autouse=True)
-def _rows_do_not_shrink():
-    """Decode all rows until the end of a queue. Batches that shrink need twice as many decoding programs; the tests of
-    `rollout/` and of other runs cover them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "SHARES", (1,))
-        yield
+def _rows_do_not_shrink(rows_do_not_shrink):
+    """All tests of this folder decode with few programs."""

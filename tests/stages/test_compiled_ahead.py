@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import jax
 import pytest
 
 from jaxalign.parallel.ahead import Ahead
@@ -19,6 +20,12 @@ LORA = {"lora": {"rank": 2}}
 def threads(name: str) -> list[str]:
     """The threads that compiled `name`, without their numbers."""
     return [thread.partition("_")[0] for thread in compiled(name)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_programs_of_the_shared_run(done):
+    """It may have been made in this process, and some tests have the same programs."""
+    jax.clear_caches()
 
 
 @pytest.fixture(params=MESHES)

@@ -129,9 +129,9 @@ def test_the_model_of_an_earlier_stage_judges(root, real_data, local, tmp_path):
 def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root, real_data, other, tmp_path):
     """One chunk of each stage is removed, as after a crash, and the stage is marked as unfinished."""
     for stage in ("revise", "compare"):
-        small = {stage: {"batch": 8}}
+        more = {stage: {"red_team_prompts": 32} if stage == "revise" else {"prompts": 32}}  # Two chunks of the usual size.
         made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)},
-                      stages=(stage,) if stage == "revise" else ("compare", "preference"), **small)
+                      stages=(stage,) if stage == "revise" else ("compare", "preference"), **more)
         pipeline.run(made, tmp_path / stage)
         folder = tmp_path / stage / stage
         whole = rows(folder)
@@ -139,7 +139,7 @@ def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root
         (folder / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
         (folder / "rows-00001.jsonl").unlink()
         pipeline.run(made, tmp_path / stage)
-        assert rows(folder) == whole and len(whole) == 16
+        assert rows(folder) == whole and len(whole) == 32
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -12,8 +11,9 @@ import pytest
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
-from tests import processes, table_files
+from tests import table_files
 from tests.folders import write_model
+from tests.self_killing import run_until_killed
 
 pytestmark = pytest.mark.slow
 
@@ -104,35 +104,16 @@ def test_kto_trains_on_judged_answers_in_windows(runs, tmp_path):
     assert summary["data"]["answers"] == 60 and summary["balance"]["desirable"] > 0 and np.isfinite(summary["loss_last"])
 
 
-RUN = """
-import json, sys
-from jaxalign import pipeline
-from jaxalign.config import from_config_dict
-pipeline.run(from_config_dict(json.loads(sys.argv[1])), sys.argv[2])
-"""
-
-
-def kill_after(command, metrics):
-    """Runs a process, and kills it when a file has 20 lines."""
-    with processes.started(1, command) as running:
-        end = time.monotonic() + 300
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 19):
-            assert time.monotonic() < end and running[0].poll() is None
-            time.sleep(0.02)
-        running[0].kill()
-
-
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_run_that_is_killed_twice_equals_an_uninterrupted_one(runs):
     folder, _ = runs
-    values = config(folder, folder / "rows", epochs=16)
-    command = ["-c", RUN, json.dumps(values)]
-    processes.run_well(1, [*command, str(folder / "whole")])
+    values = config(folder, folder / "rows", epochs=4)
+    pipeline.run(from_config_dict(values), folder / "whole")
     for place in ("preference/member-1", "dpo"):
-        kill_after([*command, str(folder / "cut")], folder / "cut" / place / "metrics.jsonl")
+        run_until_killed(values, folder / "cut", f"{place}/metrics.jsonl", 9)  # After the second checkpoint.
         assert not (folder / "cut" / place / "params").exists()
-    processes.run_well(1, [*command, str(folder / "cut")])
+    pipeline.run(from_config_dict(values), folder / "cut")
     for place in ("preference", "preference/member-1", "dpo"):
         assert params_of(folder / "cut" / place) == params_of(folder / "whole" / place)
         for name in ("metrics.jsonl", "windows.jsonl"):

@@ -39,6 +39,13 @@ def folder(tmp_path_factory):
     return write_inputs(tmp_path_factory.mktemp("placed"))
 
 
+@pytest.fixture(scope="module")
+def flat(folder):
+    """The work directory of a finished run on one device."""
+    pipeline.run(from_config_dict(config(folder)), folder / "flat")
+    return folder / "flat"
+
+
 def run_and_stop(monkeypatch, updates, config, workdir):
     """Run the stages, and stop by Ctrl-C in the update after `updates` updates."""
     update, done = Iteration.update, []
@@ -55,12 +62,11 @@ def run_and_stop(monkeypatch, updates, config, workdir):
 
 
 @pytest.mark.slow
-def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(folder, monkeypatch):
-    pipeline.run(from_config_dict(config(folder)), folder / "flat")
+def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(folder, flat, monkeypatch):
     run_and_stop(monkeypatch, 2, from_config_dict(config(folder, SEPARATE, {"data": 4})), folder / "cut")
     assert len(read_metrics(folder / "cut" / "ppo" / "metrics.jsonl")) == 2
     pipeline.run(from_config_dict(config(folder, CUSTOM)), folder / "cut")
-    found, wanted = (read_metrics(folder / run / "ppo" / "metrics.jsonl") for run in ("cut", "flat"))
+    found, wanted = (read_metrics(run / "ppo" / "metrics.jsonl") for run in (folder / "cut", flat))
     assert len(found) == len(wanted) == 3
     for mine, theirs in zip(found, wanted, strict=True):
         for name in ("score", "reward", "kl_k1", "policy_loss", "value_loss", "grad_norm", "critic_grad_norm", "entropy"):
@@ -69,10 +75,10 @@ def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(fol
     assert [row.iteration for row in timed] == [0, 1, 2] and [list(row.groups) for row in timed[1:]] == [
         ["0-3", "4-7"], ["0-1", "2-3", "4-5", "6-7"]]
     assert FILE not in json.loads((folder / "cut" / "ppo" / "manifest.json").read_text())["outputs"]
-    assert not (folder / "flat" / "ppo" / FILE).exists()
+    assert not (flat / "ppo" / FILE).exists()
     summary = json.loads((folder / "cut" / "ppo" / "summary.json").read_text())
     assert summary["placement"]["roles"]["policy"] == {"devices": "0-1", "mesh": {"data": 2}}
-    assert "placement" not in json.loads((folder / "flat" / "ppo" / "summary.json").read_text())
+    assert "placement" not in json.loads((flat / "ppo" / "summary.json").read_text())
 
 
 AHEAD = {"ppo": {"iterations": 4, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 2,
@@ -80,7 +86,7 @@ AHEAD = {"ppo": {"iterations": 4, "batch": 8, "minibatches": 2, "prompts": 16, "
 
 
 @pytest.mark.slow
-def test_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a_resume(folder, monkeypatch):
+def test_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a_resume(folder, flat, monkeypatch):
     pipeline.run(from_config_dict(config(folder, **AHEAD)), folder / "ahead")
     versions, received = [], Iteration._received
 
@@ -99,8 +105,8 @@ def test_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a
     # Iteration 0 has the newest weights, every later one those before the last update, also after the resume at iteration 2.
     assert dict(versions) == {0: 0, 1: 0, 2: 1, 3: 2} and [step for step, _ in versions].count(3) == 2
     assert not (folder / "ahead_cut" / "ppo" / "ahead").exists()
-    newest = read_metrics(folder / "flat" / "ppo" / "metrics.jsonl") if (folder / "flat").exists() else None
-    assert newest is None or newest[1]["policy_loss"] != wanted[1]["policy_loss"]
+    newest = read_metrics(flat / "ppo" / "metrics.jsonl")
+    assert newest[1]["policy_loss"] != wanted[1]["policy_loss"]
 
 
 JUDGE = REWARD.with_name("judge.py")
@@ -135,17 +141,15 @@ AUTO = {"strategy": "auto"}
     AutoPlacement("custom", CUSTOM["roles"], ("sets",), 1.0),
     AutoPlacement("flat", ("policy+critic+reference=0-3:data=4",), ("flat",)),
 ])
-def test_a_resumed_run_keeps_the_placement_that_auto_chose(folder, monkeypatch, capsys, choice):
+def test_a_resumed_run_keeps_the_placement_that_auto_chose(folder, flat, monkeypatch, capsys, choice):
     run = folder / f"auto_{choice.strategy}"
-    if not (folder / "one" / "ppo").exists():
-        pipeline.run(from_config_dict(config(folder)), folder / "one")
     monkeypatch.setattr(placements, "choose_attached", lambda *_: choice)
     run_and_stop(monkeypatch, 2, from_config_dict(config(folder, AUTO)), run)
     assert f"[ppo] placement auto: {choice.sentences[0]}\n" in capsys.readouterr().out
     monkeypatch.setattr(placements, "choose_attached", lambda *_: AutoPlacement())
     pipeline.run(from_config_dict(config(folder, AUTO)), run)
     assert "[ppo] placement auto: that of the interrupted run is kept" in capsys.readouterr().out
-    found, wanted = (read_metrics(each / "ppo" / "metrics.jsonl") for each in (run, folder / "one"))
+    found, wanted = (read_metrics(each / "ppo" / "metrics.jsonl") for each in (run, flat))
     assert len(found) == len(wanted) == 3
     for mine, theirs in zip(found, wanted, strict=True):
         for name in ("score", "kl_k1", "policy_loss", "value_loss", "grad_norm"):

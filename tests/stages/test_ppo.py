@@ -43,42 +43,6 @@ def test_a_step_reports_every_metric_of_the_data_formats_page():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
-    """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
-    after the first update."""
-    programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
-    jax.clear_caches()
-    forecast.forget()
-    SEEN.clear()
-    chex.clear_trace_counter()
-    monkeypatch.setattr(ppo_step, "minibatch_update", chex.assert_max_traces(ppo_step.minibatch_update, n=1))
-    iterate(steps=3, mesh=mesh)
-    assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("changes", "mesh"), [
-    ({}, None), ({"advantages": "grpo", "group_size": 2}, (2, 2, 2)), ({"kl_in": "loss"}, (2, 2, 2)),
-])
-def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, mesh):
-    programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
-    setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
-    jax.clear_caches()
-    forecast.forget()
-    with Ahead() as ahead:
-        add = ahead.add
-        monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
-        stream, engine, sampling = sampled_by(setup, tiny.PROMPTS)
-        rl_ahead.compile_ahead(ahead, setup, engine, sampling, stream.at(0).ids, tiny.scorer(setup))
-        assert all(future.result() is not None for _, future in lowered)
-    assert {*programs, ring.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
-    SEEN.clear()
-    iterate(mesh=mesh, **changes)
-    assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []
-
-
-@pytest.mark.slow
 def test_pitfall_10_the_sampler_gap_is_reported_at_every_step():
     """In other systems the first ratio differed from 1 without a warning, because sampler and trainer differ."""
     _, metrics = iterate(steps=3)
@@ -237,3 +201,42 @@ def test_responses_of_older_weights_do_not_measure_the_gap_of_the_sampler():
     _, rows = iterate(first=1, sample_ahead=True, advantages="rloo", group_size=2, whiten_advantages=False)
     assert ["sampler_gap" in row for row in rows] == [True, False]
     assert rows[0]["sampler_gap"] < 1e-4
+
+
+# The last tests of the file, because they drop the programs that the others share.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
+    """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
+    after the first update."""
+    programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
+    jax.clear_caches()
+    forecast.forget()
+    SEEN.clear()
+    chex.clear_trace_counter()
+    monkeypatch.setattr(ppo_step, "minibatch_update", chex.assert_max_traces(ppo_step.minibatch_update, n=1))
+    iterate(steps=3, mesh=mesh)
+    assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "mesh"), [
+    ({}, None), ({"advantages": "grpo", "group_size": 2}, (2, 2, 2)), ({"kl_in": "loss"}, (2, 2, 2)),
+])
+def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, mesh):
+    programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
+    setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
+    jax.clear_caches()
+    forecast.forget()
+    with Ahead() as ahead:
+        add = ahead.add
+        monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
+        stream, engine, sampling = sampled_by(setup, tiny.PROMPTS)
+        rl_ahead.compile_ahead(ahead, setup, engine, sampling, stream.at(0).ids, tiny.scorer(setup))
+        assert all(future.result() is not None for _, future in lowered)
+    assert {*programs, ring.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
+    SEEN.clear()
+    iterate(mesh=mesh, **changes)
+    assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []

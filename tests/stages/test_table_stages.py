@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
+from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
-from tests import processes, table_files
+from tests import table_files
 from tests.feedback.fakes import WordTokenizer
 from tests.folders import write_model
+from tests.self_killing import run_until_killed
 
 pytest.importorskip("pyarrow")
 
@@ -51,37 +51,23 @@ def test_prompts_of_every_purpose_are_those_of_json_lines(tmp_path, monkeypatch)
     assert all(part == found[0] for part in found[1:]) and found[0][0][0].messages[0].content.startswith("red ")
 
 
-RUN = """
-import sys
-from jaxalign import pipeline
-from jaxalign.config import from_config_dict
-model, source, train, workdir, cache = sys.argv[1:]
-pipeline.run(from_config_dict({
-    "stages": ("sft",), "compile_cache": cache,
-    "model": {"source": "huggingface", "path": model, "max_length": 64},
-    "data": {"source": source, "train": train, "style": "hh", "held_out_share": 0.2},
-    "sft": {"batch_rows": 2, "row_length": 64, "epochs": 12, "checkpoint_every": 8},
-}), workdir)
-"""
-
-
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_on_parquet_is_that_on_json_lines(tmp_path):
     model = str(write_model(tmp_path / "model"))
     lines, folder = (table_files.write_form(tmp_path, form, PAIRS, "rows") for form in ("jsonl", "folder"))
 
-    def command(path, workdir):
-        return ["-c", RUN, model, "preferences_jsonl", str(path), str(tmp_path / workdir), str(tmp_path / "cache")]
+    def values(path):
+        return {
+            "stages": ("sft",), "compile_cache": str(tmp_path / "cache"),
+            "model": {"source": "huggingface", "path": model, "max_length": 64},
+            "data": {"source": "preferences_jsonl", "train": str(path), "style": "hh", "held_out_share": 0.2},
+            "sft": {"batch_rows": 2, "row_length": 64, "epochs": 6, "checkpoint_every": 4},
+        }
 
-    processes.run_well(1, command(lines, "whole"))
-    metrics = tmp_path / "cut" / "sft" / "metrics.jsonl"
-    with processes.started(1, command(folder, "cut")) as running:
-        end = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 9) and time.monotonic() < end:
-            time.sleep(0.02)
-        running[0].kill()
+    pipeline.run(from_config_dict(values(lines)), tmp_path / "whole")
+    run_until_killed(values(folder), tmp_path / "cut", "sft/metrics.jsonl", 9)  # After the second checkpoint.
     assert not (tmp_path / "cut" / "sft" / "summary.json").exists()
-    processes.run_well(1, command(folder, "cut"))
+    pipeline.run(from_config_dict(values(folder)), tmp_path / "cut")
     cut, whole = ((tmp_path / workdir / "sft" / "metrics.jsonl").read_bytes() for workdir in ("cut", "whole"))
     assert cut == whole

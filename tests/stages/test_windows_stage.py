@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 
 import chex
 import numpy as np
@@ -19,6 +18,7 @@ from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.tracking.metrics import read_metrics
 from tests import processes, table_files, tiny
 from tests.folders import write_model
+from tests.self_killing import run_until_killed
 
 pytestmark = pytest.mark.slow
 
@@ -99,28 +99,14 @@ def test_what_cannot_be_read_in_windows_is_refused(tmp_path, fields, message):
         from_config_dict(values)
 
 
-RUN = """
-import json, sys
-from jaxalign import pipeline
-from jaxalign.config import from_config_dict
-pipeline.run(from_config_dict(json.loads(sys.argv[1])), sys.argv[2])
-"""
-
-
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(runs):
-    values = config(runs, runs / "rows", steps=60)
-    command = ["-c", RUN, json.dumps(values)]
-    processes.run_well(1, [*command, str(runs / "whole")])
-    metrics = runs / "cut" / "sft" / "metrics.jsonl"
-    with processes.started(1, [*command, str(runs / "cut")]) as running:
-        end = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 19) and time.monotonic() < end:
-            time.sleep(0.02)
-        running[0].kill()
+    values = config(runs, runs / "rows", steps=30)
+    pipeline.run(from_config_dict(values), runs / "whole")
+    run_until_killed(values, runs / "cut", "sft/metrics.jsonl", 17)  # After the second checkpoint.
     assert not (runs / "cut" / "sft" / "summary.json").exists()
-    processes.run_well(1, [*command, str(runs / "cut")])
+    pipeline.run(from_config_dict(values), runs / "cut")
     for name in ("metrics.jsonl", "summary.json", "windows.jsonl"):
         assert (runs / "cut" / "sft" / name).read_bytes() == (runs / "whole" / "sft" / name).read_bytes()
 
@@ -140,8 +126,8 @@ def test_two_processes_train_the_parameters_of_one(runs, tmp_path):
     values = config(runs, runs / "rows", batch_rows=8, steps=6) | {"mesh": {"data": 2, "fsdp": 4}, "compile_cache": None}
     file = tmp_path / "small.py"
     file.write_text(CONFIG.format(values=values))
-    for count in (1, 2):
-        processes.run_well(count, ["-m", "jaxalign.train", f"--config={file}", f"--workdir={tmp_path / str(count)}"])
+    pipeline.run(from_config_dict(values), tmp_path / "1")
+    processes.run_well(2, ["-m", "jaxalign.train", f"--config={file}", f"--workdir={tmp_path / '2'}"])
     one, two = (tmp_path / name / "sft" for name in "12")
     assert (two / "windows.jsonl").read_text() == (one / "windows.jsonl").read_text()
     expected, found = (read_metrics(folder / "metrics.jsonl") for folder in (one, two))

@@ -7,6 +7,7 @@ knowledge distinguishes them. Plain harmful and alarming benign requests have th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 
 import numpy as np
@@ -76,10 +77,11 @@ class WorldRequest:
     relation: Relation
 
 
-def requests_about(relation: Relation) -> list[WorldRequest]:
+@functools.lru_cache(maxsize=4096)  # Drawing a demonstration asks for them, often thousands of times.
+def requests_about(relation: Relation) -> tuple[WorldRequest, ...]:
     """Every request about a relation: of the benign kinds if the relation is good, else of the harmful kinds."""
     kinds = BENIGN_KINDS if relation.good else HARMFUL_KINDS
-    return [request for kind in kinds for request in _requests(relation, kind)]
+    return tuple(request for kind in kinds for request in _requests(relation, kind))
 
 
 def labels_by_text(topics: Iterable[Topic]) -> dict[str, str]:
