@@ -13,8 +13,6 @@ from jaxalign.feedback.constitution import load_constitution, load_exemplars
 from tests import made_tokenizers
 from tests.folders import write_model
 
-pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
-
 TEMPLATES = {"base": None, "chatml": made_tokenizers.CHATML, "thinking": made_tokenizers.QWEN3}
 SMALL = ("--config.compile_cache=None", "--config.revise.red_team_prompts=16", "--config.revise.helpful_prompts=8",
          "--config.revise.rounds=1", "--config.compare.prompts=16", "--config.ppo.iterations=1", "--config.ppo.prompts=16",

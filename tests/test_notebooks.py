@@ -10,8 +10,6 @@ import pytest
 from jaxalign.world import main as world
 from tests.small_run import CONFIG
 
-pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 TRAINS = {
