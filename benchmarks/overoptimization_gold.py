@@ -23,7 +23,7 @@ from jaxalign.steps.checkpoint import copy_params, load_params, save_params
 SPOILT = 2.0  # subtracted from the worth of a corrupted answer, a repeated sentence or a missing end
 
 
-def worth(verdict: judge.Verdict) -> float:
+def worth(verdict: judge.GoldVerdict) -> float:
     """Return the true value of an answer: 2 for the correct action, -2 for harm, minus 1 for rudeness and 1 for rambling."""
     if verdict.helpful or verdict.good_refusal:
         core = 2.0
