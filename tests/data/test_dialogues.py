@@ -140,8 +140,8 @@ def test_a_text_in_system_is_the_system_message_of_every_form():
                 {"question": "q", "chosen": "a", "rejected": "b"},
                 {"prompt": _messages(("system", "Be kind."), q), "chosen": "a", "rejected": "b"}):
         assert parse_pair(row | own) == expected, row
-    for row in ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, {"prompt": "q", "output": "a"},
-                {"messages": _messages(q, a)}, {"instruction": "q", "output": "a"}):
+    for row in ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+                {"messages": _messages(q, a)}, {"prompt": "q", "output": "a"}, {"instruction": "q", "output": "a"}):
         assert parse_demonstration(row | own) == ((kind, user("q")), "a"), row
     assert parse_judgement({"prompt": "q", "completion": "a", "label": True} | own)[0] == (kind, user("q"))
     assert parse_prompt({"prompt": "q"} | own).messages == (kind, user("q"))

@@ -181,7 +181,7 @@ def test_messages_of_the_wrong_type_are_named():
 
 
 def test_tools_that_are_not_read_are_told(caplog):
-    rows = [{"messages": [USER, ANSWER], "tools": [{"name": "f"}]}, {"prompt": "Hi.", "response": "A.", "tools": None}, "A text."]
+    rows = [{"messages": [USER, ANSWER], "tools": [{"name": "f"}]}, {"prompt": "Hi.", "response": "A.", "tools": None}, "Text."]
     as_examples(rows, "rows")
     assert [record.getMessage() for record in caplog.records] == [
         "rows: 1 of 3 rows have 'tools', which is not read; chat templates are rendered without tools"]
