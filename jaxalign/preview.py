@@ -19,6 +19,7 @@ from jaxalign import train
 from jaxalign.commands import run_command
 from jaxalign.data.chat.encoding import encode_dialogue
 from jaxalign.data.chat.model_style import resolve_auto
+from jaxalign.data.sources.jsonl import read_bytes
 from jaxalign.data.sources.rows import is_table
 from jaxalign.data.sources.sequence import read_rows
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
@@ -133,8 +134,8 @@ def read_dialogues(path: Path) -> list[list[Message]]:
     """
     try:
         table = read_rows(path) if is_table(path) else None
-        text = "" if table else path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        text = "" if table else read_bytes(path).decode("utf-8")
+    except ValueError as error:
         raise UserError(f"--messages={path} cannot be read ({error})") from None
     try:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -232,3 +233,9 @@ def test_messages_may_be_a_column_of_a_table(folder, tmp_path):
     rows = [json.loads(line) for line in (folder / "many.jsonl").read_text().splitlines()]
     table = table_files.write_parquet_folder(tmp_path / "many", rows, 2)
     assert preview.read_dialogues(table) == preview.read_dialogues(folder / "many.jsonl")
+
+
+def test_messages_may_be_zipped_and_begin_with_a_byte_order_mark(folder, tmp_path):
+    content = b"\xef\xbb\xbf" + (folder / "many.jsonl").read_bytes()
+    (tmp_path / "zipped.jsonl.gz").write_bytes(gzip.compress(content))
+    assert preview.read_dialogues(tmp_path / "zipped.jsonl.gz") == preview.read_dialogues(folder / "many.jsonl")

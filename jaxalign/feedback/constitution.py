@@ -1,8 +1,10 @@
-"""Constitutions: the principles that guide critiques, revisions and labels, read from JSON.
+"""Constitutions: the principles that guide critiques, revisions and labels, read from JSON or text files.
 
-Three formats are supported:
+These formats are supported:
 
-* this project's: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`;
+* a .txt file: each line that is not blank is a principle, such as "Be brief.", from which its requests are built;
+* this project's: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`, where a
+  text in place of an object is a principle as in a .txt file;
 * that of the Constitutional AI paper's repository: `{"harmful0": {"prompt": ["... CritiqueRequest: ... Critique:"],
   "edit_request": "... RevisionRequest: ... Revision:"}, ...}` (Bai et al. 2022, arXiv 2212.08073);
 * the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`.
@@ -38,9 +40,9 @@ class Constitution(tuple[Principle, ...]):
     """The principles of a constitution.
 
     Args:
-        source: the name of a constitution in the package ("default", "courtesy"), the path of a JSON file, or a list whose
-            entries are `Principle`s, mappings with their fields, or texts such as "Be brief.", from which the three requests
-            are built.
+        source: the name of a constitution in the package ("default", "courtesy"), the path of a JSON or .txt file, or a list
+            whose entries are `Principle`s, mappings with their fields, or texts such as "Be brief.", from which the three
+            requests are built.
 
     Raises:
         UserError: see `load_constitution`; or an entry of the list is malformed.
@@ -68,7 +70,8 @@ def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
     """Reads the principles of a constitution.
 
     Args:
-        path_or_name: the name of a constitution in the package ("default", "courtesy"), or the path of a JSON file.
+        path_or_name: the name of a constitution in the package ("default", "courtesy"), or the path of a JSON file or of a
+            .txt file with one text per line.
 
     Returns:
         Its principles, in the file's order; their names are unique.
@@ -127,11 +130,14 @@ def _read(path_or_name: str | Path) -> tuple[str, dict[str, Any]]:
     """(the constitution's name, the object in its file)."""
     name = str(path_or_name) if str(path_or_name) in builtin_names() else str(as_path(path_or_name, "the constitution"))
     text = _read_text(name)
+    if name.lower().endswith(".txt"):
+        return name, {"principles": [line for line in text.splitlines() if line.strip()]}
     try:
         data = parse_json(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}: {error.msg}"
-        raise UserError(f"constitution {name} is not JSON ({where}); correct that line") from error
+        raise UserError(f"constitution {name} is not JSON ({where}); correct that line, or give a .txt file with one principle "
+                        "on each line") from error
     if not isinstance(data, dict):
         raise UserError(f"constitution {name} is a {type(data).__name__}; the known formats are {_SHAPES}")
     return name, data
@@ -143,10 +149,10 @@ def _read_text(name: str) -> str:
     path = Path(name)
     if not os.path.isfile(path):
         raise UserError(
-            f"constitution {name} does not exist; give the path of a JSON file, or one of: {', '.join(builtin_names())}"
+            f"constitution {name} does not exist; give the path of a JSON or .txt file, or one of: {', '.join(builtin_names())}"
         )
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"constitution {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
@@ -166,6 +172,8 @@ def _parse(source: str, data: dict[str, Any]) -> tuple[Principle, ...]:
 def _listed(source: str, index: int, entry: Any, public: bool = False) -> Principle:
     """A principle in a list: in this project's format, or in the common public one."""
     where = f"principle {index + 1} of constitution {source}"
+    if isinstance(entry, str) and not public:
+        return _given(index, entry)
     if not public:
         return Principle(**{field: _field(where, entry, field) for field in _FIELDS})
     critique, revision = _field(where, entry, "critic"), _field(where, entry, "revision")

@@ -25,6 +25,7 @@ from jaxalign.data.chat.dialogues import (
     parse_messages,
     parse_pair,
     split_answers,
+    with_system,
 )
 from jaxalign.data.sources.base import row_fault
 from jaxalign.errors import UserError
@@ -70,7 +71,7 @@ def as_prompt(row: Any, where: str, number: int = 0) -> Prompt:
             raise UserError(f"{where} has the column {wrong!r}; columns are passed to rewards by name, so a string other than "
                             "'prompts' and 'responses' is expected")
         row = row["prompt"]
-    return Prompt(f"prompt-{number}", _messages(row, where, _PROMPT_FORM), "python", columns)
+    return Prompt(f"prompt-{number}", with_system(columns, _messages(row, where, _PROMPT_FORM)), "python", columns)
 
 
 def require_equal_columns(prompts: Sequence[Prompt], where: str) -> None:
@@ -224,7 +225,8 @@ def as_example(row: Any, where: str) -> Example:
         raise _bad_row(row, where, _EXAMPLE_FORM)
     listed = next((name for name in ("messages", "conversations") if name in row), None)
     if listed is not None:
-        return _answered(row[listed], where)
+        messages, answer = _answered(row[listed], where)
+        return with_system(row, messages), answer
     key = next((name for name in ANSWER_KEYS if name in row), None)
     if key is None and isinstance(row.get("text"), str):
         return as_example(row["text"], where)
@@ -240,7 +242,7 @@ def as_example(row: Any, where: str) -> Example:
             _, answer = parse_demonstration(dict(row))
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
-    return messages, as_text(answer, f"{where}[{key!r}]")
+    return with_system(row, messages), as_text(answer, f"{where}[{key!r}]")
 
 
 def _answered(messages: Any, where: str) -> Example:
@@ -271,7 +273,7 @@ def as_pair(row: Any, where: str, number: int = 0) -> Comparison:
     weight = _number(row, "weight", where, 1.0, 0, math.inf)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str) and prompt is not None:
-        messages = _messages(prompt, f"{where}['prompt']", PAIR_FORM)
+        messages = with_system(row, _messages(prompt, f"{where}['prompt']", PAIR_FORM))
     else:
         try:
             answers = split_answers(*parse_pair(dict(row)))
@@ -306,7 +308,7 @@ def as_judgement(row: Any, where: str, number: int = 0) -> Judgement:
         raise _bad_row(row, where, _JUDGED_FORM)
     label = checked(row["label"], bool, f"{where}['label']")
     try:
-        given = {"prompt": row["prompt"], "completion": row[key], "label": label}
+        given = {"system": row.get("system"), "prompt": row["prompt"], "completion": row[key], "label": label}
         messages, answer, desirable = parse_judgement(given)
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
@@ -326,18 +328,12 @@ def _number(row: Mapping, key: str, where: str, default: float | None, low: floa
 
 
 def _warn_of_unread(rows: Sequence[Any], where: str) -> None:
-    """Warns, in the first process, of rows with a system prompt beside a prompt or messages, or with tools: neither is read."""
+    """Warns, in the first process, of rows with tools, which are not read."""
     mappings = [row for row in rows if isinstance(row, Mapping)]
-    system = [row for row in mappings if row.get("prompt") is not None or "messages" in row or "conversations" in row]
-    for name, found, remedy in (
-        ("system", system, "put it into the messages of the prompt, as the first one"),
-        ("tools", mappings, "chat templates are rendered without tools"),
-    ):
-        unread = sum(isinstance(row.get(name), (str, list)) and bool(row[name]) for row in found)
-        if unread and hosts.is_first():
-            logging.getLogger("jaxalign").warning(
-                f"{where}: {unread:,} of {len(rows):,} rows have {name!r}, which is not read; {remedy}"
-            )
+    unread = sum(isinstance(row.get("tools"), (str, list)) and bool(row["tools"]) for row in mappings)
+    if unread and hosts.is_first():
+        logging.getLogger("jaxalign").warning(f"{where}: {unread:,} of {len(rows):,} rows have 'tools', which is not read; "
+                                              "chat templates are rendered without tools")
 
 
 def _bad_row(row: Any, where: str, form: str) -> UserError:

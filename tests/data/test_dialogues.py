@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxalign.data.chat.dialogues import cut_front, parse_dialogue, parse_pair, parse_transcript, split_answers
+from jaxalign.data.chat.dialogues import (
+    cut_front,
+    parse_demonstration,
+    parse_dialogue,
+    parse_judgement,
+    parse_pair,
+    parse_transcript,
+    split_answers,
+)
+from jaxalign.data.sources.prompts import parse_prompt
 from jaxalign.records import Message
 
 
@@ -121,6 +130,38 @@ def test_the_common_forms_of_a_pair_give_the_same_dialogues():
     ]
     for row in shapes:
         assert parse_pair(row) == expected, row
+
+
+def test_a_text_in_system_is_the_system_message_of_every_form():
+    q, a, b = ("user", "q"), ("assistant", "a"), ("assistant", "b")
+    kind, own = Message("system", "Be kind."), {"system": "Be kind."}
+    expected = ((kind, user("q"), assistant("a")), (kind, user("q"), assistant("b")))
+    for row in ({"prompt": "q", "chosen": "a", "rejected": "b"}, {"chosen": _messages(q, a), "rejected": _messages(q, b)},
+                {"question": "q", "chosen": "a", "rejected": "b"},
+                {"prompt": _messages(("system", "Be kind."), q), "chosen": "a", "rejected": "b"}):
+        assert parse_pair(row | own) == expected, row
+    for row in ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+                {"messages": _messages(q, a)}, {"prompt": "q", "output": "a"}, {"instruction": "q", "output": "a"}):
+        assert parse_demonstration(row | own) == ((kind, user("q")), "a"), row
+    assert parse_judgement({"prompt": "q", "completion": "a", "label": True} | own)[0] == (kind, user("q"))
+    assert parse_prompt({"prompt": "q"} | own).messages == (kind, user("q"))
+
+
+def test_a_prompt_of_messages_is_the_beginning_of_whole_dialogues():
+    """Else the turns of the prompt would be lost."""
+    prompt = _messages(("user", "p"), ("assistant", "o"), ("user", "q"))
+    last = {"chosen": _messages(("user", "q"), ("assistant", "a")), "rejected": _messages(("user", "q"), ("assistant", "b"))}
+    with pytest.raises(ValueError, match="chosen: it is a whole dialogue, but does not begin with the messages of the prompt"):
+        parse_pair({"prompt": prompt} | last)
+    whole = {name: prompt[:-1] + turns for name, turns in last.items()}
+    assert parse_pair({"prompt": prompt} | whole) == parse_pair(whole)
+
+
+def test_a_call_of_a_tool_is_refused_and_not_left_out():
+    call = {"role": "assistant", "content": "I look it up.", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    with pytest.raises(ValueError, match="message 2 has tool_calls"):
+        parse_dialogue([{"role": "user", "content": "q"}, call])
+    assert parse_dialogue([{"role": "user", "content": "q"}, call | {"tool_calls": None}])[1] == assistant("I look it up.")
 
 
 def test_an_answer_after_a_prompt_can_begin_with_the_name_of_a_speaker():

@@ -41,6 +41,17 @@ def test_rows_have_plain_values_and_places(name):
     assert "tensorflow" not in sys.modules
 
 
+def test_an_unknown_class_label_is_an_empty_cell(tmp_path, monkeypatch):
+    """TFDS stores -1 for an example without a label, such as those of a test split."""
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    rows = [{"note": "a", "kind": 0}, {"note": "b", "kind": 1}, {"note": "c", "kind": -1}]
+    kinds = {"note": str, "kind": tfds.features.ClassLabel(names=["bad", "good"])}
+    name = table_files.prepare_tfds(tmp_path, "kinds", rows, kinds)
+    assert [row.value.get("kind") for row in open_rows(name)] == ["bad", "good", None]
+
+
 def test_the_identity_is_the_version_and_the_prepared_files(name, tmp_path):
     identity, files = data_identity(name)
     assert identity == "tfds:small_rows/1.0.0:train" and {file.parent for file in files} == {tmp_path / "small_rows" / "1.0.0"}

@@ -65,7 +65,7 @@ def test_the_public_format(tmp_path):
         ({}, "has no principles"),
         ({"principles": []}, "has no principles"),
         ({"principles": "x"}, '"principles" of constitution .* is a str'),
-        ({"principles": ["x"]}, "principle 1 of constitution .* is a str"),
+        ({"principles": [1]}, "principle 1 of constitution .* is a int"),
         ({"principles": [{**OURS, "comparison": " "}]}, 'no text in "comparison"'),
         ({"principles": [OURS, OURS]}, "names 'n' more than once"),
         ({"constitutions": [{"critic": "x"}]}, 'no text in "revision"'),
@@ -77,6 +77,16 @@ def test_the_public_format(tmp_path):
 def test_mistakes_are_named(tmp_path, data, sentence):
     with pytest.raises(UserError, match=sentence):
         load_constitution(write(tmp_path / "c.json", data))
+
+
+def test_texts_are_principles(tmp_path):
+    """Those of a .txt file, and texts in the place of objects. A byte order mark, which Windows editors write, is left out."""
+    (tmp_path / "own.txt").write_bytes(b"\xef\xbb\xbfBe kind.\r\n\r\n  Do not lie.\r\n")
+    (tmp_path / "own.json").write_bytes(b'\xef\xbb\xbf{"principles": ["Be kind.", "Do not lie."]}')
+    for name in ("own.txt", "own.json"):
+        principles = load_constitution(tmp_path / name)
+        assert [p.name for p in principles] == ["principle-1", "principle-2"]
+        assert [p.comparison.rpartition("? ")[2] for p in principles] == ["Be kind.", "Do not lie."]
 
 
 def test_missing_and_undecodable_files(tmp_path):

@@ -180,15 +180,21 @@ def test_messages_of_the_wrong_type_are_named():
         as_examples([{"messages": None}], "rows")
 
 
-def test_system_prompts_and_tools_that_are_not_read_are_told(caplog):
-    rows = [{"system": "Be kind.", "prompt": "Hi.", "response": "A."}, {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
-            {"prompt": "Hi.", "response": "A.", "system": "", "tools": None}, "A text."]
+def test_tools_that_are_not_read_are_told(caplog):
+    rows = [{"messages": [USER, ANSWER], "tools": [{"name": "f"}]}, {"prompt": "Hi.", "response": "A.", "tools": None}, "Text."]
     as_examples(rows, "rows")
-    as_pairs([PAIR | {"system": "Be kind."}], "pairs")
     assert [record.getMessage() for record in caplog.records] == [
-        "rows: 1 of 4 rows have 'system', which is not read; put it into the messages of the prompt, as the first one",
-        "rows: 1 of 4 rows have 'tools', which is not read; chat templates are rendered without tools",
-        "pairs: 1 of 1 rows have 'system', which is not read; put it into the messages of the prompt, as the first one"]
-    caplog.clear()
-    as_examples([{"system": "Be kind.", "question": "Hi.", "response": "A."}], "rows")
-    assert not caplog.records
+        "rows: 1 of 3 rows have 'tools', which is not read; chat templates are rendered without tools"]
+
+
+def test_a_text_in_system_is_the_system_message():
+    system, asked = Message("system", "Be kind."), Message("user", "Hi.")
+    row = {"system": "Be kind.", "prompt": "Hi."}
+    messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "A."}]
+    examples = [row | {"response": "A."}, {"system": "Be kind.", "messages": messages},
+                {"system": "Be kind.", "question": "Hi.", "answer": "A."}]
+    assert [example for example, _ in as_examples(examples, "rows")] == [(system, asked)] * 3
+    assert as_pairs([row | {"chosen": "A.", "rejected": "B."}], "rows")[0].prompt.messages == (system, asked)
+    assert as_judgements([row | {"response": "A.", "label": True}], "rows")[0].prompt.messages == (system, asked)
+    prompt = as_prompts([row], "rows")[0]
+    assert prompt.messages == (system, asked) and prompt.columns == {"system": "Be kind."}

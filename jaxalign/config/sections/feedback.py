@@ -21,7 +21,8 @@ _REASONING = unless("reasoning", False, "to True")
 class FeedbackConfig(Section):
     """The feedback model: its principles and its labels."""
 
-    constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file.")
+    constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file, or of a .txt file with one "
+                                         "principle on each line.")
     judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model, or "
                        "that of judge_stage), model (the language model in judge.path), endpoint (a model behind "
                        "an OpenAI-compatible server, endpoint.url), or "

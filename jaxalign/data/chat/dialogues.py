@@ -8,7 +8,7 @@ of a turn: "Assistant: Human: why?" is one answer that starts with the word "Hum
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxalign.errors import shown
@@ -68,6 +68,8 @@ def parse_messages(value: list[Any]) -> Dialogue:
         role, content = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
         if isinstance(item, dict) and "from" in item and "role" not in item:
             role, content = _SENDERS.get(str(item["from"])), item.get("value")
+        if isinstance(item, dict) and item.get("tool_calls"):
+            raise ValueError(f"message {index} has tool_calls, which no stage can train on")
         content = _joined_parts(content)
         allowed = role in tuple(SPEAKERS) or (index == 1 and role == "system")
         if not allowed or not isinstance(content, str):
@@ -108,7 +110,7 @@ def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
         if key not in row:
             raise ValueError(f"the key {key!r} is missing")
         try:
-            dialogue = _complete(asked(row), row[key])
+            dialogue = with_system(row, _complete(asked(row), row[key]))
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
         if not dialogue or dialogue[-1].role != "assistant":
@@ -131,7 +133,8 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
             raise ValueError(f"the key {key!r} is missing")
     if not isinstance(row["label"], bool):
         raise ValueError(f"label is {str(row['label'])[:20]!r}; true or false is expected")
-    return (*_answered(row["prompt"], row["completion"]), row["label"])
+    context, answer = _answered(row["prompt"], row["completion"])
+    return with_system(row, context), answer, row["label"]
 
 
 def parse_demonstration(row: dict[str, Any]) -> tuple[Dialogue, str]:
@@ -151,16 +154,25 @@ def parse_demonstration(row: dict[str, Any]) -> tuple[Dialogue, str]:
             raise ValueError(f"{listed}: {error}") from error
         if [message.role for message in dialogue[-2:]] != ["user", "assistant"]:
             raise ValueError(f"{listed}: they do not end with a user's message and the assistant's answer")
-        return dialogue[:-1], dialogue[-1].content
+        return with_system(row, dialogue[:-1]), dialogue[-1].content
     key, prompt = next((name for name in ANSWER_KEYS if name in row), None), asked(row)
     if key is None or prompt is None:
         raise ValueError('there is neither "messages" nor "prompt" with "response"')
-    return _answered(prompt, row[key])
+    context, answer = _answered(prompt, row[key])
+    return with_system(row, context), answer
+
+
+def with_system(row: Mapping[str, Any], dialogue: Dialogue) -> Dialogue:
+    """The dialogue of a row, after the text in its field "system" if it has one and the dialogue has no system message."""
+    system = row.get("system")
+    if not isinstance(system, str) or not system.strip() or dialogue[:1] and dialogue[0].role == "system":
+        return dialogue
+    return (Message("system", system), *dialogue)
 
 
 def asked(row: dict[str, Any]) -> Any:
     """The prompt of an answered row: "prompt", "messages", "question", or "instruction" and "input" joined by a blank line as
-    in Alpaca; None if it has none. A text in "system" goes before a question or an instruction.
+    in Alpaca; None if it has none. `with_system` adds the row's system message.
 
     Raises:
       ValueError: an instruction or its input is not text.
@@ -168,16 +180,13 @@ def asked(row: dict[str, Any]) -> Any:
     for name in ("prompt", "messages"):
         if row.get(name) is not None:
             return row[name]
-    system, name = row.get("system"), "question" if row.get("question") is not None else "instruction"
+    name = "question" if row.get("question") is not None else "instruction"
     if row.get(name) is None:
         return None
     parts = [row[name], *([row["input"]] if name == "instruction" and row.get("input") is not None else [])]
     if not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{name} and input must be strings" if len(parts) > 1 else f"{name} must be a string")
-    asked = {"role": "user", "content": "\n\n".join(part for part in parts if part.strip())}
-    if isinstance(system, str) and system.strip():
-        return [{"role": "system", "content": system}, asked]
-    return [asked]
+    return [{"role": "user", "content": "\n\n".join(part for part in parts if part.strip())}]
 
 
 def _answered(prompt: Any, completion: Any) -> tuple[Dialogue, str]:
@@ -209,7 +218,11 @@ def _complete(prompt: Any, answer: Any) -> Dialogue:
             return parse_transcript(answer)
         return (*_context(prompt), Message("assistant", answer.strip()))
     dialogue = parse_dialogue(answer)
-    return dialogue if dialogue and dialogue[0].role in ("user", "system") else (*_context(prompt), *dialogue)
+    if not dialogue or dialogue[0].role not in ("user", "system"):
+        return (*_context(prompt), *dialogue)
+    if not isinstance(prompt, str) and dialogue[: len(prompt)] != _context(prompt):
+        raise ValueError("it is a whole dialogue, but does not begin with the messages of the prompt")
+    return dialogue
 
 
 def _context(prompt: Any) -> Dialogue:

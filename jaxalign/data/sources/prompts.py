@@ -36,6 +36,7 @@ from jaxalign.data.chat.dialogues import (
     parse_pair,
     parse_transcript,
     split_answers,
+    with_system,
 )
 from jaxalign.data.sources.base import PromptSets, SourceInputs, split_rows
 from jaxalign.data.sources.files import named_files
@@ -288,6 +289,8 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
         messages, fields = parse_transcript(value[name]), (name,)
     else:
         messages, fields = (Message("user", value[name]),), (name,)
+    if isinstance(value, Mapping):
+        messages = with_system(value, messages)
     while messages and messages[-1].role == "assistant":
         messages = messages[:-1]
     if not messages or messages[-1].role != "user" or not messages[-1].content.strip():

@@ -121,7 +121,7 @@ def _plain(value: Any, feature: Any) -> Any:
         return [_plain(cell, inner) for cell in value]
     names = getattr(feature, "names", None)
     if names and not isinstance(value, bytes):
-        return names[int(value)]  # A class label is read as its name.
+        return names[int(value)] if value >= 0 else None  # A class label is read as its name; -1 is an unknown one.
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if hasattr(value, "tolist"):
