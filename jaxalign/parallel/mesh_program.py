@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,7 +55,9 @@ class MeshProgram:
         return self._for(args).lower(*args)
 
     def _for(self, args: tuple) -> Callable:
-        mesh = next(_meshes(args), None)
+        shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+        meshes = (x.mesh for x in shardings if isinstance(x, NamedSharding) and isinstance(x.mesh, Mesh))
+        mesh = next(meshes, None)
         on_gpus = mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "gpu"
         return self._overlapping if on_gpus else self._plain
 
@@ -64,10 +66,3 @@ class MeshProgram:
         given = os.environ.get("XLA_FLAGS", "")
         chosen = {name: value for name, value in OVERLAP.items() if name not in given and supports(name, value)}
         return self._jit(compiler_options=chosen or None)
-
-
-def _meshes(args: tuple) -> Iterator[Mesh]:
-    for leaf in jax.tree.leaves(args):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
-            yield sharding.mesh

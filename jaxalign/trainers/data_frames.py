@@ -15,8 +15,12 @@ def without_frame(data: Any) -> Any:
     """
     if not (hasattr(data, "columns") and hasattr(data, "iloc") and hasattr(data, "to_dict")):
         return data
-    return [{name: _without_arrays(value) for name, value in row.items() if not _is_missing(value, data[name])}
-            for row in data.to_dict("records")]
+    may_miss = {name for name in data.columns if str(data[name].dtype) in ("object", "str", "string")}
+    return [
+        {name: _without_arrays(value) for name, value in row.items()
+         if not (name in may_miss and isinstance(value, float) and math.isnan(value))}
+        for row in data.to_dict("records")
+    ]
 
 
 def _without_arrays(value: Any) -> Any:
@@ -25,7 +29,3 @@ def _without_arrays(value: Any) -> Any:
     if isinstance(value, list) or str(getattr(value, "dtype", "")) == "object":
         return [_without_arrays(inner) for inner in value]
     return value
-
-
-def _is_missing(value: Any, column: Any) -> bool:
-    return str(column.dtype) in ("object", "str", "string") and isinstance(value, float) and math.isnan(value)

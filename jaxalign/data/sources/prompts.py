@@ -103,7 +103,10 @@ def read_prompts(
             continue
         try:
             messages, used = parse_prompt(row.value, field)
-            kept = _other_fields(row.value, used, rows.columns) if columns and used else {}
+            kept: dict[str, Any] = {}  # The fields beside the prompt. In a table, an empty cell is None.
+            if columns and used:
+                fields = row.value if rows.columns is None else rows.columns
+                kept = {name: row.value.get(name) for name in fields if name not in used}
             _check_columns(kept, names)
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
@@ -232,11 +235,6 @@ def in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:
         places.append((seen[prompt.source] + 0.5) / shares[prompt.source])
         seen[prompt.source] += 1
     return [prompts[i] for i in sorted(range(len(prompts)), key=places.__getitem__)]
-
-
-def _other_fields(value: Mapping[str, Any], used: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
-    """The fields that are not part of the prompt. In a table, whose rows all have `columns`, an empty cell is None."""
-    return {name: value.get(name) for name in (value if columns is None else columns) if name not in used}
 
 
 def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:
