@@ -129,8 +129,8 @@ def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile
 
 
 def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The data files of a folder in order. Raises UserError if there are none, or files of several formats or splits, or files of
-    a compression that is not read."""
+    """The data files of a folder in order. Raises UserError if there are none, or files of several formats or splits, or of a
+    compression that is not read."""
     if (path / _STATE).is_file():  # Of `datasets.Dataset.save_to_disk`: it lists the files in order.
         listed = read_object(path / _STATE).get("_data_files")
         names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
@@ -156,8 +156,8 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
     files = next(iter(found.values()))
     splits = sorted({match[1].lower() for file in files if (match := _SPLIT.match(file.name))})
     if len(splits) > 1 and "train" in splits:
-        raise UserError(f"{path} has files of several splits ({', '.join(splits)}); give one file, or a folder with the files of "
-                        "one split")
+        raise UserError(f"{path} has files of several splits ({', '.join(splits)}); give one file, or a folder with the files "
+                        "of one split")
     return files
 
 
