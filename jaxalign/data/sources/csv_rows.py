@@ -68,7 +68,7 @@ def _header(path: str | pathlib.Path, line: int, cells: list[str] | BrokenLine) 
     if isinstance(cells, BrokenLine):
         raise UserError(f"{path}:{line}: the header row is {cells.reason}; save the file as CSV in UTF-8")
     if len(cells) == 1 and (mark := next((mark for mark in (";", "\t") if mark in cells[0]), None)):
-        raise UserError(f"{path}:{line}: the header row separates columns by {mark!r}; save the file with commas between columns")
+        raise UserError(f"{path}:{line}: the header row separates columns by {mark!r}; separate them by commas")
     names = [cell.strip() for cell in cells]
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
