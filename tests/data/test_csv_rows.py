@@ -48,6 +48,7 @@ def test_a_broken_row_is_reported_with_its_line(tmp_path, row, reason):
     ("", r"a\.csv is empty; a header row"),
     ("\n\n", r"a\.csv is empty; a header row"),
     ("a,b,a\n1,2,3\n", r"a\.csv:1: the header row has the column 'a' twice"),
+    ("prompt;answer\nWhy?;x\n", r"a\.csv:1: the header row separates columns by ';'; separate them by commas"),
     (b"prompt,caf\xe9\n", r"a\.csv:1: the header row is not UTF-8"),
     ('prompt,label\nWhy?,safe\n"How?,safe\nWhen?,safe\n', r"a\.csv has a quote in the row of line 3 that is not closed"),
 ])

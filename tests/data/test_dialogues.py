@@ -193,3 +193,15 @@ def test_the_front_is_cut_at_a_user_turn():
     assert cut_front(context, at_most(5)) == context[3:]  # never starts with the assistant
     assert cut_front(context, at_most(2)) == context[5:]
     assert cut_front(context, at_most(0)) is None
+
+
+def test_a_long_dialogue_is_cut_without_counting_all_of_its_parts():
+    """Counting each of the 1,000 suffixes would take a time that grows with the square of the length."""
+    context, counted = tuple(message for i in range(1000) for message in (user(f"q{i}"), assistant("a"))) + (user("q"),), []
+
+    def fits(part):
+        counted.append(len(part))
+        return len(part) <= 5
+
+    assert cut_front(context, fits) == context[-5:]
+    assert sum(counted) <= len(context) + 1 + 3 + 5 + 7

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 
 import pytest
@@ -114,6 +116,16 @@ def test_a_truncated_or_damaged_gzip_file_is_reported_in_one_sentence(tmp_path):
     damaged[-8:-4] = bytes(4)  # the checksum
     with pytest.raises(UserError, match="damaged or cut short"):
         read_jsonl(_write(tmp_path / "damaged.jsonl.gz", bytes(damaged)))
+
+
+@pytest.mark.parametrize(("pack", "kind"), [
+    (bz2.compress, "compressed with bzip2"), (lzma.compress, "compressed with xz"),
+    (lambda data: data.decode().encode("utf-16"), "UTF-16 text"),
+    (lambda data: bytes.fromhex("28b52ffd") + data, "compressed with zstd"),  # The magic number of RFC 8878.
+])
+def test_other_compressions_and_encodings_are_named(tmp_path, pack, kind):
+    with pytest.raises(UserError, match=f"rows.jsonl is {kind}.*, which is not read; give UTF-8 text"):
+        read_jsonl(_write(tmp_path / "rows.jsonl", pack(b'{"n": 1}\n')))
 
 
 def test_a_pipe_is_refused_without_reading(tmp_path):

@@ -181,6 +181,23 @@ def test_damaged_data_is_refused_in_one_sentence_that_names_the_file(tmp_path, a
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("names", "message"), [
+    (["train.jsonl.gz", "test.jsonl"], r"has files of several splits \(test, train\)"),
+    (["test_prefs-00000-of-00001.jsonl", "train_prefs-00000-of-00001.jsonl"], "a folder with the files of one split"),
+    (["a.jsonl", "b.jsonl.zst"], r"b.jsonl.zst is compressed as .zst, which is not read"),
+])
+def test_a_folder_of_several_splits_or_with_files_that_cannot_be_read_is_refused(tmp_path, names, message):
+    """Else a run would train on the test split, or leave a file out without a word."""
+    for name in names:
+        (tmp_path / name).write_text('{"prompt": "a"}\n')
+    with pytest.raises(UserError, match=message):
+        open_rows(tmp_path)
+    for name in ("training-notes.jsonl", "testament.jsonl", "train-2.jsonl"):
+        (tmp_path / "other" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "other" / name).write_text('{"prompt": "a"}\n')
+    assert len(list(open_rows(tmp_path / "other"))) == 3
+
+
 def test_other_mistakes_are_refused(tmp_path, monkeypatch):
     cut = table_files.write_arrow(tmp_path / "a.arrow", ROWS, stream=True)
     cut.write_bytes(cut.read_bytes()[:-2000])

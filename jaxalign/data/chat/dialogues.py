@@ -258,14 +258,20 @@ def _join(turns: Dialogue) -> str:
 def cut_front(context: Dialogue, fits: Callable[[Dialogue], bool]) -> Dialogue | None:
     """The longest suffix of `context` that fits and is the whole context or starts with a user's turn; None if none fits.
 
-    A system message at the beginning is kept in front of the suffix.
+    A system message at the beginning is kept in front of the suffix. If a suffix does not fit, no longer one does: shorter
+    suffixes are tried first, so that the time does not grow with the square of the dialogue's length.
     """
     system = context[:1] if context and context[0].role == "system" else ()
-    turns = context[len(system) :]
-    for start, message in enumerate(turns):
-        if (start == 0 or message.role == "user") and fits((*system, *turns[start:])):
-            return (*system, *turns[start:])
-    return None
+    turns, longest = context[len(system) :], None
+    if turns and fits(context):
+        return context
+    for start in range(len(turns) - 1, 0, -1):
+        if turns[start].role == "user":
+            part = (*system, *turns[start:])
+            if not fits(part):
+                break
+            longest = part
+    return longest
 
 
 def cut_to_fit(

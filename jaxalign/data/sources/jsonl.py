@@ -20,6 +20,11 @@ from jaxalign.json_text import parse_json
 
 _GZIP_MAGIC = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
+_UNREAD = {
+    b"\x28\xb5\x2f\xfd": "compressed with zstd", b"BZh91AY&SY": "compressed with bzip2", b"\xfd7zXZ\x00": "compressed with xz",
+    b"PK\x03\x04": "a zip archive", b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text",
+}
+"""The first bytes of files that are not read, and what such a file is."""
 _HALF_PAIR = "has half of a surrogate pair (\\ud...), which is not a character"
 _LISTED = 5  # Number of reasons that an error message lists; it counts the lines with other reasons.
 _NAMED = 12  # Number of columns that an error message names.
@@ -169,7 +174,11 @@ def open_bytes(path: str | pathlib.Path) -> IO[bytes]:
         # Reading it could block, or never end.
         raise UserError(f"{path} is a pipe, a socket or a device; give the path of a regular file")
     try:
-        return gzip.open(file, "rb") if is_zipped(file) else file.open("rb")
+        with file.open("rb") as stream:
+            start = stream.read(10)
+        if unread := next((kind for magic, kind in _UNREAD.items() if start.startswith(magic)), None):
+            raise UserError(f"{path} is {unread}, which is not read; give UTF-8 text, which may be compressed with gzip")
+        return gzip.open(file, "rb") if start.startswith(_GZIP_MAGIC) else file.open("rb")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
 

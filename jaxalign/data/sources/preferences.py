@@ -130,7 +130,7 @@ def read_preferences(
 
 
 def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: PairOptions, listed: dict[str, list]) -> Comparison:
-    """A pair with the row's margin and its fields of gold pairs."""
+    """A pair with the row's weight, its margin and its fields of gold pairs."""
     value, margin = row.value, None
     if options.margins:
         margin = value.get("margin", 0.0)
@@ -138,7 +138,8 @@ def _comparison(prompt: Prompt, answers: Answers, row: JsonRow, options: PairOpt
             listed["bad_margins"].append(row.line)
             margin = 0.0
         margin = float(margin)
-    pair = Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin)
+    weight = 1.0 if value.get("weight") is None else float(value["weight"])
+    pair = Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin, weight=weight)
     if not options.gold:
         return pair
     prompt = dataclasses.replace(prompt, columns={"kind": value["kind"]} if value.get("kind") else {})
@@ -151,6 +152,10 @@ def _answers(line: int, value: dict[str, Any], options: PairOptions, listed: dic
     """The row's answers, and its context, cut until it fits; None for a dropped row, which is listed under its reason."""
     try:
         chosen, rejected = parse_pair(value)
+        weight = value.get("weight")
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if weight is not None and not (is_number and 0 < weight < math.inf):
+            raise ValueError(f"weight is {str(weight)[:20]!r}; a number above 0 is expected")
         for field, kind, expected in _GOLD_FIELDS if options.gold else ():
             if value.get(field) is not None and not isinstance(value[field], kind):
                 raise ValueError(f"{field} is {str(value[field])[:20]!r}; {expected} is expected")

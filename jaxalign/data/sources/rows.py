@@ -15,6 +15,7 @@ import csv
 import functools
 import io
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,7 +33,10 @@ _TABLES = (".parquet", ".arrow", ".feather")
 _LINES = (".jsonl",)
 _LISTED = (".txt", ".csv", ".json")
 _SHEETS = (".tsv", ".xlsx", ".xls", ".ods")
+_COMPRESSED = (".zst", ".bz2", ".xz", ".zip")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])", re.IGNORECASE)
+"""The split of a file, at the beginning of its name."""
 
 
 def open_rows(path: str | pathlib.Path, columns: Sequence[str] = (), prompt_field: str = "") -> RowFile:
@@ -128,7 +132,8 @@ def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile
 
 
 def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The data files of a folder in order. Raises UserError if there are none, or files of several formats."""
+    """The data files of a folder in order. Raises UserError if there are none, or files of several formats or splits, or of a
+    compression that is not read."""
     if (path / _STATE).is_file():  # Of `datasets.Dataset.save_to_disk`: it lists the files in order.
         listed = read_object(path / _STATE).get("_data_files")
         names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
@@ -142,6 +147,8 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
     found: dict[str, list[pathlib.Path]] = {}
     for file in sorted(path.iterdir()):
         ending = _ending(file)
+        if ending in _COMPRESSED and _ending(file.with_suffix("")) in (*_TABLES, *_LINES):
+            raise UserError(f"{file} is compressed as {ending}, which is not read; unpack it, or compress it with gzip")
         if file.is_file() and file.name[0] not in "._" and ending in (*_TABLES, *_LINES):
             found.setdefault("JSON Lines" if ending in _LINES else ending, []).append(file)
     if not found:
@@ -149,7 +156,12 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
                         "or the path of one file in it")
     if len(found) > 1:
         raise UserError(f"{path} has files of several formats ({', '.join(found)}); give a folder with one format, or one file")
-    return next(iter(found.values()))
+    files = next(iter(found.values()))
+    splits = sorted({match[1].lower() for file in files if (match := _SPLIT.match(file.name))})
+    if len(splits) > 1 and "train" in splits:
+        raise UserError(f"{path} has files of several splits ({', '.join(splits)}); give one file, or a folder with the files "
+                        "of one split")
+    return files
 
 
 def _ending(path: pathlib.Path) -> str:
@@ -243,6 +255,8 @@ def _cells(path: str | pathlib.Path) -> Iterator[tuple[int, list[str] | BrokenLi
 def _header(path: str | pathlib.Path, line: int, cells: list[str] | BrokenLine) -> list[str]:
     if isinstance(cells, BrokenLine):
         raise UserError(f"{path}:{line}: the header row is {cells.reason}; save the file as CSV in UTF-8")
+    if len(cells) == 1 and (mark := next((mark for mark in (";", "\t") if mark in cells[0]), None)):
+        raise UserError(f"{path}:{line}: the header row separates columns by {mark!r}; separate them by commas")
     names = [cell.strip() for cell in cells]
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
