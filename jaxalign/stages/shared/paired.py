@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def paired_differences(
     """
     measures: dict[str, Callable[[Row], Any]] = {
         **{name: _gold(name, covered) for name, covered in kinds.items()},
-        **{name: _field(field) for name, field in _FIELDS.items()},
+        **{name: operator.methodcaller("get", field) for name, field in _FIELDS.items()},
         "repetition": lambda row: repeated_share(row["response"].split()),
     }
     of_model = {name: {row["prompt_id"]: row for row in rows if row["model"] == name} for name in names}
@@ -87,7 +88,3 @@ def merge(summary: dict[str, Any], fields: Mapping[str, Any]) -> None:
 
 def _gold(name: str, kinds: Sequence[str] | None) -> Callable[[Row], Any]:
     return lambda row: row["gold"][name] if kinds is None or row["kind"] in kinds else None
-
-
-def _field(name: str) -> Callable[[Row], Any]:
-    return lambda row: row.get(name)
