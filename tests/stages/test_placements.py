@@ -202,7 +202,8 @@ def test_a_config_with_a_wrong_placement_is_refused(folder, placement, fields, m
      "reference; use flat"),
     ({"strategy": "custom", "roles": ("policy+critic=0-9", "reference=0-3")}, {}, {}, "do not all exist"),
     ({"strategy": "custom", "roles": ("policy+critic=0-2:data=3", "reference=4-5")}, {}, {}, "cannot split a batch of 4 rows"),
-    (SEPARATE, {"data": 4}, {"ppo": {"kl_estimator": "full", "kl_in": "loss", "batch": 8, "minibatches": 2, "max_new_tokens": 8}},
+    (SEPARATE, {"data": 4},
+     {"ppo": {"kl_estimator": "full", "kl_in": "loss", "batch": 8, "minibatches": 2, "max_new_tokens": 8}},
      "ppo.kl_estimator is 'full', which runs the policy and the reference in one program"),
 ])
 def test_a_placement_that_the_devices_do_not_allow_stops_the_stage(folder, tmp_path, placement, mesh, fields, message):
