@@ -120,9 +120,7 @@ class Registry(Generic[R]):
         if known is not None and known != record:
             remedy = "" if record.name in self.builtin else f", or call unregister({record.name!r}) of its registry first"
             raise UserError(f"the {self.kind} {record.name!r} is already registered; choose another name{remedy}")
-        if known is None:
-            self._own[record.name] = record
-            _note_change()
+        self._own[record.name] = record
         return record
 
     def name_of(self, given: Any) -> Any:
@@ -140,8 +138,7 @@ class Registry(Generic[R]):
 
     def unregister(self, name: str) -> None:
         """Removes a record that `register` added; does nothing if there is none."""
-        if self._own.pop(name, None) is not None:
-            _note_change()
+        self._own.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
         """The names of built-in records, registered records and entry points, in this order."""
@@ -261,17 +258,6 @@ def load_object(spec: str, where: str) -> Any:
 
 _FILES: dict[Path, tuple[bytes, Any]] = {}
 """The text and the module of each loaded file."""
-_changed = 0
-
-
-def changes() -> int:
-    """How often the meaning of a name may have changed in this process: a record was added or removed, or a file was run."""
-    return _changed
-
-
-def _note_change() -> None:
-    global _changed
-    _changed += 1
 
 
 def _load_file(place: str) -> Any:
@@ -292,5 +278,4 @@ def _load_file(place: str) -> Any:
             sys.modules[name] = before
         raise
     _FILES[path] = text, module
-    _note_change()
     return module

@@ -110,7 +110,7 @@ def compile_ahead(
 
     Args:
       ahead: compiles in threads.
-      setup: the run's own setup, since a user's optimizers compare by identity.
+      setup: the run's own setup, since optimizers compare by identity.
       engine: the run's engine, as wide as the longest prompt.
       sampling: the sampling settings.
       prompts: token ids of the prompts of one iteration.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 
@@ -14,7 +13,6 @@ import optax.contrib
 from jaxalign.config import Optimizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LINEAR
-from jaxalign.registry.core import changes
 
 _STACKED = ("blocks", "adapters")
 
@@ -146,10 +144,6 @@ def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
 def make_optimizer(config: Optimizer | optax.GradientTransformation, total_steps: int) -> optax.GradientTransformation:
     """The optimizer that a config section describes.
 
-    Optimizers compare by identity, and jitted steps take them as static. Equal arguments therefore give the same optimizer, so
-    that a second run in a process has the programs of the first. After a change in a registry they give another one, because
-    the name of a loss or an estimator, which is static too, may then mean another function.
-
     Args:
       config: the kind, learning rate and schedule, decoupled weight decay, and the global norm to clip to (None: no clipping);
         or a user's optimizer, which is returned.
@@ -157,11 +151,6 @@ def make_optimizer(config: Optimizer | optax.GradientTransformation, total_steps
     """
     if isinstance(config, optax.GradientTransformation):
         return config
-    return _make_optimizer(config, 0 if config.schedule == "constant" else total_steps, changes())
-
-
-@functools.lru_cache(maxsize=64)
-def _make_optimizer(config: Optimizer, total_steps: int, _: int) -> optax.GradientTransformation:
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(_direction(config))
     if config.weight_decay:

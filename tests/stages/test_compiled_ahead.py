@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import jax
 import pytest
 
 from jaxalign.parallel.ahead import Ahead

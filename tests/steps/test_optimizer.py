@@ -13,8 +13,6 @@ import optax.contrib
 import pytest
 
 from jaxalign.config import Optimizer
-from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
-from jaxalign.registry.core import load_object
 from jaxalign.steps.arguments import LmArguments
 from jaxalign.steps.lm_step import lm_step
 from jaxalign.steps.optimizer import make_optimizer, make_schedule
@@ -224,26 +222,3 @@ def test_sophia_gives_the_same_updates_on_a_mesh_as_on_one_device():
     # An update is clipped to the rate, with the sign of a gradient that may be only rounding: few updates may differ.
     ours, theirs = (np.concatenate([x.ravel() for x in jax.tree.leaves(params)]) for params, _ in found)
     assert np.mean(np.abs(ours - theirs) > 1e-5) < 0.01
-
-
-def test_equal_settings_give_the_same_optimizer_until_a_name_may_mean_something_else(tmp_path):
-    """Jitted steps compare optimizers by identity, and read losses and estimators by name."""
-    config = Optimizer(learning_rate=0.1)
-    first = make_optimizer(config, 10)
-    assert make_optimizer(Optimizer(learning_rate=0.1), 10) is first
-    assert make_optimizer(config, 11) is not first and make_optimizer(Optimizer(learning_rate=0.2), 10) is not first
-    constant = Optimizer(schedule="constant")
-    assert make_optimizer(constant, 10) is make_optimizer(constant, 11)
-    record = AdvantageEstimator("nothing_here", lambda inputs: None)
-    for change in (ADVANTAGES.register, lambda record: ADVANTAGES.unregister(record.name)):
-        before = make_optimizer(config, 10)
-        change(record)
-        assert make_optimizer(config, 10) is not before
-    file = tmp_path / "own.py"
-    for text in ("NAME = 1\n", "NAME = 2\n"):
-        before = make_optimizer(config, 10)
-        file.write_text(text)
-        load_object(f"{file}:NAME", "a test")
-        after = make_optimizer(config, 10)
-        load_object(f"{file}:NAME", "a test")  # The same text does not run again.
-        assert after is not before and make_optimizer(config, 10) is after
