@@ -2,7 +2,8 @@
 
 These formats are supported:
 
-* a .txt file: each line that is not blank is a principle, such as "Be brief.", from which its requests are built;
+* a .txt file: each line is a principle, such as "Be brief.", from which its requests are built. Blank lines, lines that begin
+  with "#", and the marks of lists ("-", "*", "1.") are left out;
 * this project's: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`, where a
   text in place of an object is a principle as in a .txt file;
 * that of the Constitutional AI paper's repository: `{"harmful0": {"prompt": ["... CritiqueRequest: ... Critique:"],
@@ -33,6 +34,7 @@ from jaxalign.records import Exemplar, Principle
 _SHAPES = 'jaxalign\'s own ("principles"), the paper\'s ("prompt" and "edit_request") and the public one ("constitutions")'
 _FIELDS = ("name", "critique_request", "revision_request", "comparison")
 _COMPARISON = "Which of the two answers fares better under this request? "
+_LIST_MARK = re.compile(r"^(?:[-*\u2022]|\d+[.)])\s+")
 _LABELS = re.compile(r"(?:CritiqueRequest|RevisionRequest|Critique|Revision):")
 
 
@@ -130,8 +132,9 @@ def _read(path_or_name: str | Path) -> tuple[str, dict[str, Any]]:
     """(the constitution's name, the object in its file)."""
     name = str(path_or_name) if str(path_or_name) in builtin_names() else str(as_path(path_or_name, "the constitution"))
     text = _read_text(name)
-    if name.lower().endswith(".txt"):
-        return name, {"principles": [line for line in text.splitlines() if line.strip()]}
+    if name.lower().endswith(".txt") and text.lstrip()[:1] not in ("{", "["):
+        lines = [_LIST_MARK.sub("", line.strip()) for line in text.split("\n") if not line.lstrip().startswith("#")]
+        return name, {"principles": [line for line in lines if line]}
     try:
         data = parse_json(text)
     except json.JSONDecodeError as error:

@@ -90,7 +90,8 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
     key = context.key("compare", "labels")
     start = len(prompts) - sum(len(queue.rows) for queue in left)
     asked: collections.deque[tuple[Queue, Callable[[], list[Comparison]]]] = collections.deque()
-    problems: collections.Counter[str | None] = collections.Counter()  # Of the pairs that were asked.
+    written = (row_comparison(row) for row in shards.read())
+    problems = collections.Counter(pair.problem for pair in written if pair.response_a != pair.response_b)
     with Progress(context.title, len(prompts), start, unit="pair") as progress, _asking(config) as asker:
         meter = engines.Meter(engines.timing(context, model), model, progress)
         params = run_models.policy_params(context, model, "compare")
@@ -103,10 +104,10 @@ def _label(context: StageContext, prompts: Sequence[Prompt], shards: Shards, lef
                 queue, result = asked.popleft()
                 with meter.phase("label"):
                     labelled = result()
+                problems.update(pair.problem for pair in labelled if pair.response_a != pair.response_b)
+                _check_verdicts(problems)  # Before they are written: a run that goes on asks them again.
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(queue.rows))
-                problems.update(pair.problem for pair in labelled if pair.response_a != pair.response_b)
-                _check_verdicts(problems)
 
         for queue in left:
             rows = queue.rows

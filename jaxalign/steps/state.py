@@ -138,8 +138,8 @@ def apply_gradients(
       gradients: the result of `microbatch.accumulate`, which has divided out the loss scale.
       loss: float32 [], the loss of the batch.
       objective: the loss as a function of the parameters, for optimizers that estimate curvature.
-      informative: bool [], False if the gradients consist of rounding errors only, which Adam would scale to whole steps;
-        then only the step and the loss scale change. None: True.
+      informative: bool [], False if no row counts, or if the gradients consist of rounding errors only, which Adam would scale
+        to whole steps; then only the step and the loss scale change. None: True.
 
     Returns:
       (the new state, metrics). `overflowed` is that of `LossScale.explains`. Occasional overflows are expected, since the

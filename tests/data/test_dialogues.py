@@ -155,6 +155,11 @@ def test_a_prompt_of_messages_is_the_beginning_of_whole_dialogues():
         parse_pair({"prompt": prompt} | last)
     whole = {name: prompt[:-1] + turns for name, turns in last.items()}
     assert parse_pair({"prompt": prompt} | whole) == parse_pair(whole)
+    # A system message may be in one of the two only, and white space around a text does not count.
+    kind = _messages(("system", "Be kind."))
+    systems = {name: kind + turns for name, turns in whole.items()}
+    assert parse_pair({"prompt": prompt} | systems) == parse_pair({"prompt": kind + prompt} | whole) == parse_pair(systems)
+    assert parse_pair({"prompt": [prompt[0] | {"content": "p "}, *prompt[1:]]} | whole) == parse_pair(whole)
 
 
 def test_a_call_of_a_tool_is_refused_and_not_left_out():

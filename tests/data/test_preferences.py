@@ -372,10 +372,10 @@ def test_rows_without_the_expected_columns_are_one_reason_with_the_columns_found
 
 
 def test_the_weight_of_a_row_is_that_of_its_pair(tmp_path):
-    weights = [2, 0.5, None, 0, -1, True, "3"]
+    weights = [2, 0, None, -1, True, "3"]
     rows = [_row([f"q{i}", "good"], [f"q{i}", "bad"]) | {"weight": weight} for i, weight in enumerate(weights)]
     rows.append(_row(["q", "good"], ["q", "bad"]))
     pairs, report = read_preferences(_write(tmp_path / "pairs.jsonl", rows), max_bad_share=0.5)
-    assert [pair.weight for pair in pairs] == [2.0, 0.5, 1.0, 1.0]
-    assert [item.line for item in report.broken] == [4, 5, 6, 7]
-    assert report.broken[0].reason == "weight is '0'; a number above 0 is expected"
+    assert [pair.weight for pair in pairs] == [2.0, 0.0, 1.0, 1.0]
+    assert [item.line for item in report.broken] == [4, 5, 6]
+    assert report.broken[0].reason == "weight is '-1'; a number of at least 0 is expected"

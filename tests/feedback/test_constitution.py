@@ -81,7 +81,7 @@ def test_mistakes_are_named(tmp_path, data, sentence):
 
 def test_texts_are_principles(tmp_path):
     """Those of a .txt file, and texts in the place of objects. A byte order mark, which Windows editors write, is left out."""
-    (tmp_path / "own.txt").write_bytes(b"\xef\xbb\xbfBe kind.\r\n\r\n  Do not lie.\r\n")
+    (tmp_path / "own.txt").write_bytes(b"\xef\xbb\xbf# Mine\r\n- Be kind.\r\n\r\n 2. Do not lie.\r\n")
     (tmp_path / "own.json").write_bytes(b'\xef\xbb\xbf{"principles": ["Be kind.", "Do not lie."]}')
     for name in ("own.txt", "own.json"):
         principles = load_constitution(tmp_path / name)

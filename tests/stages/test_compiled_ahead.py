@@ -21,12 +21,6 @@ def threads(name: str) -> list[str]:
     return [thread.partition("_")[0] for thread in compiled(name)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_programs_of_the_shared_run(done):
-    """It may have been made in this process, and some tests have the same programs."""
-    jax.clear_caches()
-
-
 @pytest.fixture(params=MESHES)
 def mesh(request, monkeypatch) -> dict:
     add = Ahead.add

@@ -220,9 +220,18 @@ def _complete(prompt: Any, answer: Any) -> Dialogue:
     dialogue = parse_dialogue(answer)
     if not dialogue or dialogue[0].role not in ("user", "system"):
         return (*_context(prompt), *dialogue)
-    if not isinstance(prompt, str) and dialogue[: len(prompt)] != _context(prompt):
+    if isinstance(prompt, str):
+        return dialogue
+    context = _context(prompt)
+    asked = _without_system(context)
+    if _without_system(dialogue)[: len(asked)] != asked:
         raise ValueError("it is a whole dialogue, but does not begin with the messages of the prompt")
-    return dialogue
+    return dialogue if dialogue[0].role == "system" or context[0].role != "system" else (context[0], *dialogue)
+
+
+def _without_system(dialogue: Dialogue) -> list[tuple[str, str]]:
+    """The roles and the texts, without white space around them, of the turns."""
+    return [(message.role, message.content.strip()) for message in dialogue if message.role != "system"]
 
 
 def _context(prompt: Any) -> Dialogue:

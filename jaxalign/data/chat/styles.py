@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from jaxalign.data.chat import encoding as chat
-from jaxalign.data.chat.formats import USER, render_prompt, render_response
+from jaxalign.data.chat.formats import CRITIQUE_REQUEST, USER, render_prompt, render_response
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.data.packing import completion
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -29,7 +29,7 @@ def choose_style(tokenizer: Tokenizer, asked: str | None, known: str | None = No
     Raises:
       UserError: the style is not one of `STYLES`, or the tokenizer does not support it.
     """
-    own = "compact" if _has_markers(tokenizer) else "plain"
+    own = "compact" if _has(tokenizer, CRITIQUE_REQUEST) else "plain"  # Other tokenizers may have a symbol "<user>".
     style = asked or known or (own if tokenizer.files.chat_template is None else "chat")
     if style not in STYLES:
         raise UserError(f"style is {style!r}; one of {', '.join(STYLES)} is expected")
@@ -42,14 +42,14 @@ def require_style(tokenizer: Tokenizer, style: str, name: str) -> None:
     model = tokenizer.files.folder
     if style == "chat" and tokenizer.files.chat_template is None:
         raise UserError(f"{name} is 'chat', but {model} has no chat template; set it to 'hh', or put chat_template.jinja there")
-    if style == "compact" and not _has_markers(tokenizer):
+    if style == "compact" and not _has(tokenizer, USER):
         raise UserError(f"{name} is 'compact', but the tokenizer of {model} has no symbol {USER!r}, which only models trained "
                         "from scratch by jaxalign have; set it to 'chat' if the model has a chat template, else to 'hh'")
 
 
-def _has_markers(tokenizer: Tokenizer) -> bool:
+def _has(tokenizer: Tokenizer, marker: str) -> bool:
     try:
-        tokenizer.marker_id(USER)
+        tokenizer.marker_id(marker)
     except UserError:
         return False
     return True

@@ -21,7 +21,7 @@ from jaxalign.json_text import parse_json
 _GZIP_MAGIC = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
 _UNREAD = {
-    b"\x28\xb5\x2f\xfd": "compressed with zstd", b"BZh91AY&SY": "compressed with bzip2", b"\xfd7zXZ\x00": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd", b"BZh": "compressed with bzip2", b"\xfd7zXZ\x00": "compressed with xz",
     b"PK\x03\x04": "a zip archive", b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text",
 }
 """The first bytes of files that are not read, and what such a file is."""

@@ -154,8 +154,8 @@ def _answers(line: int, value: dict[str, Any], options: PairOptions, listed: dic
         chosen, rejected = parse_pair(value)
         weight = value.get("weight")
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if weight is not None and not (is_number and 0 < weight < math.inf):
-            raise ValueError(f"weight is {str(weight)[:20]!r}; a number above 0 is expected")
+        if weight is not None and not (is_number and 0 <= weight < math.inf):
+            raise ValueError(f"weight is {str(weight)[:20]!r}; a number of at least 0 is expected")
         for field, kind, expected in _GOLD_FIELDS if options.gold else ():
             if value.get(field) is not None and not isinstance(value[field], kind):
                 raise ValueError(f"{field} is {str(value[field])[:20]!r}; {expected} is expected")

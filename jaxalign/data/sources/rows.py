@@ -35,7 +35,7 @@ _LISTED = (".txt", ".csv", ".json")
 _SHEETS = (".tsv", ".xlsx", ".xls", ".ods")
 _COMPRESSED = (".zst", ".bz2", ".xz", ".zip")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
-_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])", re.IGNORECASE)
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?:ing|s|uation)?(?![a-z])", re.IGNORECASE)
 """The split of a file, at the beginning of its name."""
 
 
@@ -147,9 +147,12 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
     found: dict[str, list[pathlib.Path]] = {}
     for file in sorted(path.iterdir()):
         ending = _ending(file)
-        if ending in _COMPRESSED and _ending(file.with_suffix("")) in (*_TABLES, *_LINES):
+        if not file.is_file() or file.name[0] in "._":
+            continue
+        unpacked = file.with_suffix("")
+        if ending in _COMPRESSED and _ending(unpacked) in (*_TABLES, *_LINES) and not unpacked.exists():
             raise UserError(f"{file} is compressed as {ending}, which is not read; unpack it, or compress it with gzip")
-        if file.is_file() and file.name[0] not in "._" and ending in (*_TABLES, *_LINES):
+        if ending in (*_TABLES, *_LINES):
             found.setdefault("JSON Lines" if ending in _LINES else ending, []).append(file)
     if not found:
         raise UserError(f"{path} is a folder without .jsonl, .parquet, .arrow or .feather files; give a folder that has some, "
