@@ -122,8 +122,6 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         sharding.named(axes).shard_shape(shape) == sharding.generation.named(axes).shard_shape(shape)
         for _, shape, axes in base.rows
     )
-    last = _Tree([row for row in kernels.rows if row[2][-1] == "embed"])
-    split = split_ways(sharding.rules["embed"], sharding.mesh.shape) > 1
     return WeightBytes(
         count=base.count + (own.count if adapted else 0),
         trained=own.count,
@@ -142,7 +140,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
         moved=0.0 if as_stored else sampled,
         moving=0.0 if as_stored else max(base.sizes(sharding.generation, sampled_size), default=0.0),
         copies=_copies(model, base, table, compute),
-        transposed=last.bytes(sharding, lambda *_: compute) if split and stays and held in ("float32", "bfloat16") else 0.0,
+        transposed=_transposed(kernels, sharding, compute) if stays and held in ("float32", "bfloat16") else 0.0,
         padded=_padded(base, sharding, compute) if held in ("float32", "bfloat16") else 0.0,
         whole=base.only(lambda path: path[-1] != "score").bytes(sharding.gathered, sampled_size),
         learnt=own.bytes(in_use, lambda *_: compute),
@@ -164,6 +162,12 @@ def _padded(base: _Tree, sharding: Sharding, compute: int) -> float:
     if not heads or heads[0] >= _SUBLANES:
         return 0.0
     return keys.bytes(sharding.generation, lambda *_: compute) * _SUBLANES / heads[0]
+
+
+def _transposed(kernels: _Tree, sharding: Sharding, compute: int) -> float:
+    last = _Tree([row for row in kernels.rows if row[2][-1] == "embed"])
+    split = split_ways(sharding.rules["embed"], sharding.mesh.shape) > 1
+    return last.bytes(sharding, lambda *_: compute) if split else 0.0
 
 
 OPTIMIZERS = ("adamw", "lion", "adafactor", "muon", "sophia")

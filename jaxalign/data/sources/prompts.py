@@ -103,10 +103,7 @@ def read_prompts(
             continue
         try:
             messages, used = parse_prompt(row.value, field)
-            kept: dict[str, Any] = {}  # The fields beside the prompt. In a table, an empty cell is None.
-            if columns and used:
-                fields = row.value if rows.columns is None else rows.columns
-                kept = {name: row.value.get(name) for name in fields if name not in used}
+            kept = _other_fields(row.value, used, rows.columns) if columns and used else {}
             _check_columns(kept, names)
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
@@ -304,3 +301,8 @@ def _shared(row: Mapping[str, Any]) -> Dialogue:
     if answers is None:
         raise ValueError('"chosen" and "rejected" have no common user turn that both answer')
     return answers.context
+
+
+def _other_fields(value: Mapping[str, Any], used: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
+    """The fields that are not part of the prompt. In a table, whose rows all have `columns`, an empty cell is None."""
+    return {name: value.get(name) for name in (value if columns is None else columns) if name not in used}
