@@ -121,9 +121,9 @@ class _Played(Session):
     """A session that records its programs instead of running them; rings and prompts are ShapeDtypeStructs."""
 
     def __init__(self, session: Session):
-        params = _described(session.params)
         sizes = session.batch, session.max_length, session.bucket
-        super().__init__(session.source, params, *sizes, share_prefix=session.prefills.shares)
+        super().__init__(session.source, session.params, *sizes, share_prefix=session.prefills.shares)
+        self.params = _described(session.params)  # They are already placed for generation.
         self.variant, self.fields, self.stops = session.variant, session.fields, session.stops
         self.least_new, self.longest = session.least_new, session.longest
         self.programs: dict[tuple, Described] = {}

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxalign.parallel.ahead import Ahead
@@ -53,6 +54,15 @@ def test_without_stop_ids_the_forecast_is_exact(called, prompts, batch, mesh):
     session = Engine(model, batch, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts)))
     expected = [module._key(*program) for program in module.forecast(session)]
     assert called == [] and session.unfinished == len(prompts)
+    finish(session)
+    assert called == expected
+
+
+def test_weights_that_no_device_was_chosen_for_are_predicted_too(called):
+    params = jax.tree.map(jnp.asarray, tiny.host_params())
+    assert not any(x.committed for x in jax.tree.leaves(params))
+    session = Engine(tiny.model(), 4, 64, 8).start(params, SHORT, KEY, ENDLESS, range(len(SHORT)))
+    expected = [module._key(*program) for program in module.forecast(session)]
     finish(session)
     assert called == expected
 
