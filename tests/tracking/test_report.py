@@ -204,6 +204,15 @@ def test_failed_check_is_a_warning_in_the_lead(tmp_path):
     assert "sampler failed 0.2 0.0001" in page.text("rl")
 
 
+def test_the_page_says_that_the_checks_of_step_0_are_off(tmp_path):
+    run = make_run(tmp_path)
+    for path, change in ((run / "ppo" / "summary.json", {"checks": []}),
+                         (run / "config.json", {"ppo": {"checks": {"step_zero": False}}})):
+        write_json(path, json.loads(path.read_text()) | change)
+    text = render_page(run)[1].text("rl")
+    assert "The checks at step 0 did not run: ppo.checks.step_zero is off." in text
+
+
 def test_problems_of_the_judge_are_in_tables(full):
     labels, revisions = full[1].text("labels"), full[1].text("revisions")
     assert "refused 2 (0.2%) the judge declined to answer" in labels and "Identical answers 31 (3.1%)" in labels
