@@ -248,7 +248,7 @@ def _groups(on: StageOnDevices, estimates: Sequence[tuple[PlacedTask, TaskEstima
             resident |= _resident(on, role, places[role], config)
         temporary = {f"{one.task.phase} ({', '.join(one.task.runs)})": sum(each.temporary.values())
                      for one, each in estimates if one.role in here}
-        if "policy" in here:
+        if "policy" in here and (on.stage != "ppo" or config.ppo.checks.step_zero):
             temporary[STEP_ZERO] = _step_zero(on, estimates)
         yield DeviceGroup(devices, on.owner(devices), {name: size for name, size in resident.items() if size}, temporary)
 

@@ -131,8 +131,9 @@ def _updates(runs: Mapping[str, Run], setup: PPOSetup, state: PPOState, params: 
     prompt = run.longest_prompt(setup.config.max_new_tokens)
     shapes = iteration_shapes(setup, state, prompt, run.frozen, reference, None, None, True, False)
     copy = {} if same else {"copy of the reference": run.own(reference)}
-    yield "policy", PlannedProgram("ppo", "checks", "policy, reference", step_zero_values, (shapes.checks,),
-                                   {**held("policy"), **copy}, shapes.turns[1])
+    if setup.config.checks.step_zero:
+        yield "policy", PlannedProgram("ppo", "checks", "policy, reference", step_zero_values, (shapes.checks,),
+                                       {**held("policy"), **copy}, shapes.turns[1])
     if not setup.critic_apart:
         roles = "policy, critic" if setup.has_critic else "policy"
         yield "policy", PlannedProgram("ppo", "update", roles, packed_update, (state, shapes.update), held("policy"),

@@ -52,7 +52,7 @@ def ppo(run: Run) -> list[Task]:
         update_task("ppo", ("policy", *critic), packed, section.iterations, lambda: built().update, stays, counted=new,
                     steps=section.epochs * section.minibatches),
     ]
-    return [offloaded(run, task) for task in tasks]
+    return [offloaded(run, task) for task in tasks if task.phase != "checks" or section.checks.step_zero]
 
 
 class _Programs(NamedTuple):

@@ -117,7 +117,7 @@ def compile_ahead(
       scores: how the reward computes scores.
       frozen: ShapeDtypeStructs of the base under the adapters, or None.
       reference: ShapeDtypeStructs of the reference's joined parameters; None for `setup.reference`.
-      checked: whether the step-0 checks have already run.
+      checked: whether the step-0 checks will not run, because they have already or are switched off.
     """
     with log_errors("ppo"):
         state, needs_greedy = abstract_ppo_state(setup), estimator_of(setup.config).needs_greedy

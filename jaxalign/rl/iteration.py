@@ -261,7 +261,7 @@ class Iteration:
             kept = greedy_kept if kept is None else kept if greedy_kept is None else kept & greedy_kept
         given = Scoring(sampled, recompute, outputs, scored, kept, baseline)
         experience, metrics = self.experience(state, params, given)
-        if step == 0:
+        if step == 0 and setup.config.checks.step_zero:
             self.check_start(state, sampled, experience)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
         return experience, dataclasses.replace(metrics, parts={} if scored is None else part_means(scored.parts, counted))

@@ -281,7 +281,7 @@ class PPO(PolicyTrainer):
     def _compile_ahead(self, ahead: Ahead) -> None:
         """Starts compiling the first iteration's programs."""
         parts, directory = self._parts, self.inputs.loop.directory
-        checked = directory is not None and hosts.once((directory / CHECKS).exists)
+        checked = not self.section.checks.step_zero or (directory is not None and hosts.once((directory / CHECKS).exists))
         compile_ahead(
             ahead, self.setup, self._engine, parts.sampling, self._stream.at(0).ids, parts.scores,
             self.inputs.abstract_frozen, parts.abstract_start, checked,

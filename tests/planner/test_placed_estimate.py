@@ -83,6 +83,8 @@ def test_all_roles_on_one_mesh_are_planned_as_flat():
 def test_the_checks_of_step_0_copy_the_reference_to_another_mesh():
     same = estimate_stage(given(*LLAMA, *custom(TOGETHER)), "ppo").groups[0]
     other = estimate_stage(given(*LLAMA, *custom("policy+critic=0-7:fsdp=8", "reference=0-7:fsdp=4,tensor=2")), "ppo").groups[0]
+    off = given(*LLAMA, *custom(TOGETHER), "--config.ppo.checks.step_zero=False")
+    assert STEP_ZERO not in estimate_stage(off, "ppo").groups[0].temporary
     assert other.temporary[STEP_ZERO] - same.temporary[STEP_ZERO] == pytest.approx(PARAMETERS * 4 / 8, rel=1e-3)
 
 

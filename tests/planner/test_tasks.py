@@ -33,6 +33,7 @@ def test_ppo_of_two_hundred_iterations():
     assert update.trains == ("policy", "critic")
     assert set(update.stays) == {"policy", "critic", "reference", "preference model"}
     assert found(prompt=100)["ppo generate"].rows == BatchShape(64, 100, 256)
+    assert set(ppo) - set(found("--config.ppo.checks.step_zero=False")) == {"ppo checks"}
 
 
 def test_evaluate_holds_the_reference_and_the_preference_model():

@@ -12,6 +12,7 @@ import pytest
 
 from jaxalign.config import Checks, Mesh, Optimizer
 from jaxalign.errors import UserError
+from jaxalign.rl import step_zero
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.ppo import PPO
 from tests import tiny
@@ -45,6 +46,12 @@ def test_a_python_function_is_the_reward_and_the_given_model_is_unchanged(whole)
     chex.assert_trees_all_equal(language_model().model.init(jax.random.key(0)), language_model().params)
     changed = jax.tree.map(lambda a, b: np.any(np.asarray(a) != b), trainer.policy.params, language_model().params)
     assert all(jax.tree.leaves(changed))
+
+
+def test_without_the_checks_of_step_zero_nothing_else_changes(whole, monkeypatch):
+    monkeypatch.setattr(step_zero, "step_zero_values", None)  # Not called.
+    trainer, steps = run(steps=2, checks=Checks(step_zero=False))
+    assert trainer.checks == () and [step.metrics for step in steps] == [step.metrics for step in whole[1][:2]]
 
 
 @pytest.mark.slow

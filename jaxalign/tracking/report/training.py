@@ -57,9 +57,12 @@ def reinforcement(run: RunFiles) -> ReportSection:
         rows.append([check["name"], result, measured, allowed, check.get("meaning") or ""])
     header = ["Check", "Result", "Measured", "Allowed", "Meaning"]
     tables = (Table("Checks at step 0, before the first update", header, rows),) if rows else ()
-    missing = () if rows else (run.absence("ppo", "the run-time checks"),)
+    section = run.config.get("ppo") or {}
+    off = not (section.get("checks") or {}).get("step_zero", True)
+    absent = "The checks at step 0 did not run: ppo.checks.step_zero is off." if off else run.absence("ppo", "the run-time checks")
+    missing = () if rows else (absent,)
     stopped = stage.summary.get("stopped_early")
-    advantages = (run.config.get("ppo") or {}).get("advantages")
+    advantages = section.get("advantages")
     algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
     intro = f"{len(stage.metrics):,} iterations of {algorithm}"
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
