@@ -14,10 +14,12 @@ from tests import made_tokenizers
 from tests.folders import write_model
 
 TEMPLATES = {"base": None, "chatml": made_tokenizers.CHATML, "thinking": made_tokenizers.QWEN3}
-SMALL = ("--config.compile_cache=None", "--config.revise.red_team_prompts=16", "--config.revise.helpful_prompts=8",
-         "--config.revise.rounds=1", "--config.compare.prompts=16", "--config.ppo.iterations=1", "--config.ppo.prompts=16",
-         "--config.evaluate.prompts=8", "--config.evaluate.win_rate_prompts=4",
-         *(f"--config.{stage}.max_new_tokens=32" for stage in ("revise", "compare", "ppo", "evaluate")))
+# Few prompts and tokens, one principle, and requests to the judge one by one: each other shape is another program.
+SMALL = ("--config.compile_cache=None", "--config.revise.red_team_prompts=8", "--config.revise.helpful_prompts=4",
+         "--config.revise.rounds=1", "--config.compare.prompts=4", "--config.ppo.iterations=1", "--config.ppo.prompts=8",
+         "--config.evaluate.prompts=4", "--config.evaluate.win_rate_prompts=2", "--config.feedback.share_prefix=False",
+         "--config.feedback.principles_per_comparison=1",
+         *(f"--config.{stage}.max_new_tokens=16" for stage in ("revise", "compare", "ppo", "evaluate")))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_another_judge_is_one_line(models, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["base", "thinking"])
-def test_two_commands_lead_to_a_report(models, tmp_path, capsys, kind):
+def test_two_commands_lead_to_a_report(rows_do_not_shrink, models, tmp_path, capsys, kind):
     """A random model judges by chance and gives the answer letters little probability, so its run is a rehearsal."""
     assert started(tmp_path / "own", models[kind]) == 0
     out = capsys.readouterr().out

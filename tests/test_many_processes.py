@@ -61,19 +61,25 @@ def command(made: pathlib.Path, *more: str) -> list[str]:
     return ["-m", "jaxalign.train", f"--config={made / 'small.py'}", *more]
 
 
-# The command line, whose processes then also call the reward during sampling, in another run with the same programs.
-TWICE = """
-import dataclasses, pathlib, sys
+# The command line, whose processes then also call the reward during sampling, in another run with the same programs and the
+# same first stage, and ask for the finished run of one process.
+MORE = """
+import dataclasses, pathlib, shutil, sys
+import jax
 from jaxalign import pipeline, train
 run = pipeline.run
 
-def both(config, workdir, overwrite):
+def several(config, workdir, overwrite):
     run(config, workdir, overwrite)
     early = pathlib.Path(workdir).parent / "early"
+    if jax.process_index() == 0:
+        shutil.copytree(pathlib.Path(workdir) / "pretrain", early / "run" / "pretrain")
     reward = dataclasses.replace(config.reward, while_sampling=True, callable=f"{early / 'reward.py'}:digits")
     run(dataclasses.replace(config, stages=("pretrain", "ppo"), reward=reward), early / "run", overwrite)
+    print("FINISHED RUN:", flush=True)
+    run(config, early.parent / "run-1", overwrite)
 
-pipeline.run = both
+pipeline.run = several
 sys.exit(train.main(sys.argv))
 """
 
@@ -86,7 +92,7 @@ def runs(made):
     for count in (1, 2):
         workdir = made / f"run-{count}"
         words = command(made, f"--workdir={workdir}", *MESH)[1:]
-        ended = processes.run_well(2, ["-c", TWICE, *words[1:]]) if count == 2 else train.main(words)
+        ended = processes.run_well(2, ["-c", MORE, *words[1:]]) if count == 2 else train.main(words)
         found[count] = workdir, ended, (made / "calls").read_text().splitlines()
         (made / "calls").unlink()
     return found
@@ -154,10 +160,10 @@ def test_only_the_first_process_prints(runs):
     assert "[" + "pretrain]" not in second.out + second.err and "Report" not in second.out
 
 
-def test_a_finished_run_is_reported_as_done(made, runs):
-    first, second = processes.run_well(2, command(made, f"--workdir={runs[1][0]}", *MESH))
-    assert first.out.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
-    assert second.out == ""
+def test_a_finished_run_is_reported_as_done(runs):
+    first, second = (one.out.partition("FINISHED RUN:\n")[2] for one in runs[2][1])
+    assert first.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
+    assert second == ""
 
 
 def test_another_config_in_one_process_is_refused(made, tmp_path):

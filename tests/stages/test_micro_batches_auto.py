@@ -28,6 +28,7 @@ from tests.stages.ppo_of_prompts import write_inputs
 from tests.trainers.small import language_model
 
 SMALL = {"batch": 16, "iterations": 1, "epochs": 1, "advantages": "grpo", "group_size": 2}
+DPO = {"batch": 16, "max_length": 64, "epochs": 1, "micro_batch_tokens": "auto"}
 
 
 @pytest.fixture(scope="module")
@@ -230,18 +231,18 @@ def program() -> None:
     with distributed.running(group, lambda error: None):
         cluster = dataclasses.replace(part_of(chips()["v5e"], 8), usable=1e9)
         micro_batches._cluster = lambda config: (cluster, "")
-        values = placed_config(folder, mesh={"data": 8})
-        values["ppo"] |= SMALL | {"micro_batch_tokens": "auto", "batch": 32}
-        given = StageContext(from_config_dict(values), folder, folder / "ppo", False)
+        values = placed_config(folder, mesh={"data": 8}, stages=("dpo",), dpo=DPO | {"batch": 32}, ppo={}, reward={}, lora={})
+        values["data"] = {"source": "preferences_jsonl", "train": "pairs.jsonl", "style": "hh"}
+        given = StageContext(from_config_dict(values), folder, folder / "dpo", False)
         time.sleep(2 * hosts.index())
-        tokens = with_micro_batches(given, "ppo").config.ppo.micro_batch_tokens
+        tokens = with_micro_batches(given, "dpo").config.dpo.micro_batch_tokens
         later = hosts.once(lambda: "later")
         (folder / f"{hosts.index()}.json").write_text(json.dumps([tokens, later]))
 
 
 @pytest.mark.process
 def test_processes_choose_the_same_size_also_if_one_is_late(folder):
-    (folder / "ppo").mkdir()
+    (folder / "dpo").mkdir()
     processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(folder)])
     (tokens, later), other = (json.loads((folder / f"{number}.json").read_text()) for number in range(2))
     assert tokens > 0 and later == "later" and other == [tokens, later]

@@ -79,9 +79,7 @@ def spoiled_updates(monkeypatch):
 
     def update(setup, state, experience, *rest):
         if int(state.step) == 1:
-            bad = np.array(experience.rewards)
-            bad[0, 0] = np.inf
-            experience = dataclasses.replace(experience, rewards=bad)
+            experience = dataclasses.replace(experience, rewards=experience.rewards.at[0, 0].set(np.inf))
         return ppo_update(setup, state, experience, *rest)
 
     monkeypatch.setattr(rl_iteration, "ppo_update", update)
@@ -99,8 +97,8 @@ def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_a
 @pytest.mark.slow
 def test_non_finite_gradients_stop_the_run_immediately_if_configured(monkeypatch):
     spoiled_updates(monkeypatch)
-    with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
-        iterate(steps=3, checks=Checks(finite_gradients="stop"))
+    with pytest.raises(UserError, match="iteration 2 .*config.ppo.checks.finite_gradients is 'stop'"):
+        iterate(steps=3, first=1, checks=Checks(finite_gradients="stop"))
 
 
 HALF = {"compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(finite_gradients="stop")}
@@ -207,29 +205,19 @@ def test_responses_of_older_weights_do_not_measure_the_gap_of_the_sampler():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_every_program_of_an_iteration_is_compiled_once(monkeypatch, mesh):
+@pytest.mark.parametrize(("changes", "mesh"), [
+    ({}, None), ({"advantages": "grpo", "group_size": 2}, (2, 2, 2)), ({"kl_in": "loss"}, (2, 2, 2)),
+])
+def test_every_program_is_compiled_once_and_ahead_of_the_iterations(monkeypatch, changes, mesh):
     """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
     after the first update."""
-    programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
+    programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
+    setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
     jax.clear_caches()
     forecast.forget()
     SEEN.clear()
     chex.clear_trace_counter()
     monkeypatch.setattr(ppo_step, "minibatch_update", chex.assert_max_traces(ppo_step.minibatch_update, n=1))
-    iterate(steps=3, mesh=mesh)
-    assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("changes", "mesh"), [
-    ({}, None), ({"advantages": "grpo", "group_size": 2}, (2, 2, 2)), ({"kl_in": "loss"}, (2, 2, 2)),
-])
-def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, mesh):
-    programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
-    setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
-    jax.clear_caches()
-    forecast.forget()
     with Ahead() as ahead:
         add = ahead.add
         monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
@@ -237,6 +225,7 @@ def test_the_iterations_call_only_programs_compiled_ahead(monkeypatch, changes, 
         rl_ahead.compile_ahead(ahead, setup, engine, sampling, stream.at(0).ids, tiny.scorer(setup))
         assert all(future.result() is not None for _, future in lowered)
     assert {*programs, ring.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
+    assert [len(compiled(f"({fn.__name__})")) for fn in (*programs, ring.insert, ring.prefill)] == [1] * 5
     SEEN.clear()
-    iterate(mesh=mesh, **changes)
+    iterate(steps=3, mesh=mesh, **changes)
     assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []

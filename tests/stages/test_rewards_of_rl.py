@@ -22,58 +22,77 @@ STAGES = ("pretrain", "revise", "sft", "ppo", "evaluate")
 GOOD = """
 import json, pathlib
 def score(prompts, responses, **columns):
-    log = pathlib.Path(__file__).with_suffix(".jsonl")
-    with open(log, "a") as file:
-        for row in zip(prompts, responses, columns["prompt_id"], columns["source"]):
-            file.write(json.dumps(row) + "\\n")
-    return [0.73 if i else float("nan") for i in range(len(responses))]
+    found = [len(r) * 0.0073 if len(r) % 5 else float("nan") for r in responses]
+    with open(pathlib.Path(__file__).with_suffix(".jsonl"), "a") as file:
+        names = columns["prompt_id"], columns["source"]
+        file.write(json.dumps([[*row[:-1], row[-1] if row[-1] == row[-1] else None]
+                               for row in zip(prompts, responses, *names, found)]) + "\\n")
+    return found
 """
 
 
-def changes(path, **reward):
-    reward = {"source": "callable", "callable": f"{path}:score", "backoff_s": 0.0} | reward
-    return {"stages": STAGES, "reward": reward, "ppo": CONFIG["ppo"] | {"advantages": "rloo", "group_size": 2}}
+def changes(path, ppo=(), **reward):
+    reward = {"source": "callable", "callable": f"{path}:score", "backoff_s": 0.0, "max_dropped_share": 1.0} | reward
+    own = {"advantages": "rloo", "group_size": 2, "temperature": 1.3, "max_new_tokens": 72}
+    return {"stages": STAGES, "reward": reward, "ppo": CONFIG["ppo"] | own | dict(ppo)}
 
 
-def started(done, workdir):
-    for stage in STAGES[:3]:
+def calls_of(path):
+    """The calls of the function `score` of GOOD: lists of (prompt, response, prompt ID, source, score or None)."""
+    return [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+
+
+def started(done, workdir, *stages):
+    """Copy the first three stages and the given ones of the shared run."""
+    for stage in (*STAGES[:3], *stages):
         shutil.copytree(done / stage, workdir / stage)
     return workdir
 
 
-@pytest.mark.slow
-def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):
-    path = tmp_path / "mine.py"
+@pytest.fixture(scope="module")
+def scored(done, tmp_path_factory):
+    """(the file of a reward function, the work directory of a finished run with it). Tests must not change them."""
+    folder = tmp_path_factory.mktemp("callable")
+    path = folder / "mine.py"
     path.write_text(GOOD)
-    workdir = started(done, tmp_path / "run")
-    run(workdir, **changes(path))
+    run(started(done, folder / "run"), **changes(path))
+    return path, folder / "run"
+
+
+@pytest.mark.slow
+def test_pitfall_20_a_reward_can_be_a_callable(scored):
+    path, workdir = scored
     metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
-    assert [row["kept"] for row in metrics] == [7.0] * 3  # the NaN of each batch is dropped
-    assert [row["score"] for row in metrics] == pytest.approx([0.73] * 3)  # scores are not rounded
+    calls = calls_of(path)
+    seen, asked = ([call for call in calls if (call[0][3] == "rl") == own] for own in (True, False))
+    assert [len(call) for call in seen] == [8] * 3 and len(asked) > 0
+    scores = [[row[4] for row in call if row[4] is not None] for call in seen]
+    assert [row["kept"] for row in metrics] == [len(kept) for kept in scores]  # rows whose score is NaN are dropped
+    assert min(len(kept) for kept in scores) < 8
+    assert [row["score"] for row in metrics] == pytest.approx([np.mean(kept) for kept in scores])  # scores are not rounded
     assert np.isfinite([row["policy_loss"] for row in metrics]).all()
-    seen = [eval(line, {"null": None}) for line in path.with_suffix(".jsonl").read_text().splitlines()]
-    asked, seen = [row for row in seen if row[3] != "rl"], [row for row in seen if row[3] == "rl"]
-    assert len(seen) == 24 and len(asked) > 0
-    assert read(workdir / "summary.json")["reward"] == pytest.approx(dict.fromkeys(("base", "sft", "ppo"), 0.73))
-    prompt, response, name, source = seen[0]
+    rewards = {}
+    for row in rows(workdir, "evaluate"):
+        if len(row["response"]) % 5:
+            rewards.setdefault(row["model"], []).append(len(row["response"]) * 0.0073)
+    assert read(workdir / "summary.json")["reward"] == pytest.approx({name: np.mean(own) for name, own in rewards.items()})
+    prompt, response, name, source, _ = seen[0][0]
     assert prompt[-1]["role"] == "user" and isinstance(response, str) and source == "rl" and name.startswith("rl-")
-    assert [row[2] for row in seen[0::2]] == [row[2] for row in seen[1::2]]  # groups of two are contiguous
-    assert "gave no score for 1 of 8 responses" in caplog.text
+    names = [row[2] for call in seen for row in call]
+    assert names[0::2] == names[1::2]  # groups of two are contiguous
     assert read(workdir / "summary.json")["models"] == ["base", "sft", "ppo"]
     assert {"changes", "rl"} <= set(check_links(render_report(workdir)))
-    path.write_text(GOOD + "\n# changed\n")
-    with pytest.raises(UserError, match=r"mine\.py"):
-        run(workdir, **changes(path))
 
 
 @pytest.mark.slow
-def test_a_callable_reward_works_with_a_critic(done, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("def score(prompts, responses, **columns):\n    return [len(r) / 100 for r in responses]\n")
-    workdir = started(done, tmp_path / "run")
-    run(workdir, **changes(path) | {"ppo": CONFIG["ppo"]})
-    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
-    assert all(np.isfinite(row["value_loss"]) for row in metrics)
+def test_a_changed_callable_is_a_changed_run(scored):
+    path, workdir = scored
+    path.write_text(GOOD + "\n# changed\n")
+    try:
+        with pytest.raises(UserError, match=r"mine\.py"):
+            run(workdir, **changes(path))
+    finally:
+        path.write_text(GOOD)
 
 
 @pytest.mark.slow
@@ -82,7 +101,7 @@ def test_a_callable_that_fails_stops_the_run_with_a_sentence(done, tmp_path):
     path.write_text("def score(prompts, responses, **columns):\n    raise RuntimeError('no such model')\n")
     workdir = started(done, tmp_path / "run")
     with pytest.raises(UserError, match=r"gave no score for 8 of 8 responses .*no such model.* more than"):
-        run(workdir, **changes(path))
+        run(workdir, **changes(path, max_dropped_share=0.5))
 
 
 @pytest.mark.parametrize(
@@ -100,75 +119,102 @@ def test_a_callable_must_be_configured_exactly_where_it_is_used(reward, ppo, mes
         from_config_dict({"reward": reward, "ppo": ppo})
 
 
-BY_ITSELF = """
-import json, pathlib
-def score(prompts, responses, **columns):
-    with open(pathlib.Path(__file__).with_suffix(".jsonl"), "a") as file:
-        file.write(json.dumps(list(zip(columns["prompt_id"], responses))) + "\\n")
-    return [len(r) / 100 if len(r) % 5 else None for r in responses]
-"""
-
-
 @pytest.mark.slow
-def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):
+def test_a_callable_can_run_while_other_responses_are_sampled(done, scored, tmp_path, caplog):
     """It gets more calls of fewer rows: each row once, and every score reaches its row."""
-    logged, calls = [], []
-    for early in (False, True):
-        path = tmp_path / f"mine{early}.py"
-        path.write_text(BY_ITSELF)
-        workdir = started(done, tmp_path / str(early))
-        run(workdir, **changes(path, while_sampling=early, max_dropped_share=1.0) | {"ppo": changes(path)["ppo"] | {
-            "temperature": 1.3, "max_new_tokens": 72}, "stages": ("pretrain", "revise", "sft", "ppo")})
-        logged.append(read_metrics(workdir / "ppo" / "metrics.jsonl"))
-        calls.append([json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()])
-    assert logged[1] == logged[0]
-    assert len(calls[0]) == 3 < len(calls[1])
-    asked = [sorted(row for call in each for row in call) for each in calls]
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD)
+    run(started(done, tmp_path / "run"), **changes(path, while_sampling=True) | {"stages": STAGES[:4]})
+    late, early = scored[1], tmp_path / "run"
+    assert read_metrics(early / "ppo" / "metrics.jsonl") == read_metrics(late / "ppo" / "metrics.jsonl")
+    usual = [call for call in calls_of(scored[0]) if call[0][3] == "rl"]
+    assert len(usual) == 3 < len(calls_of(path))
+    for call in usual:
+        if lost := sum(row[4] is None for row in call):
+            assert f"gave no score for {lost} of 8 responses" in caplog.text
+    asked = [sorted((row[2], row[1]) for call in calls for row in call) for calls in (usual, calls_of(path))]
     assert asked[1] == asked[0] and len(asked[0]) == 24
 
 
+ALL = (*STAGES[:3], "compare", "preference", *STAGES[3:])
+
+
+def check_critic(workdir, corrected):
+    """Check a finished run of `ALL` with a critic."""
+    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
+    assert np.isfinite([row["value_loss"] for row in metrics]).all()
+    assert ("effective_sample_share" in metrics[0]) == corrected
+    assert all(check["passed"] for check in read(workdir / "ppo" / "checks.json"))
+    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # evaluation read it as a plain policy
+
+
 @pytest.mark.slow
-def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts(done, tmp_path):
+def test_a_shared_critic_and_a_correction_run_as_a_stage(done, tmp_path):
+    workdir = started(done, tmp_path / "run", "compare", "preference")
+    run(workdir, stages=ALL, ppo=CONFIG["ppo"] | {"critic": "shared", "sampler_correction": "truncate"})
+    check_critic(workdir, corrected=True)
+
+
+@pytest.mark.slow
+def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts_with_v_trace(done, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
-    workdir = started(done, tmp_path / "run")
-    for stage in ("compare", "preference"):
-        shutil.copytree(done / stage, workdir / stage)
+    workdir = started(done, tmp_path / "run", "compare", "preference")
     reward = {"source": "preference+callable", "callable": f"{path}:score", "weights": (0.5, 3.0), "length_coef": 0.1,
               "length_free": 2}
-    run(workdir, **changes(path) | {"reward": reward, "stages": (*STAGES[:3], "compare", "preference", *STAGES[3:])})
+    run(workdir, reward=reward, stages=ALL, ppo=CONFIG["ppo"] | {"advantages": "vtrace"})
     for row in read_metrics(workdir / "ppo" / "metrics.jsonl"):
         assert row["score_callable"] == pytest.approx(2.0)
         assert row["score"] == pytest.approx(0.5 * row["score_preference"] + 6.0 + row["score_length"], abs=1e-5)
         assert row["score_length"] <= -0.1 * (row["response_length"] - 2) + 1e-5
     assert read(workdir / "ppo" / "manifest.json")["inputs"].keys() == {"sft", "preference"}
+    check_critic(workdir, corrected=False)
 
 
 ARITHMETIC = {
     "compile_cache": None, "data": {"source": "arithmetic"}, "arithmetic": {"largest": 3, "held_out_share": 0.2},
     "model": CONFIG["model"] | {"max_length": 16}, "pretrain": {"steps": 0}, "reward": {"source": "verifier"},
-    "stages": ("pretrain", "ppo", "evaluate"),
+    "stages": ("pretrain", "ppo", "evaluate", "report"),
     "ppo": {"iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none"},
     "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 3},
 }
 
 
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory):
+    """A finished run on arithmetic whose groups of equal scores are dropped from the loss. Tests must not change it."""
+    workdir = tmp_path_factory.mktemp("arithmetic")
+    ppo, reward = ARITHMETIC["ppo"] | {"skip_equal_groups": True}, ARITHMETIC["reward"] | {"length_coef": 0.1}
+    pipeline.run(from_config_dict(ARITHMETIC | {"ppo": ppo, "reward": reward}), workdir)
+    return workdir
+
+
 @pytest.mark.slow
-def test_arithmetic_from_random_weights_is_verified(tmp_path):
-    pipeline.run(from_config_dict(ARITHMETIC | {"stages": (*ARITHMETIC["stages"], "report")}), tmp_path)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+def test_arithmetic_from_random_weights_is_verified(verified):
+    page = (verified / "report.html").read_text(encoding="utf-8")
     assert "The tags are the verdicts of the verifier." in page and "courteous" not in page
-    assert read(tmp_path / "pretrain" / "summary.json")["steps"] == 0
-    answers = rows(tmp_path, "evaluate")
+    assert read(verified / "pretrain" / "summary.json")["steps"] == 0
+    answers = rows(verified, "evaluate")
     assert len(answers) == 6  # three of 16 problems are held out, and two models answer them
     for row in answers:
         wanted = row["columns"]["answer"]
         assert eval(row["messages"][0]["content"]) == int(wanted)
         found = re.findall(r"-?\d+", row["response"])
         assert row["gold"] == {"correct": bool(found) and found[-1] == wanted}
-    summary = read(tmp_path / "summary.json")
+    summary = read(verified / "summary.json")
     assert summary["rates"]["ppo"]["correct"]["total"] == 3 and summary["win_rates"] == []
-    assert [row["kept"] for row in read_metrics(tmp_path / "ppo" / "metrics.jsonl")] == [16.0, 16.0]
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_sum_are_means_over_all_scored_rows(verified):
+    """Groups of equal scores are dropped from the loss, not from the metrics."""
+    metrics = read_metrics(verified / "ppo" / "metrics.jsonl")
+    for row in metrics:
+        assert 0 < row["kept"] < 16 and row["kept"] % 4 == 0
+        assert row["score_length"] == pytest.approx(-0.1 * row["response_length"])
+    # The numbers of correct answers, of 16 in each iteration, also of those in groups of equal scores.
+    correct = [16 * (row["score"] - row["score_length"]) for row in metrics]
+    assert max(correct) > 0.5 and correct == pytest.approx(np.round(correct), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -184,8 +230,11 @@ def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
     stages = ("pretrain", "revise", "sft", "ppo", "evaluate")
     world = CONFIG["world"] | {"ratings": 0.2}
     run(tmp_path, stages=stages, world=world, reward={"source": "ai_feedback", "max_dropped_share": 1.0},
-        feedback={"reasoning": False, "max_outside_mass": 1.0})
+        feedback={"reasoning": False, "max_outside_mass": 1.0}, pretrain=CONFIG["pretrain"] | {"steps": 10},
+        revise=CONFIG["revise"] | {"red_team_prompts": 4, "helpful_prompts": 12, "rounds": 1},
+        sft=CONFIG["sft"] | {"keep": ("unchanged", "cut_off")})
     found = read_metrics(tmp_path / "ppo" / "metrics.jsonl")
+    assert np.isfinite([row["value_loss"] for row in found]).all()
     assert all(-1 <= row["score"] <= 1 and row["kept"] > 0 for row in found)
     assert read(tmp_path / "ppo" / "manifest.json")["inputs"].keys() == {"pretrain", "sft"}
 
@@ -209,20 +258,6 @@ def test_an_unavailable_reward_is_refused_before_the_run(changes, message):
         from_config_dict(changes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ppo", [{"critic": "shared", "sampler_correction": "truncate"}, {"advantages": "vtrace"}])
-def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):
-    workdir = started(done, tmp_path / "run")
-    for stage in ("compare", "preference"):
-        shutil.copytree(done / stage, workdir / stage)
-    run(workdir, stages=(*STAGES[:3], "compare", "preference", *STAGES[3:]), ppo=CONFIG["ppo"] | ppo)
-    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
-    assert np.isfinite([row["value_loss"] for row in metrics]).all()
-    assert ("effective_sample_share" in metrics[0]) == ("sampler_correction" in ppo)
-    assert all(check["passed"] for check in read(workdir / "ppo" / "checks.json"))
-    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # evaluation read it as a plain policy
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -236,18 +271,6 @@ def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):
 def test_options_without_effect_or_that_would_fail_later_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changes)
-
-
-@pytest.mark.slow
-def test_the_parts_of_a_sum_are_means_over_all_scored_rows(done, tmp_path):
-    """Groups of equal scores are dropped from the loss, not from the metrics."""
-    path = tmp_path / "mine.py"
-    path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
-    workdir = started(done, tmp_path / "run")
-    config = changes(path, length_coef=0.1) | {"stages": STAGES[:4]}
-    run(workdir, **config | {"ppo": config["ppo"] | {"skip_equal_groups": True, "missing_eos": "none", "max_new_tokens": 4}})
-    for row in read_metrics(workdir / "ppo" / "metrics.jsonl"):
-        assert row["score"] == pytest.approx(2.0 + row["score_length"], abs=1e-5)
 
 
 @pytest.mark.slow
