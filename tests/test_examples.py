@@ -11,6 +11,8 @@ import jaxalign as ja
 from jaxalign.models.checkpoints.huggingface import read_config
 from tests.folders import write_model
 
+pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
+
 EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 SMALL = {
     "best_of_n": ("--n=2", "--max_new_tokens=8", "--epochs=1"),

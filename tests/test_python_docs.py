@@ -9,6 +9,8 @@ import pytest
 
 from tests.folders import write_model
 
+pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
+
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "python.md"
 SNIPPETS = dict(re.findall(r"^## (.+?)\n.*?```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
 LINES = {"Supervised fine-tuning": 5, "Direct preference optimisation": 10, "PPO with a reward in Python": 15}

@@ -89,7 +89,7 @@ VARIANTS = {
 
 
 CASES = [
-    ("custom", "ppo"), ("narrow", "ppo"), ("separate", "once"), ("custom", "stopped"), ("separate", "shared"),
+    ("narrow", "ppo"), ("separate", "once"), ("custom", "stopped"), ("separate", "shared"),
     ("separate", "grpo"), ("interleave", "corrected"), ("beside", "full"),
 ]
 
@@ -148,7 +148,7 @@ def test_the_full_kl_needs_a_program_with_policy_and_reference():
 
 @pytest.mark.slow
 def test_the_trained_models_stay_on_their_own_devices(placed):
-    run = placed("custom", "ppo")
+    run = placed("custom", "stopped")
     for model, role in ((run.state.policy, "policy"), (run.state.critic, "critic")):
         devices = set(run.shardings[role].mesh.devices.flat)
         assert all(x.devices() == devices for x in jax.tree.leaves((model.params, model.opt_state)))
@@ -180,7 +180,7 @@ def test_the_checks_before_the_first_update_hold():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "variant", "groups"), [
-    ("custom", "ppo", {"0-3": ["advantages", "policy update"], "4-5": ["critic update", "reference", "values"],
+    ("custom", "stopped", {"0-3": ["advantages", "policy update"], "4-5": ["critic update", "reference", "values"],
                 "6-7": ["copy of weights", "generate", "reward"]}),
     ("interleave", "corrected",  # The correction needs the log-probabilities of the policy that is trained.
         {"0-3": ["advantages", "generate", "log-probabilities", "policy and critic update", "reference", "values"],

@@ -74,15 +74,17 @@ def test_columns_reach_the_reward_and_few_prompts_are_repeated():
         seen.append((prompts, wanted))
         return np.arange(len(responses), dtype=float)
 
-    _, steps = run(steps=1, prompts=[{"prompt": "Name a colour.", "wanted": "red"}], reward=graded)
-    assert seen == [([[{"role": "user", "content": "Name a colour."}]] * 8, ["red"] * 8)]
+    # The prompt is one of the others, so that the shapes and the programs are those of the other runs.
+    _, steps = run(steps=1, prompts=[{"prompt": PROMPTS[0], "wanted": "red"}], reward=graded)
+    assert seen == [([[{"role": "user", "content": PROMPTS[0]}]] * 8, ["red"] * 8)]
     assert steps[0].metrics["score"] == pytest.approx(3.5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {"model": language_model(mesh=Mesh(fsdp=2, tensor=2, data=2))}, {"model": language_model(lora=True)},
-    {"advantages": "gae", "group_size": 1}, {"advantages": "gae", "group_size": 1, "critic": "shared"},
+    {"advantages": "gae", "group_size": 1, "checks": Checks(step_zero=False)},  # tests/rl/test_checks.py has these checks.
+    {"advantages": "gae", "group_size": 1, "critic": "shared"},
 ])
 def test_it_runs_on_a_mesh_with_adapters_and_with_critics(options):
     trainer, steps = run(steps=2, **options)
@@ -147,7 +149,7 @@ def test_a_dense_reward_learns():
 
     optimizer = Optimizer(learning_rate=3e-2, schedule="constant")
     dense = {"advantages": "reinforce_pp", "group_size": 1, "iterations": 10, "batch": 32, "kl_coef": 0.0, "gamma": 0.0,
-             "optimizer": optimizer, "temperature": 1.0}
+             "optimizer": optimizer, "temperature": 1.0, "checks": Checks(step_zero=False)}
     _, steps = run(reward=even, **dense)
     share = [step.metrics["score"] / step.metrics["response_length"] for step in steps]
     assert share[-1] > share[0] + 0.2
