@@ -181,7 +181,7 @@ def test_the_checks_before_the_first_update_hold():
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "variant", "groups"), [
     ("custom", "stopped", {"0-3": ["advantages", "policy update"], "4-5": ["critic update", "reference", "values"],
-                "6-7": ["copy of weights", "generate", "reward"]}),
+                           "6-7": ["copy of weights", "generate", "reward"]}),
     ("interleave", "corrected",  # The correction needs the log-probabilities of the policy that is trained.
         {"0-3": ["advantages", "generate", "log-probabilities", "policy and critic update", "reference", "values"],
          "4-7": ["advantages", "generate", "log-probabilities", "policy and critic update", "reward", "values"]}),

@@ -39,8 +39,9 @@ class Checks(Section):
     micro_batches: str = field("warn", "At step 0, loss or gradients depend on the micro-batches.", one_of("warn", "stop"))
     finite_gradients: str = field("warn", "A gradient is not finite; its update is skipped in either case.",
                                   one_of("warn", "stop"))
-    step_zero: bool = field(True, "Run the five checks before the first update. Their program takes about as long to compile as "
-                            "that of the update. False leaves them out, for repeated short runs of settings that have passed.")
+    step_zero: bool = field(True, "Run the five checks before the first update. Their program takes about as long to compile "
+                            "as that of the update. False leaves them out, for repeated short runs of settings that have "
+                            "passed.")
 
 
 @dataclasses.dataclass(frozen=True)

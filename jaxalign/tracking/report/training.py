@@ -59,8 +59,8 @@ def reinforcement(run: RunFiles) -> ReportSection:
     tables = (Table("Checks at step 0, before the first update", header, rows),) if rows else ()
     section = run.config.get("ppo") or {}
     off = not (section.get("checks") or {}).get("step_zero", True)
-    absent = "The checks at step 0 did not run: ppo.checks.step_zero is off." if off else run.absence("ppo", "the run-time checks")
-    missing = () if rows else (absent,)
+    skipped = "The checks at step 0 did not run: ppo.checks.step_zero is off."
+    missing = () if rows else (skipped if off else run.absence("ppo", "the run-time checks"),)
     stopped = stage.summary.get("stopped_early")
     advantages = section.get("advantages")
     algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
