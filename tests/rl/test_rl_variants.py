@@ -185,7 +185,7 @@ def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name, experience)
     found, found_metrics = tiny.experience(meshed, state, frozen, tiny.rows(meshed.policy, made.rollout))
     chex.assert_trees_all_close(tiny.to_host(found), made, rtol=1e-4, atol=1e-4)
     chex.assert_trees_all_close(tiny.to_host(found_metrics), tiny.to_host(metrics), rtol=1e-4, atol=1e-5)
-    if name in (*UPDATES, "full"):  # The update of the others is that of PPO, which tests/steps/test_meshes.py has on each mesh.
+    if name in (*UPDATES, "full"):  # The others update as PPO does, which tests/steps/test_meshes.py has on each mesh.
         made = filled(made, experience)
         chex.assert_trees_all_close(gradients(meshed, made), gradients(alone, made), rtol=1e-3, atol=5e-6)
 
