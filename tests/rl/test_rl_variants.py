@@ -335,7 +335,9 @@ def test_an_update_without_counted_responses_changes_no_weights_although_the_opt
     state, metrics = ppo_update(setup, state, dataclasses.replace(experience, weight=np.zeros_like(experience.weight)))
     after = tiny.to_host((state.policy.params, state.policy.opt_state, state.critic.params, state.critic.opt_state))
     chex.assert_trees_all_equal(after, before)
-    assert int(state.policy.step) == 3 * setup.config.epochs * setup.config.minibatches and float(metrics.skipped) == 0
+    minibatches = setup.config.epochs * setup.config.minibatches
+    assert int(state.policy.step) == 2 * minibatches and int(state.critic.step) == 3 * minibatches
+    assert float(metrics.skipped) == 0
 
 
 @pytest.mark.slow
