@@ -80,7 +80,8 @@ _RUN = {
     "compile_cache": None, "data": {"source": "arithmetic"}, "arithmetic": {"largest": 3, "held_out_share": 0.2},
     "model": {"layers": 1, "embed": 32, "mlp": 64, "heads": 2, "kv_heads": 2, "head_dim": 8, "max_length": 16},
     "pretrain": {"steps": 0}, "stages": ("pretrain", "ppo"),
-    "ppo": {"iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none",
+    "ppo": {"checks": {"step_zero": False},
+            "iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none",
             "score_clip": 0.5},
 }
 

@@ -20,7 +20,8 @@ from tests.small_run import CONFIG, read
 
 pytestmark = pytest.mark.slow
 
-PPO = {"iterations": 6, "kl_coef": 0.0, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 16, "max_new_tokens": 16,
+PPO = {"checks": {"step_zero": False},
+       "iterations": 6, "kl_coef": 0.0, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 16, "max_new_tokens": 16,
        "checkpoint_every": 2, "advantages": "rloo", "group_size": 2, "missing_eos": "none", "temperature": 1.0,
        "optimizer": {"learning_rate": 1e-2, "schedule": "constant"}}
 ALARMS = {"every": 1, "prompts": 6, "action": "best", "min_length_ratio": 0.7}

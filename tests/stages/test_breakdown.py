@@ -73,7 +73,8 @@ def run(folder, name, **evaluate):
         "model": {"source": "huggingface", "path": str(folder / "model"), "max_length": 128},
         "data": {"source": "prompts_jsonl", "style": "chat", "rl": str(folder / "rl.txt"), "eval": str(folder / name)},
         "feedback": {"judge": f"{JUDGE}:Brevity"}, "reward": {"source": "ai_feedback"},
-        "ppo": {"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8},
+        "ppo": {"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8,
+                "checks": {"step_zero": False}},
         "evaluate": {"batch": 8, "max_new_tokens": 8, "win_rate_prompts": 5} | evaluate,
     })
     workdir = folder / f"run-{name}"

@@ -50,7 +50,8 @@ def config(root, real_data, **changes):
         "revise": SIZES | {"rounds": 1, "red_team_prompts": 16}, "compare": SIZES | {"prompts": 16},
         "sft": {"batch_rows": 2, "row_length": 128, "keep": ("unchanged", "grown", "cut_off"), "required_rows": 2},
         "preference": {"members": 1, "batch": 8, "max_length": 128},
-        "ppo": {"iterations": 1, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8},
+        "ppo": {"iterations": 1, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8,
+                "checks": {"step_zero": False}},
         "evaluate": SIZES | {"prompts": 8, "win_rate_prompts": 4},
     }
     for name, value in changes.items():

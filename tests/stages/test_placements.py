@@ -81,7 +81,8 @@ def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(fol
     assert "placement" not in json.loads((flat / "ppo" / "summary.json").read_text())
 
 
-AHEAD = {"ppo": {"iterations": 4, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 2,
+AHEAD = {"ppo": {"checks": {"step_zero": False},
+                 "iterations": 4, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 2,
                  "temperature": 2.0, "sample_ahead": True, "sampler_correction": "truncate"}}
 
 

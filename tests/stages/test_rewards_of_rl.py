@@ -33,7 +33,7 @@ def score(prompts, responses, **columns):
 
 def changes(path, ppo=(), **reward):
     reward = {"source": "callable", "callable": f"{path}:score", "backoff_s": 0.0, "max_dropped_share": 1.0} | reward
-    own = {"advantages": "rloo", "group_size": 2, "temperature": 1.3, "max_new_tokens": 72}
+    own = {"checks": {"step_zero": False}, "advantages": "rloo", "group_size": 2, "temperature": 1.3, "max_new_tokens": 72}
     return {"stages": STAGES, "reward": reward, "ppo": CONFIG["ppo"] | own | dict(ppo)}
 
 
@@ -175,7 +175,8 @@ ARITHMETIC = {
     "compile_cache": None, "data": {"source": "arithmetic"}, "arithmetic": {"largest": 3, "held_out_share": 0.2},
     "model": CONFIG["model"] | {"max_length": 16}, "pretrain": {"steps": 0}, "reward": {"source": "verifier"},
     "stages": ("pretrain", "ppo", "evaluate", "report"),
-    "ppo": {"iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none"},
+    "ppo": {"checks": {"step_zero": False},
+            "iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none"},
     "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 3},
 }
 

@@ -54,7 +54,8 @@ def settings(folder, judge="", **evaluate):
         "model": {"source": "huggingface", "path": str(folder / "model"), "max_length": 128},
         "data": {"source": "prompts_jsonl", "style": "chat", "rl": str(folder / "rl.txt"), "eval": str(folder / "eval.csv")},
         "feedback": {"judge": f"{folder}/judge.py:First"}, "judge": {"evaluate": judge}, "reward": {"source": "ai_feedback"},
-        "ppo": {"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8},
+        "ppo": {"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8,
+                "checks": {"step_zero": False}},
         "evaluate": {"batch": 4, "max_new_tokens": 8, "win_rate_prompts": 0, **evaluate},
     })
 

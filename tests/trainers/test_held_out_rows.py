@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Optimizer
+from jaxalign.config import Checks, Optimizer
 from jaxalign.data.chat import styles
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
@@ -114,7 +114,8 @@ def test_ppo_measures_the_mean_reward_of_held_out_prompts_and_keeps_the_best(lor
     def worth(prompts, responses, gold, **columns):
         return [float(value) for value in gold]
 
-    fields = {"iterations": 6, "batch": 4, "max_new_tokens": 4, "advantages": "rloo", "group_size": 2}
+    fields = {"iterations": 6, "batch": 4, "max_new_tokens": 4, "advantages": "rloo", "group_size": 2,
+              "checks": Checks(step_zero=False)}
     trainer = PPO(language_model(lora), worth, **fields)
     prompts = [{"prompt": "It", "gold": 1}, {"prompt": "is", "gold": 2}]
     steps = list(trainer.fit(prompts, [{"prompt": text, "gold": i} for i, text in enumerate("abc")], eval_every=1, patience=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
+from jaxalign.config import Checks
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
@@ -20,7 +21,8 @@ from jaxalign.trainers.reward_model import RewardModel
 from tests.extending.plugins import advantage, objective, policy_loss
 from tests.trainers.small import PAIRS, language_model
 
-FIELDS = {"iterations": 1, "batch": 4, "max_new_tokens": 4, "advantages": "rloo", "group_size": 2}
+FIELDS = {"iterations": 1, "batch": 4, "max_new_tokens": 4, "advantages": "rloo", "group_size": 2,
+          "checks": Checks(step_zero=False)}
 
 
 class Constant(Reward):
@@ -98,7 +100,7 @@ def test_rewards_that_cannot_be_used_are_refused(reward, options, message):
 def test_an_estimator_a_policy_loss_and_an_objective_are_accepted_as_records():
     """Zero advantages leave a score of 3 and a policy loss of 0.1, the offset of the loss."""
     nothing = AdvantageEstimator("nothing", lambda inputs: (jnp.zeros_like(inputs.rewards), jnp.zeros_like(inputs.rewards)))
-    fields = {"iterations": 1, "batch": 4, "max_new_tokens": 4, "kl_coef": 0.0}
+    fields = {"iterations": 1, "batch": 4, "max_new_tokens": 4, "kl_coef": 0.0, "checks": Checks(step_zero=False)}
     metrics = metrics_of(PPO(language_model(), Constant(), advantages=nothing, policy_loss=policy_loss.OFFSET, **fields))
     assert metrics["policy_loss"] == pytest.approx(0.1, abs=1e-5)
     own = DPO(language_model(), objective.SQUARED, epochs=1, batch=6)

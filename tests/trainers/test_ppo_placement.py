@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import pytest
 
-from jaxalign.config import Mesh, from_config_dict
+from jaxalign.config import Checks, Mesh, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner.hardware import chips
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.mesh
 
 PROMPTS = [row["prompt"] for row in PAIRS]
 FIELDS = {"iterations": 2, "batch": 8, "max_new_tokens": 8, "epochs": 1, "minibatches": 1, "missing_eos": "none",
+          "checks": Checks(step_zero=False),
           "advantages": "rloo", "group_size": 2}
 
 
