@@ -161,9 +161,10 @@ def test_only_the_first_process_prints(runs):
 
 
 def test_a_finished_run_is_reported_as_done(runs):
-    first, second = (one.out.partition("FINISHED RUN:\n")[2] for one in runs[2][1])
-    assert first.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
-    assert second == ""
+    first, second = runs[2][1]
+    _, marker, printed = first.out.partition("FINISHED RUN:\n")
+    assert marker and printed.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
+    assert second.out == ""
 
 
 def test_another_config_in_one_process_is_refused(made, tmp_path):
