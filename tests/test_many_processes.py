@@ -164,7 +164,7 @@ def test_a_finished_run_is_reported_as_done(runs):
     first, second = runs[2][1]
     _, marker, printed = first.out.partition("FINISHED RUN:\n")
     assert marker and printed.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
-    assert second.out == ""
+    assert all(line.startswith("[Gloo]") for line in second.out.splitlines())  # The library that connects processes.
 
 
 def test_another_config_in_one_process_is_refused(made, tmp_path):
