@@ -42,7 +42,7 @@ class PPOSetup:
     Attributes:
       policy: a model with an LM head and, if the critic shares its trunk, also a scalar head.
       critic: a model with a scalar head; the same as `policy` if it shares the trunk.
-      policy_optimizer, critic_optimizer: optax transformations. They compare by identity, so a run builds only one setup.
+      policy_optimizer, critic_optimizer: optax transformations, which compare by identity.
       config: the section `config.ppo`.
     """
 

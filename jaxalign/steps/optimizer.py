@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 
@@ -148,9 +149,16 @@ def make_optimizer(config: Optimizer | optax.GradientTransformation, total_steps
       config: the kind, learning rate and schedule, decoupled weight decay, and the global norm to clip to (None: no clipping);
         or a user's optimizer, which is returned.
       total_steps: the length of the schedule.
+
+    Returns:
+      The optimizer; the same object for equal settings. Optimizers compare by identity, so runs with equal settings in one
+      process share their compiled programs.
     """
-    if isinstance(config, optax.GradientTransformation):
-        return config
+    return config if isinstance(config, optax.GradientTransformation) else _built(config, total_steps)
+
+
+@functools.lru_cache(maxsize=64)
+def _built(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(_direction(config))
     if config.weight_decay:

@@ -16,6 +16,7 @@ from jaxalign.rl import step_zero
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.ppo import PPO
 from tests import tiny
+from tests.compilations import SEEN
 from tests.trainers.small import PAIRS, language_model
 
 PROMPTS = [row["prompt"] for row in PAIRS]
@@ -46,6 +47,12 @@ def test_a_python_function_is_the_reward_and_the_given_model_is_unchanged(whole)
     chex.assert_trees_all_equal(language_model().model.init(jax.random.key(0)), language_model().params)
     changed = jax.tree.map(lambda a, b: np.any(np.asarray(a) != b), trainer.policy.params, language_model().params)
     assert all(jax.tree.leaves(changed))
+
+
+def test_a_second_run_with_equal_settings_compiles_nothing(whole):
+    count = len(SEEN)
+    _, steps = run(steps=2)
+    assert SEEN[count:] == [] and [step.metrics for step in steps] == [step.metrics for step in whole[1][:2]]
 
 
 def test_without_the_checks_of_step_zero_nothing_else_changes(whole, monkeypatch):

@@ -13,6 +13,7 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.trainers.reward_model import RewardModel
 from jaxalign.trainers.rows import as_pairs
 from jaxalign.trainers.scoring import all_scores
+from tests.compilations import SEEN
 from tests.trainers.small import PAIRS, language_model, tokenizer
 
 FIELDS = {
@@ -61,8 +62,10 @@ def test_a_trained_model_can_be_the_reward_of_rl(whole):
     assert isinstance(reward, LearntReward) and reward.fused().scorer == whole[0].scorer[0]
 
 
-def test_an_ensemble_trains_its_members_in_turn():
+def test_an_ensemble_trains_its_members_in_turn_with_one_program():
+    count = len(SEEN)
     trainer, steps = run(members=2, epochs=2, combine="min")
+    assert [function for function, _ in SEEN[count:]].count("jit(preference_step)") == 1
     assert [step.number for step in steps] == list(range(len(steps))) and len(steps) == 8
     assert trainer.scorer[0].members == 2
     assert np.isfinite(trainer.score(PROMPTS, PROMPTS)).all()
