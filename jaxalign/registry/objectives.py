@@ -71,6 +71,11 @@ OBJECTIVES = Registry("objective", Objective, lambda: declared(Objective, (
 )))
 
 
+def is_custom(names: str) -> bool:
+    """Whether an objective, or a term of a sum, is not built in."""
+    return any(name not in OBJECTIVES.builtin for name in names_in(names))
+
+
 def objectives_of(names: str) -> tuple[Objective, ...]:
     """The records of an objective or of the terms of a sum such as "sigmoid+bco_pair". Raises UserError like `Registry.get`."""
     return tuple(OBJECTIVES.get(name, "config.dpo.objective") for name in names_in(names))

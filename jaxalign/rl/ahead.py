@@ -110,13 +110,13 @@ def compile_ahead(
 
     Args:
       ahead: compiles in threads.
-      setup: the run's own setup, since optimizers compare by identity.
+      setup: models, optimizers and options.
       engine: the run's engine, as wide as the longest prompt.
       sampling: the sampling settings.
       prompts: token ids of the prompts of one iteration.
       scores: how the reward computes scores.
       frozen: ShapeDtypeStructs of the base under the adapters, or None.
-      reference: ShapeDtypeStructs of the reference's joined parameters; None for `setup.reference`.
+      reference: ShapeDtypeStructs of the reference's parameters, with or without the base; None for those of `setup.reference`.
       checked: whether the step-0 checks will not run, because they have already or are switched off.
     """
     with log_errors("ppo"):
@@ -126,13 +126,17 @@ def compile_ahead(
         sampled = [*((step, arguments) for _, step, arguments in moves), *forecast(session)]
         scorer = scores if isinstance(scores, Scorer) and not needs_greedy else None
         weights = None if scorer is None else join(frozen, scorer.model.abstract())
-        reference = join(frozen, setup.reference.abstract()) if reference is None else reference
+        reference = join(setup.reference.abstract() if reference is None else reference, frozen or {})  # Its base is `frozen`.
         prompt = min(engine.bucket, engine.max_length - setup.config.max_new_tokens)
-        host = scores == "host"
+        host, is_known = scores == "host", scores != "unknown"
         shapes = iteration_shapes(setup, state, prompt, frozen, reference, scorer, weights, host, host)
+        scoring = shapes.scoring
+        if host:  # Such scores are numpy arrays, which have no sharding.
+            scores, kept = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (scoring.scores, scoring.kept))
+            scoring = dataclasses.replace(scoring, scores=scores, kept=kept)
         programs = []
-        if scores != "unknown" and not needs_greedy:
-            programs.append((packed_experience, (shapes.scoring,)))
+        if is_known and not needs_greedy:
+            programs.append((packed_experience, (scoring,)))
         if not checked:
             programs.append((step_zero_values, (shapes.checks,)))
         programs.append((packed_update, (shapes.state, shapes.update)))

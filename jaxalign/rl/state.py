@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jaxalign.config import PPOConfig
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.registry.advantages import ADVANTAGES
+from jaxalign.registry.policy_losses import POLICY_LOSSES
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.steps.checkpoint import copy_params
 from jaxalign.steps.optimizer import make_optimizer
@@ -119,11 +121,12 @@ def make_ppo_setup(section: PPOConfig, policy: Model, critic_sharding: Sharding 
     """
     updates = section.iterations * section.epochs * section.minibatches
     shared = section.critic == "shared" and estimator_of(section).needs_critic
+    custom = section.advantages not in ADVANTAGES.builtin or section.policy_loss not in POLICY_LOSSES.builtin
     return PPOSetup(
         policy.with_head("lm_scalar") if shared else policy,
         policy.with_head("lm_scalar") if shared else policy.with_head("scalar").on(critic_sharding or policy.sharding),
-        make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
-        make_optimizer(section.critic_optimizer, updates),
+        make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches, custom),
+        make_optimizer(section.critic_optimizer, updates, custom),
         section,
     )
 

@@ -19,7 +19,7 @@ from jaxalign.algorithms.direct_preference import sft_loss
 from jaxalign.config import DPOConfig
 from jaxalign.errors import UserError
 from jaxalign.registry.custom import require_array, wrong_result
-from jaxalign.registry.objectives import OBJECTIVES, Objective, objectives_of
+from jaxalign.registry.objectives import OBJECTIVES, Objective, is_custom, objectives_of
 
 
 class DirectInputs(NamedTuple):
@@ -180,8 +180,7 @@ def _sft_weight(settings: DPOConfig) -> float:
 def learns_from_ties(settings: DPOConfig) -> bool:
     """Whether a pair with label 0.5 teaches something: the likelihood of its first answer, or what a custom objective reads in
     it. For the other objectives its gradient at the reference is 0 up to rounding."""
-    built_in = all(objective.name in OBJECTIVES.builtin for objective in objectives_of(settings.objective))
-    return bool(_sft_weight(settings)) or not built_in
+    return bool(_sft_weight(settings)) or is_custom(settings.objective)
 
 
 def _masked(inputs: DirectInputs) -> DirectInputs:

@@ -142,23 +142,29 @@ def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
     return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(config: Optimizer | optax.GradientTransformation, total_steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: Optimizer | optax.GradientTransformation, total_steps: int, custom: bool = False
+) -> optax.GradientTransformation:
     """The optimizer that a config section describes.
+
+    Jitted steps take optimizers, which compare by identity, as static arguments. Equal arguments give the same object, so that
+    runs with equal settings in one process share their programs.
 
     Args:
       config: the kind, learning rate and schedule, decoupled weight decay, and the global norm to clip to (None: no clipping);
         or a user's optimizer, which is returned.
       total_steps: the length of the schedule.
-
-    Returns:
-      The optimizer; the same object for equal settings. Optimizers compare by identity, so runs with equal settings in one
-      process share their compiled programs.
+      custom: whether the run's programs call a function of the user's, selected by name. The result is then a new object, since
+        the name may stand for another function in a later run, as after a notebook cell or a module has run again.
     """
-    return config if isinstance(config, optax.GradientTransformation) else _built(config, total_steps)
+    if isinstance(config, optax.GradientTransformation):
+        return config
+    make = _made.__wrapped__ if custom else _made
+    return make(config, 0 if config.schedule == "constant" else total_steps)
 
 
 @functools.lru_cache(maxsize=64)
-def _built(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
+def _made(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(_direction(config))
     if config.weight_decay:

@@ -69,6 +69,8 @@ class Trainer:
     frozen: Frozen = None
     cut: int = 0
     stopping: EarlyStopping | None = None
+    _custom = False
+    """Whether the programs call a function of the user's; see `make_optimizer`."""
 
     def __init__(self, inputs: TrainerInputs, section: Any):
         self.inputs, self.section = inputs, section
@@ -166,7 +168,7 @@ class Trainer:
         """
         inputs, model, section, self.stopping = self.inputs, self.inputs.model, self.section, stopping
         total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
-        self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps)
+        self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps, self._custom)
         warn_of_extent(inputs.loop.stage, rows_warning(loader, total_steps), schedule_warning(section.optimizer, total_steps),
                        None if isinstance(section, PretrainConfig) else rate_warning(section.optimizer, model))
         abstract = abstract_state(model, optimizer)

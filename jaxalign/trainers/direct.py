@@ -25,8 +25,7 @@ from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts
-from jaxalign.registry.core import names_in
-from jaxalign.registry.objectives import OBJECTIVES, objectives_of
+from jaxalign.registry.objectives import is_custom, objectives_of
 from jaxalign.steps import work
 from jaxalign.steps.arguments import DirectArguments, LogprobArguments
 from jaxalign.steps.direct_step import answer_logprobs, direct_step
@@ -78,6 +77,10 @@ class DPO(PolicyTrainer):
     """
 
     name = "DPO"
+
+    @property
+    def _custom(self) -> bool:
+        return is_custom(self.section.objective)
 
     def __init__(
         self,
@@ -266,8 +269,7 @@ class DPO(PolicyTrainer):
             stopping=stopping,
         )
         objective = self.section.objective
-        is_builtin = all(name in OBJECTIVES.builtin for name in names_in(objective))
-        return trained if is_builtin else _finite_first(trained, objective)
+        return _finite_first(trained, objective) if is_custom(objective) else trained
 
     def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
         """The pairs with the log-probabilities of their answers under the reference.

@@ -25,6 +25,7 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.reasons import COMPARISON, LEAST_ONLINE, advice, too_few, usable_sentence
 from jaxalign.records import AnswerPairs, Comparison, Prompt, Rollout
+from jaxalign.registry.objectives import is_custom
 from jaxalign.rl.arguments import RoleArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, sampler_tolerance, unexplained
 from jaxalign.rl.placed import RoleWeights
@@ -93,7 +94,8 @@ class OnlineDPO(Trainer):
         """A trainer with its optimizer. section: a valid config section."""
         trainer = cls.from_inputs(inputs, section)
         trainer._parts = parts
-        trainer.optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
+        updates = section.iterations * section.epochs * section.minibatches
+        trainer.optimizer = make_optimizer(section.optimizer, updates, is_custom(parts.objective.objective))
         return trainer
 
     def fit_encoded(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> Iterator[Step]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -38,6 +40,17 @@ def test_it_trains_by_name_and_by_file(registered):
 def test_it_can_be_a_term_of_a_sum(registered):
     found = losses("squared+sigmoid", beta=0.5, weights=(2.0, 0.5))
     assert found[0] == pytest.approx(2.0 + 0.5 * np.log(2), abs=1e-5)
+
+
+def test_a_function_that_was_defined_again_is_used(tmp_path, monkeypatch):
+    """Objectives are static for the jitted step by name, and the name did not change."""
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "from jaxalign.registry.objectives import Objective\nOWN = Objective('own', lambda inputs: 0 * inputs.first + {})\n"
+    (tmp_path / "defined_again.py").write_text(text.format(1))
+    assert losses("defined_again:OWN")[0] == pytest.approx(1)
+    (tmp_path / "defined_again.py").write_text(text.format(25))  # Of another size: the times may be equal.
+    importlib.reload(sys.modules["defined_again"])
+    assert losses("defined_again:OWN")[0] == pytest.approx(25)
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import jax
 import pytest
 
 from jaxalign.parallel.ahead import Ahead
@@ -31,6 +32,7 @@ def mesh(request, monkeypatch) -> dict:
         return future
 
     monkeypatch.setattr(Ahead, "add", add_and_wait)  # Weights this small would often be ready first.
+    jax.clear_caches()  # The shared run may have been made in this process, with the same programs.
     SEEN.clear()
     return {"mesh": MESHES[request.param]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import chex
@@ -13,7 +14,7 @@ from tests import hugging, tiny
 peft, torch = hugging.peft, hugging.torch
 
 from jaxalign import pipeline  # noqa: E402
-from jaxalign.config import from_config_dict  # noqa: E402
+from jaxalign.config import Checks, from_config_dict  # noqa: E402
 from jaxalign.errors import UserError  # noqa: E402
 from jaxalign.models.adapters.lora import merge  # noqa: E402
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
@@ -48,6 +49,8 @@ def close(found, expected):
 @pytest.mark.parametrize("kind", [{}, {"dora": True, "rank_stabilised": True}], ids=["lora", "dora"])
 def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weights(real_data, tmp_path, kind):
     made = config(real_data, tmp_path, {"rank": 4, "alpha": 8.0} | kind)
+    # The next test has the checks of LoRA.
+    made = dataclasses.replace(made, ppo=dataclasses.replace(made.ppo, checks=Checks(sampler_gap="stop", step_zero=bool(kind))))
     pipeline.run(made, tmp_path / "run")
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
     model = run_models.make_model(made, 512)

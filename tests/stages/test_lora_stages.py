@@ -20,6 +20,7 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.student import first_layers
 from tests import tiny
 from tests.adapters import adapted
+from tests.compilations import SEEN
 from tests.small_run import CONFIG, read, rows, run
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,11 @@ def adapted_run(done, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("lora")
     for stage in STAGES[:2]:
         shutil.copytree(done / stage, workdir / stage)
+    count = len(SEEN)
     run(workdir, **LORA)
+    compiled = [function for function, _ in SEEN[count:]]
+    # The programs that were compiled ahead are those that run.
+    assert [compiled.count(f"jit({name})") for name in ("packed_experience", "step_zero_values", "packed_update")] == [1, 1, 1]
     return workdir
 
 

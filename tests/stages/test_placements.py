@@ -19,7 +19,8 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.run_models import sharding
 from jaxalign.tracking.device_times import FILE, read_device_times
 from jaxalign.tracking.metrics import read_metrics
-from tests.stages.ppo_of_prompts import REWARD, config, write_inputs
+from tests.stages import ppo_of_prompts
+from tests.stages.ppo_of_prompts import REWARD, write_inputs
 
 pytestmark = pytest.mark.mesh
 
@@ -32,6 +33,12 @@ CUSTOM = {"strategy": "custom", "roles": (
 APART = {"strategy": "custom", "roles": (
     "policy+critic=0-3:data=4", "reference=4-5", "generator=6-7:data=2",
 )}
+
+
+def config(folder, *args, **fields):
+    """Without the checks before the first update, which tests/rl/test_placed.py has."""
+    values = ppo_of_prompts.config(folder, *args)
+    return values | {"ppo": values["ppo"] | {"checks": {"step_zero": False}}} | fields
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +88,8 @@ def test_a_run_with_adapters_that_is_stopped_goes_on_under_another_placement(fol
     assert "placement" not in json.loads((flat / "ppo" / "summary.json").read_text())
 
 
-AHEAD = {"ppo": {"checks": {"step_zero": False},
-                 "iterations": 4, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "checkpoint_every": 2,
+AHEAD = {"ppo": {"checks": {"step_zero": False}, "iterations": 4, "batch": 8, "minibatches": 2, "prompts": 16,
+                 "max_new_tokens": 8, "checkpoint_every": 2,
                  "temperature": 2.0, "sample_ahead": True, "sampler_correction": "truncate"}}
 
 

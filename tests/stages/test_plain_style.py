@@ -12,6 +12,7 @@ from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.labelled import answered
 from jaxalign.trainers.sft import packed
+from tests.compilations import SEEN
 from tests.folders import write_model
 
 SIZES = {"batch": 8, "max_new_tokens": 8}
@@ -37,7 +38,9 @@ def test_a_base_model_is_trained_on_plain_texts_by_sft_dpo_and_ppo(tmp_path, cap
         "ppo": SIZES | {"iterations": 1, "minibatches": 2, "prompts": 8, "checks": {"step_zero": False}},
         "evaluate": SIZES | {"prompts": 8},
     })
+    count = len(SEEN)
     result = pipeline.run(config, tmp_path / "run")
+    assert [function for function, _ in SEEN[count:]].count("jit(packed_experience)") == 1  # Compiled ahead, for a host reward.
     assert result.report.exists()
     context = StageContext(config, tmp_path / "run", tmp_path / "run" / "sft", False)
     tokenizer = load_tokenizer(model)

@@ -13,6 +13,7 @@ from jaxalign.errors import UserError
 from jaxalign.registry.objectives import OBJECTIVES
 from jaxalign.trainers.direct import DPO
 from tests import tiny
+from tests.compilations import SEEN
 from tests.trainers.small import JUDGED, PAIRS, language_model
 
 FIELDS = {
@@ -32,6 +33,12 @@ def run(objective: str = "sigmoid", data=PAIRS, steps: int | None = None, **opti
 @pytest.fixture(scope="module")
 def whole():
     return run()
+
+
+def test_a_second_run_with_equal_settings_has_the_programs_of_the_first(whole):
+    count = len(SEEN)
+    _, steps = run(steps=2)
+    assert SEEN[count:] == [] and steps == whole[1][:2]
 
 
 def test_training_makes_the_policy_prefer_the_chosen_answers(whole):
