@@ -129,6 +129,17 @@ def rows_do_not_shrink():
         yield
 
 
+@pytest.fixture(scope="module")
+def no_checks_of_step_zero():
+    """Leave out the checks before the first update of RL, as `ppo.checks.step_zero=False` does, in code that a test runs
+    unchanged. Their program takes the longest to compile; the tests of `rl/` and of other runs cover them."""
+    from jaxalign.rl.iteration import Iteration
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Iteration, "check_start", lambda *_: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_data() -> pathlib.Path:
     """The folder of optional real data (JAXALIGN_TEST_DATA, default ../shared/data); skips the test if it does not exist."""
