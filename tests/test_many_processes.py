@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import signal
 import time
 
@@ -120,7 +121,7 @@ def runs(made, rows_do_not_shrink):
             ended = train.main(words)
         else:
             with processes.started(2, ["-c", MORE, *words[1:]]) as running:
-                if trained(running, made / "ended", 400):
+                if trained(running, made / "ended", 600):
                     running[1].send_signal(signal.SIGTERM)
                 ended = processes.ends(running, timeout=120)
             assert [one.code for one in ended] == [143, 143], "\n".join(one.err[-3000:] for one in ended)
@@ -188,14 +189,17 @@ def test_only_the_first_process_prints(runs):
     first, second = runs[2][1]
     assert first.out.splitlines()[0] == "[pretrain] starting" and "Report: " in first.out
     assert "[ppo] finished 2/2 steps" in first.err
-    assert "[" + "pretrain]" not in second.out + second.err and "Report" not in second.out
+    said, marker, _ = second.err.partition("REFUSED:")
+    assert marker and "[" + "pretrain]" not in second.out + said and "Report" not in second.out
 
 
 def test_a_finished_run_is_reported_as_done(runs):
     first, second = runs[2][1]
     _, marker, printed = first.out.partition("FINISHED RUN:\n")
     assert marker and printed.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
-    assert all(line.startswith("[Gloo]") for line in second.out.splitlines())  # The library that connects processes.
+    # The library that connects processes prints such lines. Its threads may mix them.
+    line = "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    assert set(re.findall("[A-Za-z]+", second.out)) <= set(re.findall("[A-Za-z]+", line))
 
 
 def test_another_config_in_one_process_is_refused(made, tmp_path):
