@@ -14,12 +14,15 @@ from tests import made_tokenizers
 from tests.folders import write_model
 
 TEMPLATES = {"base": None, "chatml": made_tokenizers.CHATML, "thinking": made_tokenizers.QWEN3}
-# Few prompts and tokens, one principle, and requests to the judge one by one: each other shape is another program.
+# Few prompts and tokens, one principle, requests to the judge one by one, and equal batches: each other shape is another
+# program.
 SMALL = ("--config.compile_cache=None", "--config.revise.red_team_prompts=8", "--config.revise.helpful_prompts=4",
          "--config.revise.rounds=1", "--config.compare.prompts=4", "--config.ppo.iterations=1", "--config.ppo.prompts=8",
          "--config.evaluate.prompts=4", "--config.evaluate.win_rate_prompts=2", "--config.feedback.share_prefix=False",
          "--config.feedback.principles_per_comparison=1",
-         *(f"--config.{stage}.max_new_tokens=16" for stage in ("revise", "compare", "ppo", "evaluate")))
+         "--config.ppo.checks.step_zero=False",
+         *(f"--config.{stage}.{field}" for stage in ("revise", "compare", "ppo", "evaluate")
+           for field in ("max_new_tokens=16", "batch=8")))
 
 
 @pytest.fixture(scope="module")

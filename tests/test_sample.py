@@ -159,25 +159,25 @@ def test_a_file_of_prompts_is_answered_row_by_row(folder, tmp_path, capsys):
     found = _answers(capsys)
     assert [line["id"] for line in found] == [7, 7, 8, 8] and found[2]["prompt"] == rows[1]["prompt"]
     assert [line["response"] for line in found] == [line["response"] for line in lines]
-    assert _run(f"--model={folder}", "--max_new_tokens=8", "--n=2", "--prompt=the cat") == 0
-    first, second = (line["response"] for line in lines[:2])
-    assert capsys.readouterr().out == f"--- prompt 1, answer 1\n{first}\n--- prompt 1, answer 2\n{second}\n"
+    assert _run(f"--model={folder}", "--max_new_tokens=8", "--n=2", f"--prompts={tmp_path / 'a.txt'}") == 0
+    titles = [f"--- prompt {prompt}, answer {answer}\n" for prompt in (1, 2) for answer in (1, 2)]
+    assert capsys.readouterr().out == "".join(f"{title}{line['response']}\n" for title, line in zip(titles, lines, strict=True))
 
 
 def test_a_file_has_the_formats_and_layouts_of_training(folder, tmp_path, capsys):
-    """A system message of the row is used, and --system precedes only the other rows."""
+    """A system message of the row is used, and --system precedes only the other rows. Each file has four rows, as in the test
+    above: another number of rows is another program."""
     rule, asked = {"role": "system", "content": "be kind"}, {"role": "user", "content": "the cat"}
     (tmp_path / "a.json").write_text(json.dumps([{"messages": [rule, asked, {"role": "assistant", "content": "sat"}], "id": 7},
-                                                 "the cat", {"prompt": "\n\nHuman: the cat\n\nAssistant:"}]))
-    (tmp_path / "a.csv").write_text('prompt,id\n"the cat",8\n')
+                                                 "the cat", {"prompt": "\n\nHuman: the cat\n\nAssistant:"}, "the cat"]))
+    (tmp_path / "a.csv").write_text("prompt,id\n" + '"the cat",8\n' * 4)
     given = [f"--model={folder}", "--max_new_tokens=8", "--temperature=0", "--json"]
     assert _run(*given, "--prompts=" + str(tmp_path / "a.json")) == 0
-    with_rule, without, transcript = _answers(capsys)
+    with_rule, without, transcript, again = _answers(capsys)
     assert with_rule["prompt"] == [rule, asked] and with_rule["id"] == 7 and without["prompt"] == "the cat"
-    assert with_rule["response"] != without["response"] == transcript["response"]
+    assert with_rule["response"] != without["response"] == transcript["response"] == again["response"]
     assert _run(*given, "--prompts=" + str(tmp_path / "a.csv"), "--system=be kind") == 0
-    (named,) = _answers(capsys)
-    assert (named["id"], named["response"]) == ("8", with_rule["response"])
+    assert [(named["id"], named["response"]) for named in _answers(capsys)] == [("8", with_rule["response"])] * 4
     assert _run(*given, "--prompts=" + str(tmp_path / "a.json"), "--system=a dog ran") == 0
     assert _answers(capsys)[0]["response"] == with_rule["response"]
 
@@ -191,13 +191,14 @@ def test_a_system_message_that_the_style_cannot_write_affects_no_other(workdir, 
 
 
 @pytest.mark.process
-def test_a_chat_over_a_pipe_keeps_its_turns_until_a_reset(folder):
+def test_a_chat_over_a_pipe_keeps_its_turns_until_a_reset(folder, capsys):
     given = ["--temperature=0", "--max_new_tokens=40"]
     command = [sys.executable, "-m", "jaxalign.sample", f"--model={folder}", *given]
     said = "the cat\nwhy\n/reset\nthe cat\n/quit\nnever read\n"
     done = subprocess.run([*command, "--chat"], input=said, capture_output=True, text=True, timeout=300, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
-    first = subprocess.run([*command, "--prompt=the cat"], capture_output=True, text=True, timeout=300).stdout
+    assert _run(f"--model={folder}", *given, "--prompt=the cat") == 0
+    first = capsys.readouterr().out
     assert done.stdout.startswith(first) and done.stdout.endswith(first) and len(done.stdout) > 2 * len(first)
     assert done.stdout.count(first) == 2
 
@@ -240,12 +241,13 @@ def test_a_real_model_generates_its_published_text(real_data, capsys):
 
 def test_a_prompt_that_is_too_long_affects_no_other(folder, tmp_path, capsys):
     """The error is in its row with --json, and always at the end, with exit code 2."""
-    (tmp_path / "long.txt").write_text("the cat " * 60 + "\nthe cat\n")
+    (tmp_path / "long.txt").write_text("the cat " * 60 + "\nthe cat" * 3 + "\n")
     given = [f"--model={folder}", "--max_new_tokens=8"]
     assert _run(*given, "--json", f"--prompts={tmp_path / 'long.txt'}") == 2
     captured = capsys.readouterr()
-    refused, answered = (json.loads(line) for line in captured.out.splitlines())
-    assert "long.txt, line 1, has" in refused["error"] and "response" not in refused and answered["response"]
+    refused, *answered = (json.loads(line) for line in captured.out.splitlines())
+    assert "long.txt, line 1, has" in refused["error"] and "response" not in refused
+    assert len(answered) == 3 and all(row["response"] for row in answered)
     assert captured.err.count("\n") == 1 and "long.txt, line 1, has" in captured.err
 
 
