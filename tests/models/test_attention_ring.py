@@ -40,6 +40,7 @@ MESHES = {
 ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (8, 6, 3, 19, 17, 11, 7)], 19)[0]
 
 
+@functools.cache
 def heads(T: int, dtype="float32"):
     """Return (q, k, v, weights of the results): 2 rows, 4 query heads, 2 key heads of width 4."""
     q, weight = RNG.normal(size=(2, 2, T, 4, 4))
@@ -47,7 +48,25 @@ def heads(T: int, dtype="float32"):
     return [jnp.asarray(x, dtype) for x in (q, k, v, weight)]
 
 
-def both(config, mesh, T: int, segments, locals=(None,), dtype="float32"):
+@functools.cache
+def by_formula(config, T: int, packed: bool, dtype: str):
+    """A function of `local`: the result and the gradients of q, k and v."""
+    *qkv, weight = heads(T, dtype)
+
+    def plain(*qkv, local):
+        out = plain_attention(config, (2, T), segments(T) if packed else None)(*qkv, local)
+        return jnp.sum((out * weight).astype(jnp.float32)), out
+
+    step = jax.jit(jax.value_and_grad(plain, (0, 1, 2), has_aux=True), compiler_options=tiny.COMPILE_FAST)
+    return lambda local: step(*qkv, local=local)
+
+
+@functools.cache
+def segments(T: int):
+    return np.sort(RNG.integers(0, 4, (2, T)), axis=1)[:, ::-1].astype(np.int32)
+
+
+def both(config, mesh, T: int, packed=False, locals=(None,), dtype="float32"):
     """For each of `locals`: pairs of the result and the gradients of q, k and v, by the ring and by the formula."""
     sharding, (*qkv, weight) = make_sharding(mesh), heads(T, dtype)
 
@@ -55,18 +74,14 @@ def both(config, mesh, T: int, segments, locals=(None,), dtype="float32"):
         return None if x is None else deal(sharding, jnp.asarray(x))
 
     def ring(*qkv, local):
-        out = ring_attention(config, sharding, place(segments))(*(place(x) for x in qkv), local)
+        out = ring_attention(config, sharding, place(segments(T) if packed else None))(*(place(x) for x in qkv), local)
         out = collect(sharding, out)
         return jnp.sum((out * weight).astype(jnp.float32)), out
 
-    def plain(*qkv, local):
-        out = plain_attention(config, (2, T), segments)(*qkv, local)
-        return jnp.sum((out * weight).astype(jnp.float32)), out
-
-    pairs, steps = [], [jax.value_and_grad(fn, (0, 1, 2), has_aux=True) for fn in (ring, plain)]
-    steps = [jax.jit(step, compiler_options=tiny.COMPILE_FAST) for step in steps]
+    pairs, formula = [], by_formula(config, T, packed, dtype)
+    step = jax.jit(jax.value_and_grad(ring, (0, 1, 2), has_aux=True), compiler_options=tiny.COMPILE_FAST)
     for local in locals:
-        results = [step(*qkv, local=local) for step in steps]
+        results = [step(*qkv, local=local), formula(local)]
         pairs += zip(*((out, *gradients) for (_, out), gradients in results), strict=True)
     return pairs
 
@@ -74,21 +89,20 @@ def both(config, mesh, T: int, segments, locals=(None,), dtype="float32"):
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_results_and_gradients_equal_the_formula(size):
     """With grouped heads, packed rows, a window, a soft cap and a custom scale."""
-    segments = np.sort(RNG.integers(0, 4, (2, 4 * size)), axis=1)[:, ::-1].astype(np.int32)
-    for found, expected in both(GEMMA, Mesh(context=size), 4 * size, segments, (True, False)):
+    for found, expected in both(GEMMA, Mesh(context=size), 32, packed=True, locals=(True, False)):
         np.testing.assert_allclose(found, expected, atol=5e-6)  # sums of about 30 products of values up to 5
 
 
 def test_chunks_longer_than_a_block_are_processed_in_blocks(monkeypatch):
     monkeypatch.setattr(attention_ring, "BLOCK", 2)
     assert length_multiple(2, 24) == 2 * 2 * 2 and length_multiple(2, 8) == 4
-    for found, expected in both(tiny.DECODER, Mesh(context=2), 24, None):
+    for found, expected in both(tiny.DECODER, Mesh(context=2), 24):
         np.testing.assert_allclose(found, expected, atol=5e-6)
 
 
 def test_bfloat16_differs_only_by_rounding():
     """Scores and sums are float32: the error is that of a few roundings by 2^-9 of results and weights, of values up to 4."""
-    for found, expected in both(tiny.DECODER, Mesh(context=4), 16, None, dtype="bfloat16"):
+    for found, expected in both(tiny.DECODER, Mesh(context=4), 16, dtype="bfloat16"):
         assert found.dtype == jnp.bfloat16
         np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), atol=4 * 4 * 2**-9)
 

@@ -49,9 +49,9 @@ def on(mesh: Mesh, keep: str, **changes) -> Model:
 @pytest.mark.variants(1)
 @pytest.mark.parametrize(
     ("mesh", "changes"),
-    [(Mesh(fsdp=4), {}), (Mesh(data=2, fsdp=2, tensor=2), {"tie_embeddings": True}), (Mesh(fsdp=2, pipeline=2), {}),
-     (Mesh(fsdp=2, tensor=2), {"experts": Experts(count=4, per_token=2)})],
-    ids=["fsdp", "data, fsdp and tensor", "pipeline", "experts"],
+    [(Mesh(data=2, fsdp=2, tensor=2), {"tie_embeddings": True, "experts": Experts(count=4, per_token=2)}),
+     (Mesh(fsdp=2, pipeline=2), {})],
+    ids=["tied tables and experts", "pipeline"],
 )
 def test_gradients_are_equal(mesh, changes):
     expected, found = (step(on(mesh, keep, **changes), 2) for keep in ("never", "always"))
@@ -67,13 +67,17 @@ def test_gradients_of_bfloat16_weights_are_float32_and_equal_up_to_their_roundin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bfloat16", "int8", "nf4"])
-def test_adapters_on_a_gathered_base_have_the_same_gradients(kind):
+def test_adapters_on_a_gathered_base_have_the_same_gradients():
+    """The kernels of one base have three formats."""
     lora, results = LoraAdapters(rank=2, alpha=3.0, targets=("*",)), []
     for keep in ("never", "always"):
         base = on(Mesh(fsdp=4), keep, embed=64, mlp=64)
         model = dataclasses.replace(base, lora=lora)
-        frozen = quantise(base.init(jax.random.key(1)), kind)
+        start = tiny.to_host(base.init(jax.random.key(1)))
+        frozen, int8, nf4 = (quantise(tiny.place(base, start), kind) for kind in ("bfloat16", "int8", "nf4"))
+        for part, first, second in (("attention", "key", "out"), ("mlp", "up", "down")):
+            frozen["blocks"][part][first] = int8["blocks"][part][first]
+            frozen["blocks"][part][second] = nf4["blocks"][part][second]
         params = jax.tree.map(lambda x: x + 0.1, model.init_adapters(frozen, jax.random.key(2)))
         results.append(step(model, 2, frozen, params))
     expected, found = results
