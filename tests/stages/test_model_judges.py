@@ -182,7 +182,7 @@ def test_a_judge_on_a_mesh_gives_the_verdicts_of_one_device(root, other, tmp_pat
 @pytest.mark.slow
 def test_a_model_rates_the_responses_of_ppo_and_labels_the_pairs_of_online_dpo(root, tmp_path):
     online = {"iterations": 1, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8}
-    made = judged(root, stages=("ppo", "online_dpo"), reward={"source": "ai_feedback"}, online_dpo=online)
+    made = judged(root, stages=("online_dpo", "ppo"), reward={"source": "ai_feedback"}, online_dpo=online)
     pipeline.run(made, tmp_path)
     metrics = [json.loads(line) for line in open(tmp_path / "ppo" / "metrics.jsonl")]
     assert all(-1 <= row["score"] <= 1 and row["kept"] == 8 for row in metrics)
