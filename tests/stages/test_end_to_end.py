@@ -197,8 +197,10 @@ def test_answers_do_not_depend_on_the_chunks(done, tmp_path):
 
 @pytest.fixture(scope="session")
 def on_mesh(tmp_path_factory) -> pathlib.Path:
+    """The work directory of the same run on a mesh. It leaves out what no test compares with the run on one device."""
     workdir = tmp_path_factory.mktemp("mesh")
-    run(workdir, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+    ppo, evaluate = CONFIG["ppo"] | {"checks": {"step_zero": False}}, CONFIG["evaluate"] | {"win_rate_prompts": 0}
+    run(workdir, stages=STAGES[:-1], mesh={"data": 2, "fsdp": 2, "tensor": 2}, ppo=ppo, evaluate=evaluate)
     return workdir
 
 

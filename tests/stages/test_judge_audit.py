@@ -50,7 +50,7 @@ class Perfect:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(tmp_path_factory, rows_do_not_shrink):
     """A file of judges, and two random models with different weights."""
     root = tmp_path_factory.mktemp("audit")
     (root / "judges.py").write_text(JUDGES)
@@ -84,7 +84,7 @@ def model_flags(root):
     return ("--config.stages=compare,preference,report", "--config.model.source=huggingface",
             f"--config.model.path={root / 'model'}", "--config.model.max_length=1024", "--config.data.source=prompts_jsonl",
             "--config.data.rl=prompts.jsonl", "--config.feedback.max_outside_mass=1.0",
-            "--config.feedback.undecided_margin=0.0", "--limit=8")
+            "--config.feedback.undecided_margin=0.0", "--limit=4")
 
 
 def test_the_built_in_pairs_do_not_favour_the_longer_answer():
@@ -141,7 +141,7 @@ def test_a_pair_is_asked_under_its_principle_or_under_drawn_ones(root, run, tmp_
 def test_a_jury_is_shown_beside_its_members(root, run):
     """The first member has the weights of the run's own model, and so the same audit."""
     local, out = run(*model_flags(root))
-    assert local["judge"] == "local" and local["audit"]["requests"] == 16 and "members" not in local
+    assert local["judge"] == "local" and local["audit"]["requests"] == 8 and "members" not in local
     assert "the run's own model" in out
     folders = [str(root / name) for name in ("model", "other")]
     jury, out = run(*model_flags(root), "--config.feedback.judge=model", f"--config.judge.path={','.join(folders)}")
@@ -153,9 +153,9 @@ def test_a_jury_is_shown_beside_its_members(root, run):
 
 
 @pytest.mark.slow
-def test_a_model_that_pretrain_trained_is_audited_once_its_stage_is_done(tmp_path):
+def test_a_model_that_pretrain_trained_is_audited_once_its_stage_is_done(done, tmp_path):
     """It reasons before its verdicts, as in the run."""
-    small.run(tmp_path, stages=("pretrain",))
+    shutil.copytree(done / "pretrain", tmp_path / "pretrain")
 
     def audit(**feedback):
         config = resolve_auto(from_config_dict(small.CONFIG | {"feedback": small.CONFIG["feedback"] | feedback}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -27,12 +28,12 @@ from tests.stages.ppo_of_prompts import config as placed_config
 from tests.stages.ppo_of_prompts import write_inputs
 from tests.trainers.small import language_model
 
-SMALL = {"batch": 16, "iterations": 1, "epochs": 1, "advantages": "grpo", "group_size": 2}
+SMALL = {"batch": 16, "iterations": 1, "epochs": 1, "advantages": "grpo", "group_size": 2, "checks": {"step_zero": False}}
 DPO = {"batch": 16, "max_length": 64, "epochs": 1, "micro_batch_tokens": "auto"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, rows_do_not_shrink):
     return write_inputs(tmp_path_factory.mktemp("micro"))
 
 
@@ -60,10 +61,16 @@ def attached(monkeypatch):
     return describe
 
 
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Measures a config as a run does, the first time that a test asks for it."""
+    return functools.cache(micro_batches._compiled_peak)
+
+
 @pytest.fixture
-def peaks(monkeypatch):
+def peaks(compiled_once, monkeypatch):
     """The peak of each size that was compiled."""
-    compiled, seen = micro_batches._compiled_peak, {}
+    compiled, seen = compiled_once, {}
 
     def measured(config, stage):
         seen[config.ppo.micro_batch_tokens] = compiled(config, stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import pathlib
 import shutil
@@ -23,33 +24,38 @@ from tests.folders import write_model
 
 STAGES = ("revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 SIZES = {"batch": 16, "max_new_tokens": 24}
+CONSTANT = {"optimizer": {"schedule": "constant"}}  # Runs with other numbers of rows then share their programs.
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory, real_data) -> pathlib.Path:
-    """Two random ChatML models with different tokenizers' files; their answers are noise."""
+def root(tmp_path_factory, real_data, rows_do_not_shrink) -> pathlib.Path:
+    """Two random ChatML models with different tokenizers' files, whose answers are noise, and questions of HH-RLHF of similar
+    lengths, for which few programs are compiled."""
     root = tmp_path_factory.mktemp("judges")
     for name in ("policy", "judge"):
         write_model(root / name, max_length=1024)
+    with gzip.open(real_data / "hh-rlhf" / "harmless-base-test.jsonl.gz", "rt", encoding="utf-8") as file:
+        lines = [line for line in file if 40 <= len(json.loads(line)["chosen"].partition("\n\nAssistant:")[0]) < 60]
+    (root / "harmless.jsonl").write_text("".join(line for line in lines if line.count("Human:") == 2), encoding="utf-8")
     shutil.copytree(root / "judge", root / "scorer")
     raw = read(root / "scorer" / "config.json") | {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
     (root / "scorer" / "config.json").write_text(json.dumps(raw))
     return root
 
 
-def config(root, real_data, **changes):
-    """All stages with HH-RLHF prompts, of which those that fit into 128 tokens are read."""
+def config(root, **changes):
+    """All stages. Stages revise and compare have two chunks of rows."""
     given = {
         "stages": STAGES, "compile_cache": None,
         "model": {"source": "huggingface", "path": str(root / "policy"), "max_length": 128},
-        "data": {"source": "prompts_jsonl", "held_out_share": 0.2, "limit": 300,
-                 "red_team": str(real_data / "hh-rlhf" / "harmless-base-test.jsonl.gz")},
+        "data": {"source": "prompts_jsonl", "held_out_share": 0.2, "red_team": str(root / "harmless.jsonl")},
         "feedback": {"judge": "local", "max_outside_mass": 1.0, "undecided_margin": 0.0, "undecided": "half",
-                     "consistent": False, "correct_position": False, "second_order": "always", "aggregate": "mean"},
+                     "consistent": False, "correct_position": False, "second_order": "always", "aggregate": "mean",
+                     "principles_per_comparison": 2},
         "judge": {"max_length": 1024},
-        "revise": SIZES | {"rounds": 1, "red_team_prompts": 16}, "compare": SIZES | {"prompts": 16},
-        "sft": {"batch_rows": 2, "row_length": 128, "keep": ("unchanged", "grown", "cut_off"), "required_rows": 2},
-        "preference": {"members": 1, "batch": 8, "max_length": 128},
+        "revise": SIZES | {"rounds": 1, "red_team_prompts": 32}, "compare": SIZES | {"prompts": 32},
+        "sft": CONSTANT | {"batch_rows": 2, "row_length": 128, "keep": ("unchanged", "grown", "cut_off"), "required_rows": 2},
+        "preference": CONSTANT | {"members": 1, "batch": 8, "max_length": 128},
         "ppo": {"iterations": 1, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8,
                 "checks": {"step_zero": False}},
         "evaluate": SIZES | {"prompts": 8, "win_rate_prompts": 4},
@@ -57,6 +63,12 @@ def config(root, real_data, **changes):
     for name, value in changes.items():
         given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
     return from_config_dict(given)
+
+
+def judged(root, judge=(), **changes):
+    """The same, judged by another folder."""
+    judge = {"path": (str(root / "judge"),)} | dict(judge)
+    return config(root, feedback={"judge": "model"}, judge=judge, **changes)
 
 
 def read(path):
@@ -68,16 +80,16 @@ def rows(folder):
 
 
 @pytest.fixture(scope="module")
-def local(root, real_data):
+def local(root):
     """The work directory of a finished run whose base judges itself. Tests must not change it."""
-    pipeline.run(config(root, real_data), root / "local")
+    pipeline.run(config(root), root / "local")
     return root / "local"
 
 
 @pytest.fixture(scope="module")
-def other(root, real_data):
+def other(root):
     """The same with another folder as the judge."""
-    pipeline.run(config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)}), root / "other")
+    pipeline.run(judged(root), root / "other")
     return root / "other"
 
 
@@ -87,7 +99,7 @@ def test_a_chat_model_goes_from_revise_to_the_report(name, request):
     workdir = request.getfixturevalue(name)
     assert (workdir / "report.html").exists()
     compared = read(workdir / "compare" / "summary.json")
-    assert compared["pairs"] == 16 and 0 < compared["outside_mass"] <= 1 and compared["unparsable"] == 0
+    assert compared["pairs"] == 32 and 0 < compared["outside_mass"] <= 1 and compared["unparsable"] == 0
     assert [found["total"] for found in read(workdir / "summary.json")["win_rates"]] == [4, 4, 4]
     assert all(row["critique"] is not None for row in rows(workdir / "revise"))
 
@@ -99,12 +111,13 @@ def test_a_judge_that_equals_the_base_gives_the_same_verdicts(local, other):
 
 
 @pytest.mark.slow
-def test_a_jury_averages_its_members_and_records_their_disagreement(root, real_data, local, tmp_path):
+def test_a_jury_averages_its_members_and_records_their_disagreement(root, local, tmp_path):
     folders = (str(root / "judge"), str(local / "sft"))
-    changes = {"feedback": {"judge": "model", "principles_per_comparison": 1}, "stages": ("compare", "preference")}
+    changes = {"feedback": {"judge": "model", "principles_per_comparison": 1}, "stages": ("compare", "preference"),
+               "compare": {"prompts": 16}}
     found = {}
     for name, path in (("jury", folders), ("first", folders[:1]), ("second", folders[1:])):
-        pipeline.run(config(root, real_data, judge={"path": path}, **changes), tmp_path / name)
+        pipeline.run(config(root, judge={"path": path}, **changes), tmp_path / name)
         found[name] = rows(tmp_path / name / "compare")
     for jury, first, second in zip(*found.values(), strict=True):
         if jury["response_a"] == jury["response_b"]:
@@ -116,38 +129,34 @@ def test_a_jury_averages_its_members_and_records_their_disagreement(root, real_d
 
 
 @pytest.mark.slow
-def test_the_model_of_an_earlier_stage_judges(root, real_data, local, tmp_path):
+def test_the_model_of_an_earlier_stage_judges(root, local, tmp_path):
     """feedback.judge_stage=sft gives the verdicts of the folder of sft."""
-    stages = ("revise", "sft", "compare", "preference")
-    pipeline.run(config(root, real_data, stages=stages, feedback={"judge_stage": "sft"}), tmp_path / "stage")
+    changes = {"stages": ("revise", "sft", "compare", "preference"), "revise": {"red_team_prompts": 16},
+               "compare": {"prompts": 16}}
+    pipeline.run(config(root, feedback={"judge_stage": "sft"}, **changes), tmp_path / "stage")
     judge = {"path": (str(tmp_path / "stage" / "sft"),), "compare": "model"}
-    pipeline.run(config(root, real_data, stages=stages, judge=judge), tmp_path / "folder")
+    pipeline.run(config(root, judge=judge, **changes), tmp_path / "folder")
     labels = [[(row["label_ab"], row["label_ba"]) for row in rows(tmp_path / name / "compare")] for name in ("stage", "folder")]
     np.testing.assert_allclose(*labels, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root, real_data, other, tmp_path):
+def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root, other, tmp_path):
     """One chunk of each stage is removed, as after a crash, and the stage is marked as unfinished."""
+    shutil.copytree(other, tmp_path / "run")
     for stage in ("revise", "compare"):
-        more = {stage: {"red_team_prompts": 32} if stage == "revise" else {"prompts": 32}}  # Two chunks of the usual size.
-        made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)},
-                      stages=(stage,) if stage == "revise" else ("compare", "preference"), **more)
-        pipeline.run(made, tmp_path / stage)
-        folder = tmp_path / stage / stage
-        whole = rows(folder)
+        folder = tmp_path / "run" / stage
         manifest = read(folder / "manifest.json")
         (folder / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
         (folder / "rows-00001.jsonl").unlink()
-        pipeline.run(made, tmp_path / stage)
-        assert rows(folder) == whole and len(whole) == 32
+        pipeline.run(judged(root), tmp_path / "run")
+        assert rows(folder) == rows(other / stage) and len(rows(folder)) >= 32
 
 
 @pytest.mark.slow
-def test_the_weights_of_the_judge_are_gone_after_its_stage(root, real_data, tmp_path):
+def test_the_weights_of_the_judge_are_gone_after_its_stage(root, tmp_path):
     """Live device bytes after compare are those before it, also with 4-bit weights."""
-    made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),), "weights": "nf4"},
-                  stages=("compare", "preference"))
+    made = judged(root, {"weights": "nf4"}, stages=("compare", "preference"), compare={"prompts": 16})
 
     def live():
         gc.collect()
@@ -162,30 +171,22 @@ def test_the_weights_of_the_judge_are_gone_after_its_stage(root, real_data, tmp_
 
 
 @pytest.mark.slow
-def test_a_judge_on_a_mesh_gives_the_verdicts_of_one_device(root, real_data, other, tmp_path):
-    """Up to rounding; the answers to judge are those of the run on one device."""
-    made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)}, stages=("revise",),
-                  mesh={"data": 2, "fsdp": 2}, revise={"temperature": 0.0})
+def test_a_judge_on_a_mesh_gives_the_verdicts_of_one_device(root, other, tmp_path):
+    """Up to rounding. Stage revise samples the answers and the critiques."""
+    made = judged(root, stages=("revise",), mesh={"data": 2, "fsdp": 2})
     pipeline.run(made, tmp_path / "mesh")
-    made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)}, stages=("revise",),
-                  revise={"temperature": 0.0})
-    pipeline.run(made, tmp_path / "one")
-    found, expected = (rows(tmp_path / name / "revise") for name in ("mesh", "one"))
+    found, expected = rows(tmp_path / "mesh" / "revise"), rows(other / "revise")
     assert [row["critique"] for row in found] == [row["critique"] for row in expected]
 
 
 @pytest.mark.slow
-def test_a_model_rates_the_responses_of_ppo_and_labels_the_pairs_of_online_dpo(root, real_data, tmp_path):
-    judge = {"path": (str(root / "judge"),)}
-    ppo = config(root, real_data, feedback={"judge": "model"}, judge=judge, stages=("ppo",),
-                 reward={"source": "ai_feedback"})
-    pipeline.run(ppo, tmp_path / "ppo")
-    metrics = [json.loads(line) for line in open(tmp_path / "ppo" / "ppo" / "metrics.jsonl")]
+def test_a_model_rates_the_responses_of_ppo_and_labels_the_pairs_of_online_dpo(root, tmp_path):
+    online = {"iterations": 1, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8}
+    made = judged(root, stages=("online_dpo", "ppo"), reward={"source": "ai_feedback"}, online_dpo=online)
+    pipeline.run(made, tmp_path)
+    metrics = [json.loads(line) for line in open(tmp_path / "ppo" / "metrics.jsonl")]
     assert all(-1 <= row["score"] <= 1 and row["kept"] == 8 for row in metrics)
-    online = config(root, real_data, feedback={"judge": "model"}, judge=judge, stages=("online_dpo",),
-                    online_dpo={"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8})
-    pipeline.run(online, tmp_path / "online")
-    assert all(row["outside"] > 0 for row in rows(tmp_path / "online" / "online_dpo") if row["response_a"] != row["response_b"])
+    assert all(row["outside"] > 0 for row in rows(tmp_path / "online_dpo") if row["response_a"] != row["response_b"])
 
 
 @pytest.mark.slow
@@ -213,8 +214,8 @@ def _weights(folder):
     ({}, {"templates": "nowhere"}, "the template set nowhere does not exist"),
     ({"max_length": 512}, {"templates": "world"}, "lacks jaxalign's markers, which the template set 'world' needs"),
 ])
-def test_a_judge_that_cannot_be_used_is_refused_before_the_run(root, real_data, tmp_path, judge, feedback, message):
+def test_a_judge_that_cannot_be_used_is_refused_before_the_run(root, tmp_path, judge, feedback, message):
     judge = {name: tuple(x.format(root=root) for x in value) if name == "path" else value for name, value in judge.items()}
     with pytest.raises(UserError, match=message) as error:
-        pipeline.run(config(root, real_data, judge={"max_length": 0} | judge, feedback=feedback), tmp_path / "run")
+        pipeline.run(config(root, judge={"max_length": 0} | judge, feedback=feedback), tmp_path / "run")
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "revise").exists()

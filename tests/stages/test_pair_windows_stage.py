@@ -22,17 +22,17 @@ pytest.importorskip("pyarrow")
 STAGES = ("preference", "dpo")
 ROWS = [{"prompt": f"the cat {i % 23} sat", "chosen": f"yes {i} it did", "rejected": "no"} for i in range(60)]
 ROWS[40] = {"prompt": "", "chosen": "yes", "rejected": "no"}
-BATCHES = {"batch": 8, "max_length": 64, "checkpoint_every": 4, "epochs": 1}
+BATCHES = {"batch": 8, "max_length": 64, "checkpoint_every": 4, "epochs": 2}
 
 
-def config(tmp_path, train, stages=STAGES, data=(), **changes):
+def config(tmp_path, train, stages=STAGES, data=()):
     fields = {"source": "preferences_jsonl", "train": str(train), "style": "hh", "window": 32, "held_out_share": 0.2}
     return {
         "stages": stages, "compile_cache": str(tmp_path / "cache"),
         "model": {"source": "huggingface", "path": str(tmp_path / "model"), "max_length": 64},
         "data": fields | dict(data),
-        "preference": BATCHES | {"members": 2, "early_stopping": True} | changes,
-        "dpo": BATCHES | changes,
+        "preference": BATCHES | {"members": 2, "early_stopping": True},
+        "dpo": dict(BATCHES),
     }
 
 
@@ -77,7 +77,7 @@ def test_the_summaries_count_the_rows_that_were_read(runs):
         summary = read(folder / "tables" / stage / "summary.json")
         data, windows = summary["data"], (folder / "tables" / stage / "windows.jsonl").read_text().splitlines()
         assert data["total_rows"] == 60 and data["counts"]["empty_prompts"] == 1 and data["unit"] == "row"
-        assert data["windows"] <= 2 and len(windows) in (2, 3) and 0 < data["held_out"] < 30
+        assert data["windows"] <= 2 and len(windows) in (4, 5) and 0 < data["held_out"] < 30
         assert summary["held_out"]["pairs"] > 0 and summary["steps"] > 4
     summary = read(folder / "tables" / "preference" / "summary.json")
     assert summary["train_pairs"] + data["held_out"] == 59 and summary["baselines"]["length"]["rule"] == "longer"
@@ -108,13 +108,12 @@ def test_kto_trains_on_judged_answers_in_windows(runs, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_killed_twice_equals_an_uninterrupted_one(runs):
     folder, _ = runs
-    values = config(folder, folder / "rows", epochs=4)
-    pipeline.run(from_config_dict(values), folder / "whole")
+    values, whole = config(folder, folder / "rows", (*STAGES, "report")), folder / "tables"
     for place in ("preference/member-1", "dpo"):
         run_until_killed(values, folder / "cut", f"{place}/metrics.jsonl", 9)  # After the second checkpoint.
         assert not (folder / "cut" / place / "params").exists()
     pipeline.run(from_config_dict(values), folder / "cut")
     for place in ("preference", "preference/member-1", "dpo"):
-        assert params_of(folder / "cut" / place) == params_of(folder / "whole" / place)
+        assert params_of(folder / "cut" / place) == params_of(whole / place)
         for name in ("metrics.jsonl", "windows.jsonl"):
-            assert (folder / "cut" / place / name).read_bytes() == (folder / "whole" / place / name).read_bytes()
+            assert (folder / "cut" / place / name).read_bytes() == (whole / place / name).read_bytes()

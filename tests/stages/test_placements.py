@@ -42,7 +42,7 @@ def config(folder, *args, **fields):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, rows_do_not_shrink):
     return write_inputs(tmp_path_factory.mktemp("placed"))
 
 
@@ -124,7 +124,7 @@ JUDGE = REWARD.with_name("judge.py")
 def test_online_dpo_gives_the_metrics_of_one_device(folder):
     fields = {
         "stages": ("online_dpo",), "feedback": {"judge": f"{JUDGE}:Brevity"}, "reward": {},
-        "online_dpo": {"iterations": 2, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 24, "temperature": 2.0},
+        "online_dpo": {"iterations": 2, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8, "temperature": 2.0},
     }
     roles = ("policy=0-1:data=2", "reference=2-3", "generator=4-7:data=4")
     for name, placement in (("one", None), ("placed", {"strategy": "custom", "roles": roles})):

@@ -16,54 +16,68 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.rewards import learnt
 from jaxalign.rl import ahead as rl_ahead
+from jaxalign.rl import checks as rl_checks
 from jaxalign.rl import experience, step_zero
 from jaxalign.rl import iteration as rl_iteration
 from jaxalign.rl import update as ppo_step
 from jaxalign.rl.update import ppo_update
-from jaxalign.rollout import forecast, ring
+from jaxalign.rollout import forecast, layouts, ring
 from jaxalign.steps import loss_scale
 from tests import tiny
 from tests.compilations import SEEN, compiled
 from tests.ppo_iterations import iterate, sampled_by
 
-TINIEST = 1e-12  # smaller than any rounding error
+pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
+
+# The tolerance is smaller than any rounding error. Tests share these settings, so that they share programs.
+TINIEST = {"sampler_tolerance": 1e-12}
 
 
 @pytest.mark.slow
 def test_a_step_reports_every_metric_of_the_data_formats_page():
-    checks = []
-    state, metrics = iterate(on_checks=checks.extend)
+    found = []
+    state, metrics = iterate(on_checks=found.extend, **TINIEST)
     promised = """score score_std reward kl_k1 kl_k3 kl_coef entropy ratio_mean ratio_max clip_fraction value_clip_fraction
         policy_loss value_loss explained_variance response_length eos_rate approx_kl grad_norm critic_grad_norm
         sampler_gap epochs_run score_changed""".split()
     assert set(promised) <= set(metrics[0])
     chex.assert_tree_all_finite(metrics)
     assert int(state.step) == int(state.policy.step) == 2
-    assert [check.passed for check in checks] == [True] * 5
+    checks, model = {check.name: check for check in found}, tiny.model()
+    assert list(checks) == ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]
+    # Those of the sampler pass with the usual tolerance.
+    assert [check.passed for check in found] == [False, True, False, True, True]
+    assert 0 < checks["ratio"].value < rl_checks.ratio_tolerance(0.0, model)
+    assert 0 < checks["sampler gap"].value < rl_checks.sampler_tolerance(0.0, model)
 
 
 @pytest.mark.slow
 def test_pitfall_10_the_sampler_gap_is_reported_at_every_step():
     """In other systems the first ratio differed from 1 without a warning, because sampler and trainer differ."""
-    _, metrics = iterate(steps=3)
+    _, metrics = iterate(steps=3, **TINIEST)
     assert all(0 < row["sampler_gap"] < 1e-4 for row in metrics)
 
 
 @pytest.mark.slow
 def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(caplog):
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        iterate(steps=3, sampler_tolerance=TINIEST)
+        iterate(steps=3, **TINIEST)
     messages = [record.getMessage() for record in caplog.records]
     assert any("check 'ratio'" in text for text in messages)
     assert [step for step in (0, 1, 2) if any(f"at iteration {step}" in text for text in messages)] == [0, 1, 2]
 
 
+# Two settings that recompute. Other tests use the programs of each.
+STILL = TINIEST | {"learning_rate": 0.0, "checks": Checks(sampler_gap="recompute")}
+STOPPING = TINIEST | {"checks": Checks(ratio="recompute", finite_gradients="stop")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
-def test_pitfall_10_old_log_probs_are_recomputed_if_configured(check):
+@pytest.mark.parametrize("changes", [STILL, STOPPING], ids=["sampler_gap", "ratio"])
+def test_pitfall_10_old_log_probs_are_recomputed_if_configured(changes):
     """The ratio before the first update is 1 up to the rounding of two programs on the same weights: their float32 log-probs,
     between -8 and -4, are each correct to one unit in the last place, 4.8e-7."""
-    _, metrics = iterate(sampler_tolerance=TINIEST, checks=Checks(**{check: "recompute"}))
+    _, metrics = iterate(first=1, **changes)
     assert [row["ratio_mean"] for row in metrics] == pytest.approx([1, 1], abs=2e-7)
     assert [row["ratio_max"] for row in metrics] == pytest.approx([1, 1], abs=2 * 4.8e-7)
 
@@ -71,7 +85,7 @@ def test_pitfall_10_old_log_probs_are_recomputed_if_configured(check):
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
 def test_pitfall_10_a_sampler_gap_above_the_tolerance_stops_the_run_if_configured(check):
     with pytest.raises(UserError, match=f"at iteration 0.*config.ppo.checks.{check} is 'stop'"):
-        iterate(sampler_tolerance=TINIEST, checks=Checks(**{check: "stop"}))
+        iterate(**TINIEST, checks=Checks(**{check: "stop"}))
 
 
 def spoiled_updates(monkeypatch):
@@ -88,20 +102,21 @@ def spoiled_updates(monkeypatch):
 def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_as_well(caplog, monkeypatch):
     spoiled_updates(monkeypatch)
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        _, metrics = iterate()
+        _, metrics = iterate(first=1, **TINIEST)
     assert [row["skipped"] for row in metrics] == [0, 2]  # the only update of policy and critic in each iteration
     messages = [record.getMessage() for record in caplog.records]
-    assert [text for text in messages if "check 'finite gradients' is 1," in text and "iteration 1" in text]
+    assert [text for text in messages if "check 'finite gradients' is 1," in text and "iteration 2" in text]
 
 
 @pytest.mark.slow
 def test_non_finite_gradients_stop_the_run_immediately_if_configured(monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 2 .*config.ppo.checks.finite_gradients is 'stop'"):
-        iterate(steps=3, first=1, checks=Checks(finite_gradients="stop"))
+        iterate(steps=3, first=1, **STOPPING)
 
 
-HALF = {"compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(finite_gradients="stop")}
+# Without the checks of iteration 0: those of float16 are in tests/rl/test_checks.py.
+HALF = {"first": 1, "compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(finite_gradients="stop")}
 
 
 @pytest.mark.slow
@@ -117,7 +132,7 @@ def test_a_float16_overflow_that_halves_the_loss_scale_does_not_fail_the_check(m
 @pytest.mark.slow
 def test_a_non_finite_loss_fails_the_check_in_float16(monkeypatch):
     spoiled_updates(monkeypatch)
-    with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
+    with pytest.raises(UserError, match="iteration 2 .*config.ppo.checks.finite_gradients is 'stop'"):
         iterate(steps=3, **HALF)
 
 
@@ -189,7 +204,7 @@ def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(monkeyp
 @pytest.mark.slow
 def test_every_iteration_uses_new_sampling_keys():
     """One prompt eight times in three iterations at a rate of 0: a key used twice would repeat lengths and scores."""
-    _, metrics = iterate(steps=3, first=1, prompts=[[1, 4]] * 8, learning_rate=0.0)
+    _, metrics = iterate(steps=3, first=1, prompts=[[1, 4]] * 8, **STILL)
     assert len({(row["score"], row["kl_k3"], row["response_length"]) for row in metrics}) == 3
 
 
@@ -205,14 +220,15 @@ def test_responses_of_older_weights_do_not_measure_the_gap_of_the_sampler():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("changes", "mesh"), [
-    ({}, None), ({"advantages": "grpo", "group_size": 2}, (2, 2, 2)), ({"kl_in": "loss"}, (2, 2, 2)),
+@pytest.mark.parametrize(("changes", "mesh", "shares"), [
+    ({}, None, layouts.SHARES), ({"advantages": "grpo", "group_size": 2, "kl_in": "loss"}, (2, 2, 2), (1,)),
 ])
-def test_every_program_is_compiled_once_and_ahead_of_the_iterations(monkeypatch, changes, mesh):
+def test_every_program_is_compiled_once_and_ahead_of_the_iterations(monkeypatch, changes, mesh, shares):
     """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
     after the first update."""
     programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
     setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
+    monkeypatch.setattr(layouts, "SHARES", shares)
     jax.clear_caches()
     forecast.forget()
     SEEN.clear()

@@ -19,6 +19,8 @@ from tests.small_run import CONFIG, read, rows, run
 from tests.tracking.pages import check_links
 
 STAGES = ("pretrain", "revise", "sft", "ppo", "evaluate")
+OPTIMIZER = CONFIG["pretrain"]["optimizer"] | {"schedule": "constant"}
+PRETRAIN = CONFIG["pretrain"] | {"steps": 10, "optimizer": OPTIMIZER}
 GOOD = """
 import json, pathlib
 def score(prompts, responses, **columns):
@@ -139,20 +141,16 @@ def test_a_callable_can_run_while_other_responses_are_sampled(done, scored, tmp_
 ALL = (*STAGES[:3], "compare", "preference", *STAGES[3:])
 
 
-def check_critic(workdir, corrected):
-    """Check a finished run of `ALL` with a critic."""
-    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
-    assert np.isfinite([row["value_loss"] for row in metrics]).all()
-    assert ("effective_sample_share" in metrics[0]) == corrected
-    assert all(check["passed"] for check in read(workdir / "ppo" / "checks.json"))
-    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # evaluation read it as a plain policy
-
-
 @pytest.mark.slow
 def test_a_shared_critic_and_a_correction_run_as_a_stage(done, tmp_path):
     workdir = started(done, tmp_path / "run", "compare", "preference")
     run(workdir, stages=ALL, ppo=CONFIG["ppo"] | {"critic": "shared", "sampler_correction": "truncate"})
-    check_critic(workdir, corrected=True)
+    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
+    assert np.isfinite([row["value_loss"] for row in metrics]).all()
+    assert "effective_sample_share" in metrics[0]
+    checks = read(workdir / "ppo" / "checks.json")
+    assert len(checks) == 5 and all(check["passed"] for check in checks)
+    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # evaluation read it as a plain policy
 
 
 @pytest.mark.slow
@@ -162,13 +160,14 @@ def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts_with_v_tra
     workdir = started(done, tmp_path / "run", "compare", "preference")
     reward = {"source": "preference+callable", "callable": f"{path}:score", "weights": (0.5, 3.0), "length_coef": 0.1,
               "length_free": 2}
-    run(workdir, reward=reward, stages=ALL, ppo=CONFIG["ppo"] | {"advantages": "vtrace"})
-    for row in read_metrics(workdir / "ppo" / "metrics.jsonl"):
+    run(workdir, reward=reward, stages=ALL[:-1], ppo=CONFIG["ppo"] | {"advantages": "vtrace", "checks": {"step_zero": False}})
+    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
+    for row in metrics:
         assert row["score_callable"] == pytest.approx(2.0)
         assert row["score"] == pytest.approx(0.5 * row["score_preference"] + 6.0 + row["score_length"], abs=1e-5)
         assert row["score_length"] <= -0.1 * (row["response_length"] - 2) + 1e-5
     assert read(workdir / "ppo" / "manifest.json")["inputs"].keys() == {"sft", "preference"}
-    check_critic(workdir, corrected=False)
+    assert np.isfinite([row["value_loss"] for row in metrics]).all() and "effective_sample_share" not in metrics[0]
 
 
 ARITHMETIC = {
@@ -228,14 +227,12 @@ def test_pretraining_can_use_worked_problems(tmp_path):
 
 @pytest.mark.slow
 def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
-    stages = ("pretrain", "revise", "sft", "ppo", "evaluate")
-    world = CONFIG["world"] | {"ratings": 0.2}
-    run(tmp_path, stages=stages, world=world, reward={"source": "ai_feedback", "max_dropped_share": 1.0},
-        feedback={"reasoning": False, "max_outside_mass": 1.0}, pretrain=CONFIG["pretrain"] | {"steps": 10},
-        revise=CONFIG["revise"] | {"red_team_prompts": 4, "helpful_prompts": 12, "rounds": 1},
+    world, reward = CONFIG["world"] | {"ratings": 0.2}, {"source": "ai_feedback", "max_dropped_share": 1.0}
+    run(tmp_path, **changes("") | {"reward": reward}, world=world, feedback={"reasoning": False, "max_outside_mass": 1.0},
+        pretrain=PRETRAIN, revise=CONFIG["revise"] | {"red_team_prompts": 4, "helpful_prompts": 12, "rounds": 1},
         sft=CONFIG["sft"] | {"keep": ("unchanged", "cut_off")})
     found = read_metrics(tmp_path / "ppo" / "metrics.jsonl")
-    assert np.isfinite([row["value_loss"] for row in found]).all()
+    assert np.isfinite([row["policy_loss"] for row in found]).all()
     assert all(-1 <= row["score"] <= 1 and row["kept"] > 0 for row in found)
     assert read(tmp_path / "ppo" / "manifest.json")["inputs"].keys() == {"pretrain", "sft"}
 
@@ -278,6 +275,6 @@ def test_options_without_effect_or_that_would_fail_later_are_refused(changes, me
 def test_the_base_for_human_dialogues_can_be_pretrained_on_text_of_the_world(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"chosen": "Human: a\\n\\nAssistant: b", "rejected": "Human: a\\n\\nAssistant: c"}\n')
-    run(tmp_path / "run", stages=("pretrain",), data={"source": "preferences_jsonl", "train": str(path)})
+    run(tmp_path / "run", stages=("pretrain",), pretrain=PRETRAIN, data={"source": "preferences_jsonl", "train": str(path)})
     assert load_tokenizer(tmp_path / "run" / "pretrain" / "tokenizer.model").decode([200, 201]) != ""
-    assert read(tmp_path / "run" / "pretrain" / "summary.json")["steps"] == 60
+    assert read(tmp_path / "run" / "pretrain" / "summary.json")["steps"] == 10
