@@ -19,8 +19,10 @@ from jaxalign.rl.update import ppo_update
 from tests import tiny
 
 # The same settings in several tests, so that they share programs.
-REWARD = {"kl_estimator": "full", "kl_coef": 0.3, "missing_eos": "none"}
-LOSS = {"kl_in": "loss", "kl_estimator": "full", "advantages": "grpo", "group_size": 4, "whiten_advantages": False}
+REWARD = {"kl_estimator": "full", "kl_coef": 0.3, "missing_eos": "none", "temperature": 0.7}
+LOSS = {"kl_in": "loss", "kl_estimator": "full", "advantages": "grpo", "group_size": 4, "whiten_advantages": False,
+        "temperature": 0.7, "kl_coef": 1.0, "kl_controller": "adaptive", "kl_target": 1e3, "kl_horizon": 40,
+        "learning_rate": 3e-3}
 
 
 def numpy_logp(setup, params, ids):
@@ -50,9 +52,8 @@ def made(reference_seed=1, **changes):
     return setup, state, frozen.reference, sampled, *tiny.experience(setup, state, frozen, sampled)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_in_the_reward_each_token_is_penalised_by_the_kl_of_its_state(temperature):
-    setup, _, _, sampled, experience, metrics = made(temperature=temperature, **REWARD)
+def test_in_the_reward_each_token_is_penalised_by_the_kl_of_its_state():
+    setup, _, _, sampled, experience, metrics = made(**REWARD)
     expected = by_hand(setup, tiny.to_host(sampled), tiny.host_params(), tiny.host_params(seed=1))
     assert expected.max() > 0.01
     last = np.arange(8)[None] == np.asarray(sampled.response_length)[:, None] - 1
@@ -61,16 +62,14 @@ def test_in_the_reward_each_token_is_penalised_by_the_kl_of_its_state(temperatur
     assert float(metrics.kl_full) == pytest.approx(expected.sum(1).mean(), rel=1e-4)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_equal_weights_have_a_kl_of_0_at_any_temperature(temperature):
-    _, _, _, _, _, metrics = made(reference_seed=0, temperature=temperature, **REWARD)
+    _, _, _, _, _, metrics = made(reference_seed=0, **REWARD | {"temperature": temperature})
     assert float(metrics.kl_full) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.variants(1)
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_in_the_loss_kl_and_gradient_equal_the_plain_form(temperature):
-    setup, state, reference, sampled, experience, _ = made(temperature=temperature, **LOSS)
+def test_in_the_loss_kl_and_gradient_equal_the_plain_form():
+    setup, state, reference, sampled, experience, _ = made(**LOSS)
     whole, params = totals(setup, experience), tiny.to_host(state.policy.params)
 
     @jax.jit
@@ -85,7 +84,7 @@ def test_in_the_loss_kl_and_gradient_equal_the_plain_form(temperature):
 
     def plain(p):  # [B, T, V] in one array
         def logits(q):
-            return setup.reference.hidden(q, sampled.tokens) @ q["embedding"].T / temperature
+            return setup.reference.hidden(q, sampled.tokens) @ q["embedding"].T / setup.config.temperature
 
         mine, theirs = (jax.nn.log_softmax(logits(q)) for q in (p, reference))
         kl = jnp.sum(jnp.exp(mine) * (mine - theirs), -1)
@@ -103,7 +102,7 @@ def distance(setup, sampled, params, reference):
 
 @pytest.mark.slow
 def test_in_the_loss_the_kl_pulls_the_policy_to_the_reference():
-    setup, state, reference, sampled, experience, _ = made(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
+    setup, state, reference, sampled, experience, _ = made(**LOSS)
     experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
     before = distance(setup, sampled, tiny.host_params(), tiny.host_params(seed=1))
     for _ in range(5):
@@ -115,7 +114,7 @@ def test_in_the_loss_the_kl_pulls_the_policy_to_the_reference():
 
 @pytest.mark.slow
 def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
-    plain = tiny.setup(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
+    plain = tiny.setup(**LOSS)
     policy = dataclasses.replace(plain.policy, lora=LoraAdapters(4, 8.0, ("*",)))
     setup = dataclasses.replace(plain, policy=policy, critic=policy.with_head("scalar"))
     base = tiny.place(plain.policy, tiny.host_params())
@@ -145,7 +144,7 @@ def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
 @pytest.mark.parametrize("reference_seed", [0, 1])
 @pytest.mark.parametrize("settings", [REWARD, LOSS], ids=["reward", "loss"])
 def test_the_checks_of_step_0_pass_and_detect_another_reference(settings, reference_seed):
-    setup, state, reference, sampled, experience, _ = made(reference_seed, temperature=0.7, **settings)
+    setup, state, reference, sampled, experience, _ = made(reference_seed, **settings)
     found = step_zero_checks(setup, reference, state.policy.params, sampled, experience, state.kl_coef)
     assert [check.name for check in found if not check.passed] == ([] if reference_seed == 0 else ["reference KL"])
 
@@ -158,10 +157,9 @@ def test_the_loss_without_a_reference_is_an_error():
 
 def test_the_controller_still_uses_k1():
     """As with every other estimator: "full" is the penalty, and the controller measures k1."""
-    steered = {"kl_controller": "adaptive", "kl_target": 1e3, "kl_horizon": 40, "epochs": 1, "minibatches": 1}
-    setup, state, reference, _, experience, _ = made(**LOSS | steered)
+    setup, state, reference, _, experience, _ = made(**LOSS)
     after, _ = ppo_update(setup, state, experience, None, reference)
-    assert float(after.kl_coef) == pytest.approx(0.05 * (1 - 0.2 * 8 / 40), rel=1e-5)
+    assert float(after.kl_coef) == pytest.approx(1 - 0.2 * 8 / 40, rel=1e-5)
 
 
 def test_the_config_accepts_it_in_the_reward_and_in_the_loss():

@@ -70,17 +70,17 @@ def test_the_expected_responses_are_varied(expected):
 
 
 @pytest.mark.variants(3)
-@pytest.mark.parametrize(("batch", "bucket"), [(2, 8), (8, 2), (1, 8), (3, 8), (8, 8), (8, 24)])
+@pytest.mark.parametrize(("batch", "bucket"), [(8, 2), (1, 8), (3, 8), (8, 24)])
 def test_samples_equal_the_definition(params, expected, batch, bucket):
-    """With one slot prompts run one after another, with 2 or 3 slots they overlap, and with 8 all run together; buckets of 2
-    and 24 give little and much padding."""
+    """With one slot prompts run one after another, with 3 slots they overlap, and with 8 all run together; buckets of 2 and 24
+    give little and much padding. The sampling options below have 2 slots."""
     assert_same(respond(params, tiny.PROMPTS, ROWS, batch, bucket), expected)
 
 
 @pytest.mark.variants(3)
 @pytest.mark.parametrize("changes", [
-    {"temperature": 1.3, "top_k": 9, "top_p": 0.8}, {"temperature": 0.0}, {"stop_ids": ()},
-    {"stop_ids": tuple(range(0, 32, 3))}, {"max_new_tokens": 1}, {"max_new_tokens": 17},
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.8, "max_new_tokens": 17, "stop_ids": ()}, {"stop_ids": tuple(range(0, 32, 3))},
+    {"max_new_tokens": 1},
 ], ids=str)
 def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
     sampling = dataclasses.replace(SAMPLING, **changes)
@@ -89,8 +89,8 @@ def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
 
 @pytest.mark.variants(1)
 @pytest.mark.parametrize("changes", [
-    {"window": 3}, {"window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
-    {"experts": Experts(4, 2)},
+    {"window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
+    {"window": 3, "experts": Experts(4, 2)},
 ], ids=str)
 def test_samples_equal_the_definition_for_every_kind_of_layer(changes):
     """Rows outgrow the windows, and the ring wraps around."""
@@ -263,8 +263,7 @@ def test_padding_rows_are_empty(params, expected):
     assert (found.response_length[:3] > 0).all()
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 0.8)])
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(0.7, 0, 1.0), (1.0, 5, 0.8), (1.3, 5, 0.8)])
 def test_log_probabilities_of_sampler_and_trainer_agree(params, temperature, top_k, top_p):
     """Token by token, for prompts and responses of several lengths; filters do not change log-probabilities."""
     sampled = rollout(params, dataclasses.replace(SAMPLING, temperature=temperature, top_k=top_k, top_p=top_p))
@@ -272,11 +271,6 @@ def test_log_probabilities_of_sampler_and_trainer_agree(params, temperature, top
     inside = np.arange(N)[None] < sampled.response_length[:, None]
     np.testing.assert_allclose(np.where(inside, stats.logprobs, 0), sampled.logprobs, atol=1e-5)
     assert (sampled.logprobs[inside] < 0).all()
-
-
-def test_a_single_new_token(params):
-    found = rollout(params, dataclasses.replace(SAMPLING, max_new_tokens=1))
-    assert found.logprobs.shape == (8, 1) and (found.response_length == 1).all()
 
 
 def test_an_empty_queue_has_no_responses(params):

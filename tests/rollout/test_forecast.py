@@ -46,8 +46,7 @@ def finish(session: Session):
 
 
 @pytest.mark.variants(3)
-@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-@pytest.mark.parametrize(("prompts", "batch"), [(SHORT, 4), (MIXED, 8), (MIXED, 16)])
+@pytest.mark.parametrize(("prompts", "batch", "mesh"), [(SHORT, 4, None), (MIXED, 8, (2, 2, 2)), (MIXED, 16, None)])
 def test_without_stop_ids_the_forecast_is_exact(called, prompts, batch, mesh):
     model = tiny.model(mesh)
     params = tiny.place(model, tiny.host_params())
@@ -113,13 +112,11 @@ def test_a_forecast_has_a_limited_number_of_steps(monkeypatch):
     assert len(steps) == module.CHUNKS
 
 
-@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_the_programs_of_two_tiers_are_predicted(called, mesh):
+def test_the_programs_of_two_tiers_are_predicted_for_a_mesh(called):
     """Rows of at most 300 tokens, 8 in each batch shard."""
-    model, sampling = tiny.model(mesh), Sampling(300, tiny.STOPS)
+    model, sampling = tiny.model((2, 2, 2)), Sampling(300, tiny.STOPS)
     params = tiny.place(model, tiny.host_params())  # Almost never stops; the first test covers that case exactly.
-    batch = 8 if mesh is None else 32
-    session = Engine(model, batch, 512, 8).start(params, MIXED * 4, KEY, sampling, range(4 * len(MIXED)))
+    session = Engine(model, 32, 512, 8).start(params, MIXED * 4, KEY, sampling, range(4 * len(MIXED)))
     foreseen = [module._key(*program) for program in module.forecast(session)]
     for _ in range(12):
         session.step()
@@ -161,8 +158,7 @@ def test_queues_of_one_and_of_many_prompts_have_separate_forecasts(monkeypatch):
     assert third == []
 
 
-@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_the_queue_uses_the_programs_compiled_in_threads(monkeypatch, mesh):
+def test_the_queue_uses_the_programs_compiled_in_threads_for_a_mesh(monkeypatch):
     add = Ahead.add
 
     def add_and_wait(self, *program):
@@ -171,7 +167,7 @@ def test_the_queue_uses_the_programs_compiled_in_threads(monkeypatch, mesh):
         return future
 
     monkeypatch.setattr(Ahead, "add", add_and_wait)
-    model = tiny.model(mesh, embed=24)
+    model = tiny.model((2, 2, 2), embed=24)
     params = tiny.place(model, model.init(jax.random.key(0)))
     jax.clear_caches()
     module.forget()

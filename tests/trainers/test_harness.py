@@ -26,11 +26,14 @@ def tasks(tmp_path_factory):
     return str(write_tasks(tmp_path_factory.mktemp("tasks") / "made"))
 
 
+VOCAB = 400  # No tokenizer here has more tokens. With one size, models share programs.
+
+
 def write(folder, kind):
     """Write a random model with the tokenizer `kind` of `made_tokenizers`."""
     texts = getattr(made_tokenizers, kind)(folder.parent / "tokenizer")
     tokenizer = load_tokenizer(texts)
-    model = Model(DecoderConfig(tokenizer.vocab_size, 2, 16, 4, 2, 4, 20))
+    model = Model(DecoderConfig(VOCAB, 2, 16, 4, 2, 4, 20))
     raw = config_json(model.config, MAX_LENGTH) | {"eos_token_id": tokenizer.eos_id, "bos_token_id": tokenizer.bos_id}
     export(folder, model, model.init(jax.random.key(1)), config=raw, source=texts)
     return folder

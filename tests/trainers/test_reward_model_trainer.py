@@ -65,7 +65,7 @@ def test_a_trained_model_can_be_the_reward_of_rl(whole):
 def test_an_ensemble_trains_its_members_in_turn_with_one_program():
     count = len(SEEN)
     trainer, steps = run(members=2, epochs=2, combine="min")
-    assert [function for function, _ in SEEN[count:]].count("jit(preference_step)") == 1
+    assert [function for function, _ in SEEN[count:]].count("jit(preference_step)") <= 1  # 0 after `whole`
     assert [step.number for step in steps] == list(range(len(steps))) and len(steps) == 8
     assert trainer.scorer[0].members == 2
     assert np.isfinite(trainer.score(PROMPTS, PROMPTS)).all()
@@ -94,9 +94,14 @@ def stopped_run(steps: int | None = None, held_out=FLIPPED, **options):
     return trainer, list(itertools.islice(trainer.fit(PAIRS, held_out), steps))
 
 
-def test_early_stopping_keeps_the_weights_with_the_lowest_held_out_loss():
+@pytest.fixture(scope="module")
+def stopped():
+    return stopped_run()
+
+
+def test_early_stopping_keeps_the_weights_with_the_lowest_held_out_loss(stopped):
     """On held-out pairs with the opposite labels, the loss rises as soon as the model learns."""
-    trainer, steps = stopped_run()
+    trainer, steps = stopped
     losses = {step.number + 1: step.metrics["held_out_loss"] for step in steps if "held_out_loss" in step.metrics}
     assert sorted(losses) == list(range(2, len(steps) + 1, 2))
     best = min(losses, key=losses.get)
@@ -116,14 +121,14 @@ def test_early_stopping_trains_to_the_end_while_the_loss_falls():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", (1, 4, 5, None))
-def test_an_interruption_of_early_stopping_changes_nothing(steps, tmp_path):
-    """None: the run is complete, and its last step was decided by the patience."""
-    whole, all_steps = stopped_run()
+@pytest.mark.parametrize("steps", (5, None))
+def test_an_interruption_of_early_stopping_changes_nothing(steps, stopped, tmp_path):
+    """5: after a checkpoint and an evaluation that followed it. None: the run is complete, and its last step was decided by the
+    patience."""
+    whole, all_steps = stopped
     stopped_run(steps=steps, directory=tmp_path)
     again, rest = stopped_run(directory=tmp_path)
-    assert [step.number for step in rest] == list(range(3 if steps in (4, 5) else len(all_steps) if steps is None else 0,
-                                                       len(all_steps)))
+    assert [step.number for step in rest] == list(range(len(all_steps) if steps is None else 3, len(all_steps)))
     assert rest == all_steps[len(all_steps) - len(rest) :]
     np.testing.assert_array_equal(again.score(PROMPTS, PROMPTS), whole.score(PROMPTS, PROMPTS))
 
@@ -146,7 +151,7 @@ def test_options_that_nothing_reads_are_refused():
 def test_a_pair_of_weight_0_is_not_learnt():
     """Half of the pairs has the opposite label; the half with weight 0 has no effect."""
     rows = [{**row, "weight": 1.0} for row in PAIRS] + [{**row, "weight": 0.0} for row in FLIPPED]
-    trainer = RewardModel(language_model(), **FIELDS | {"batch": 6, "epochs": 12})
+    trainer = RewardModel(language_model(), **FIELDS)
     assert list(trainer.fit(rows))[-1].metrics["accuracy"] == 1
     good, bad = (trainer.score(PROMPTS, [row[kind] for row in PAIRS]) for kind in ("chosen", "rejected"))
     assert np.all(good > bad)
