@@ -165,6 +165,7 @@ def make_optimizer(
 
 @functools.lru_cache(maxsize=64)
 def _made(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
+    """A new optimizer. A constant schedule does not read `total_steps`."""
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(_direction(config))
     if config.weight_decay:

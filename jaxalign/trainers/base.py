@@ -69,8 +69,6 @@ class Trainer:
     frozen: Frozen = None
     cut: int = 0
     stopping: EarlyStopping | None = None
-    _custom = False
-    """Whether the programs call a function of the user's; see `make_optimizer`."""
 
     def __init__(self, inputs: TrainerInputs, section: Any):
         self.inputs, self.section = inputs, section
@@ -151,6 +149,7 @@ class Trainer:
         shown: tuple[str, ...] = ("loss",),
         prepare: Callable[[], Params] | None = None,
         stopping: EarlyStopping | None = None,
+        custom: bool = False,
     ) -> Iterator[Step]:
         """Trains and yields each step.
 
@@ -165,10 +164,11 @@ class Trainer:
           prepare: does the work that must precede the first step and returns the starting weights. If None, the starting
             weights are read only if there is no checkpoint.
           stopping: measures held-out rows, and may end training early; None trains all steps.
+          custom: whether the step calls a function of the user's (`make_optimizer`).
         """
         inputs, model, section, self.stopping = self.inputs, self.inputs.model, self.section, stopping
         total_steps = loader.steps(section.epochs) if total_steps is None else total_steps
-        self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps, self._custom)
+        self.optimizer = optimizer = make_optimizer(section.optimizer, total_steps, custom)
         warn_of_extent(inputs.loop.stage, rows_warning(loader, total_steps), schedule_warning(section.optimizer, total_steps),
                        None if isinstance(section, PretrainConfig) else rate_warning(section.optimizer, model))
         abstract = abstract_state(model, optimizer)

@@ -78,10 +78,6 @@ class DPO(PolicyTrainer):
 
     name = "DPO"
 
-    @property
-    def _custom(self) -> bool:
-        return is_custom(self.section.objective)
-
     def __init__(
         self,
         model: LanguageModel,
@@ -266,10 +262,9 @@ class DPO(PolicyTrainer):
 
         trained = self._train(
             direct_step, arguments, train, loader, total_steps=steps, shown=("loss", "accuracy"), prepare=prepare_all,
-            stopping=stopping,
+            stopping=stopping, custom=is_custom(self.section.objective),
         )
-        objective = self.section.objective
-        return _finite_first(trained, objective) if is_custom(objective) else trained
+        return _finite_first(trained, self.section.objective) if is_custom(self.section.objective) else trained
 
     def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
         """The pairs with the log-probabilities of their answers under the reference.
