@@ -128,14 +128,14 @@ def compile_ahead(
         weights = None if scorer is None else join(frozen, scorer.model.abstract())
         reference = join(setup.reference.abstract() if reference is None else reference, frozen or {})  # Its base is `frozen`.
         prompt = min(engine.bucket, engine.max_length - setup.config.max_new_tokens)
-        host, is_known = scores == "host", scores != "unknown"
+        host = scores == "host"
         shapes = iteration_shapes(setup, state, prompt, frozen, reference, scorer, weights, host, host)
         scoring = shapes.scoring
         if host:  # Such scores are numpy arrays, which have no sharding.
-            scores, kept = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (scoring.scores, scoring.kept))
-            scoring = dataclasses.replace(scoring, scores=scores, kept=kept)
+            each, kept = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (scoring.scores, scoring.kept))
+            scoring = dataclasses.replace(scoring, scores=each, kept=kept)
         programs = []
-        if is_known and not needs_greedy:
+        if scores != "unknown" and not needs_greedy:
             programs.append((packed_experience, (scoring,)))
         if not checked:
             programs.append((step_zero_values, (shapes.checks,)))

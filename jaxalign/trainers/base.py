@@ -148,8 +148,7 @@ class Trainer:
         total_steps: int | None = None,
         shown: tuple[str, ...] = ("loss",),
         prepare: Callable[[], Params] | None = None,
-        stopping: EarlyStopping | None = None,
-        custom: bool = False,
+        stopping: EarlyStopping | None = None, custom: bool = False,
     ) -> Iterator[Step]:
         """Trains and yields each step.
 
