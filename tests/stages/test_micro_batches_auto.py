@@ -29,7 +29,7 @@ from tests.stages.ppo_of_prompts import write_inputs
 from tests.trainers.small import language_model
 
 SMALL = {"batch": 16, "iterations": 1, "epochs": 1, "advantages": "grpo", "group_size": 2, "checks": {"step_zero": False}}
-DPO = {"batch": 16, "max_length": 64, "epochs": 1, "micro_batch_tokens": "auto"}
+PAIRS = {"batch": 32, "max_length": 64, "epochs": 1, "micro_batch_tokens": "auto"}
 
 
 @pytest.fixture(scope="module")
@@ -191,22 +191,6 @@ def slow_network(attached, monkeypatch):
     monkeypatch.setattr(micro_batches, "_cluster", lambda config: (slow, ""))
 
 
-@pytest.mark.slow
-def test_the_compiler_confirms_that_weights_can_stay_gathered(folder, tmp_path, slow_network, peaks, capsys):
-    values = placed_config(folder, mesh={"fsdp": 2, "keep_gathered": "auto"})
-    values["ppo"] |= SMALL
-    (tmp_path / "ppo").mkdir()
-    given = StageContext(from_config_dict(values), tmp_path, tmp_path / "ppo", False)
-    chosen = with_micro_batches(given, "ppo")
-    assert chosen.config.mesh.keep_gathered == "always" and chosen.config.ppo.micro_batch_tokens == 0
-    said = capsys.readouterr().out
-    assert "[ppo] config.mesh.keep_gathered=auto: always. By the plan of the run, updates take 0." in said
-    assert f"[ppo] compiled, the programs of this stage need {peaks[0] / 1e9:.3g} of 1 GB\n" in said
-    assert with_micro_batches(given, "ppo").config == chosen.config
-    assert "config.mesh.keep_gathered=auto: always, as in the interrupted run" in capsys.readouterr().out
-    assert with_micro_batches(given, "evaluate").config.mesh.keep_gathered == "never"  # It has no update.
-
-
 def test_weights_that_the_compiler_refuses_to_keep_do_not_stay_gathered(folder, tmp_path, slow_network, monkeypatch, capsys):
     values = placed_config(folder, mesh={"fsdp": 2, "keep_gathered": "auto"})
     (tmp_path / "ppo").mkdir()
@@ -223,12 +207,21 @@ RECORD = dataclasses.replace(STAGES.get("sft"), name="mine", learns_from=())
 """
 
 
-def test_a_stage_of_ones_own_can_be_named_by_its_file(folder, tmp_path, slow_network, capsys):
+@pytest.mark.slow
+def test_the_compiler_confirms_that_weights_can_stay_gathered(folder, tmp_path, slow_network, peaks, capsys):
+    """Here in a stage of one's own, which the config names by its file. Its programs are those of sft."""
     (tmp_path / "mine.py").write_text(OWN)
     values = placed_config(folder, mesh={"fsdp": 2, "keep_gathered": "auto"}, stages=(f"{tmp_path / 'mine.py'}:RECORD",))
-    chosen = with_micro_batches(StageContext(from_config_dict(values), tmp_path, tmp_path, False), "mine")
-    assert chosen.config.mesh.keep_gathered == "always"
-    assert "config.mesh.keep_gathered=auto: always. " in capsys.readouterr().out
+    (tmp_path / "mine").mkdir()
+    given = StageContext(from_config_dict(values), tmp_path, tmp_path / "mine", False)
+    chosen = with_micro_batches(given, "mine")
+    assert chosen.config.mesh.keep_gathered == "always" and chosen.config.ppo.micro_batch_tokens == 0
+    said = capsys.readouterr().out
+    assert "[mine] config.mesh.keep_gathered=auto: always. By the plan of the run, updates take 0." in said
+    assert f"[mine] compiled, the programs of this stage need {peaks[0] / 1e9:.3g} of 1 GB\n" in said
+    assert with_micro_batches(given, "mine").config == chosen.config and list(peaks) == [0]
+    assert "config.mesh.keep_gathered=auto: always, as in the interrupted run" in capsys.readouterr().out
+    assert with_micro_batches(given, "evaluate").config.mesh.keep_gathered == "never"  # It has no update.
 
 
 def program() -> None:
@@ -238,18 +231,18 @@ def program() -> None:
     with distributed.running(group, lambda error: None):
         cluster = dataclasses.replace(part_of(chips()["v5e"], 8), usable=1e9)
         micro_batches._cluster = lambda config: (cluster, "")
-        values = placed_config(folder, mesh={"data": 8}, stages=("dpo",), dpo=DPO | {"batch": 32}, ppo={}, reward={}, lora={})
+        values = placed_config(folder, mesh={"data": 8}, stages=("preference",), preference=PAIRS, ppo={}, reward={}, lora={})
         values["data"] = {"source": "preferences_jsonl", "train": "pairs.jsonl", "style": "hh"}
-        given = StageContext(from_config_dict(values), folder, folder / "dpo", False)
+        given = StageContext(from_config_dict(values), folder, folder / "preference", False)
         time.sleep(2 * hosts.index())
-        tokens = with_micro_batches(given, "dpo").config.dpo.micro_batch_tokens
+        tokens = with_micro_batches(given, "preference").config.preference.micro_batch_tokens
         later = hosts.once(lambda: "later")
         (folder / f"{hosts.index()}.json").write_text(json.dumps([tokens, later]))
 
 
 @pytest.mark.process
 def test_processes_choose_the_same_size_also_if_one_is_late(folder):
-    (folder / "dpo").mkdir()
+    (folder / "preference").mkdir()
     processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(folder)])
     (tokens, later), other = (json.loads((folder / f"{number}.json").read_text()) for number in range(2))
     assert tokens > 0 and later == "later" and other == [tokens, later]
