@@ -13,13 +13,16 @@ from jaxalign import pipeline
 from jaxalign.config import DEFAULT_STAGES as STAGES
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import read_timing
+from tests.compilations import SEEN, compiled
 from tests.small_run import CONFIG, fingerprints, phases_with_operations, read, rows, run
 from tests.tracking.pages import Page, check_links
 
 TRAINED = {"pretrain": 60, "sft": None, "preference": None, "ppo": 3}
+STEPS = ("lm_step", "preference_step", "(packed_experience)", "(packed_update)")
 
 
 def test_every_stage_is_done_and_leaves_its_summary(done):
@@ -153,16 +156,18 @@ def test_another_config_is_refused_and_nothing_is_lost(done):
 @pytest.mark.slow
 def test_an_interrupted_generation_resumes_at_the_missing_chunk(done, tmp_path):
     """Existing chunks are not recomputed; the missing chunk is reproduced byte for byte."""
-    workdir = tmp_path / "run"
+    workdir, kept = tmp_path / "run", {}
     shutil.copytree(done, workdir)
-    for stage, lost in (("revise", "rows-00000.jsonl"), ("compare", "rows-00001.jsonl")):
-        (workdir / stage / lost).unlink()
+    lost = {"revise": "rows-00000.jsonl", "compare": "rows-00001.jsonl"}
+    for stage, name in lost.items():
+        (workdir / stage / name).unlink()
         manifest = read(workdir / stage / "manifest.json") | {"status": "running"}
         (workdir / stage / "manifest.json").write_text(json.dumps(manifest))
-        kept = {path.name: path.stat().st_mtime_ns for path in (workdir / stage).glob("rows-*.jsonl")}
-        run(workdir)
-        assert (workdir / stage / lost).read_bytes() == (done / stage / lost).read_bytes()
-        assert kept == {name: (workdir / stage / name).stat().st_mtime_ns for name in kept}
+        kept |= {path: path.stat().st_mtime_ns for path in (workdir / stage).glob("rows-*.jsonl")}
+    run(workdir)
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+    for stage, name in lost.items():
+        assert (workdir / stage / name).read_bytes() == (done / stage / name).read_bytes()
         assert read(workdir / stage / "summary.json") == read(done / stage / "summary.json")
 
 
@@ -172,7 +177,7 @@ def test_answers_do_not_depend_on_the_chunks(done, tmp_path):
     for stage in STAGES[:-2]:
         shutil.copytree(done / stage, tmp_path / "evaluated" / stage)
     shutil.copytree(done / "pretrain", tmp_path / "revised" / "pretrain")
-    run(tmp_path / "evaluated", evaluate=CONFIG["evaluate"] | {"batch": 4})
+    run(tmp_path / "evaluated", stages=STAGES[:-1], evaluate=CONFIG["evaluate"] | {"batch": 4, "win_rate_prompts": 0})
     run(tmp_path / "revised", stages=("pretrain", "revise"), revise=CONFIG["revise"] | {"batch": 4})
 
     def key(row):
@@ -196,12 +201,35 @@ def test_answers_do_not_depend_on_the_chunks(done, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def on_mesh(tmp_path_factory) -> pathlib.Path:
-    """The work directory of the same run on a mesh. It leaves out what no test compares with the run on one device."""
-    workdir = tmp_path_factory.mktemp("mesh")
+def mesh_run(tmp_path_factory) -> tuple[pathlib.Path, dict[str, set[str]]]:
+    """The work directory of the same run on a mesh, and the threads that compiled each training program.
+
+    It leaves out what no test compares with the run on one device.
+    """
+    workdir, add = tmp_path_factory.mktemp("mesh"), Ahead.add
+
+    def add_and_wait(self, *program):
+        future = add(self, *program)
+        assert future.result() is not None
+        return future
+
+    SEEN.clear()
     ppo, evaluate = CONFIG["ppo"] | {"checks": {"step_zero": False}}, CONFIG["evaluate"] | {"win_rate_prompts": 0}
-    run(workdir, stages=STAGES[:-1], mesh={"data": 2, "fsdp": 2, "tensor": 2}, ppo=ppo, evaluate=evaluate)
-    return workdir
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ahead, "add", add_and_wait)  # Weights this small would often be ready first.
+        run(workdir, stages=STAGES[:-1], mesh={"data": 2, "fsdp": 2, "tensor": 2}, ppo=ppo, evaluate=evaluate)
+    return workdir, {name: {thread.partition("_")[0] for thread in compiled(name)} for name in STEPS}
+
+
+@pytest.fixture
+def on_mesh(mesh_run) -> pathlib.Path:
+    return mesh_run[0]
+
+
+@pytest.mark.slow
+def test_training_steps_on_a_mesh_are_compiled_ahead(mesh_run):
+    """`test_compiled_ahead.py` has those on one device."""
+    assert mesh_run[1] == dict.fromkeys(STEPS, {"compile"})
 
 
 @pytest.mark.slow
