@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxalign import train
+from jaxalign.rl.iteration import Iteration
 from jaxalign.tracking.metrics import read_metrics
 from tests import processes
 
@@ -94,6 +95,35 @@ def several(config, workdir, overwrite):
 pipeline.run = several
 sys.exit(train.main(sys.argv))
 """
+# What is refused at the start: first a placement, which only the first process checks; then another config in the second
+# process, which then follows the first one; at last another work directory in the second process, which ends both.
+REFUSED = """
+import dataclasses, sys
+from jaxalign import pipeline, train
+from jaxalign.errors import UserError
+from jaxalign.parallel import hosts
+from jaxalign.pipeline import running
+from jaxalign.storage import LocalStorage
+
+run, running._VISIBLE_SECONDS = pipeline.run, 0.5
+
+def several(config, workdir, overwrite):
+    try:
+        run(config, workdir, overwrite)
+    except UserError as error:
+        print("PLACEMENT:", error, file=sys.stderr, flush=True)
+    config = dataclasses.replace(config, placement=type(config.placement)())
+    try:
+        running._check_alike(dataclasses.replace(config, seed=hosts.index()), LocalStorage(workdir))
+    except UserError as error:
+        print("CONFIG:", error, file=sys.stderr, flush=True)
+        hosts.wait()
+        hosts.once(lambda: None)
+    run(config, workdir / str(hosts.index()), overwrite)
+
+pipeline.run = several
+sys.exit(train.main(sys.argv))
+"""
 LONG = ["--config.stages=pretrain", "--config.pretrain.steps=100_000", "--config.pretrain.checkpoint_every=100_000"]
 
 
@@ -112,13 +142,16 @@ def trained(running, workdir: pathlib.Path, seconds: float = 100.0) -> bool:
 @pytest.fixture(scope="module")
 def runs(made, rows_do_not_shrink):
     """By number of processes: the work directory, the result of each process, and the lines that the reward wrote. The single
-    process is this one. Of two processes, the second gets SIGTERM in the last run."""
+    process is this one, and leaves out the checks before the first update. Of two processes, the second gets SIGTERM in the
+    last run."""
     found = {}
     for count in (1, 2):
         workdir = made / f"run-{count}"
         words = command(made, f"--workdir={workdir}", *MESH)[1:]
         if count == 1:
-            ended = train.main(words)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Iteration, "check_start", lambda *_: None)
+                ended = train.main(words)
         else:
             with processes.started(2, ["-c", MORE, *words[1:]]) as running:
                 if trained(running, made / "ended", 600):
@@ -144,11 +177,17 @@ def test_one_and_two_processes_write_the_same_files(runs):
         own = [path.relative_to(workdir) for path in workdir.rglob("*") if path.suffix in kinds]
         return {str(path) for path in own if not {"checkpoints", "params", "system.jsonl"} & set(path.parts)}
 
-    assert names(runs[1][0]) == names(runs[2][0]) and "report.html" in names(runs[2][0])
+    assert names(runs[1][0]) | {"ppo/checks.json"} == names(runs[2][0]) and "report.html" in names(runs[1][0])
     for stage in STAGES:
         one, two = (read(runs[count][0] / stage / "manifest.json") for count in (1, 2))
-        assert one.pop("outputs").keys() == two.pop("outputs").keys() and one == two  # Other meshes round differently.
+        assert two.pop("outputs").keys() - one.pop("outputs").keys() <= {"checks.json"}
+        assert one == two  # Other meshes round differently.
         assert read(runs[2][0] / stage / "manifest.json")["status"] == "done"
+
+
+def test_the_checks_before_the_first_update_pass_in_two_processes(runs):
+    checks = read(runs[2][0] / "ppo" / "checks.json")
+    assert len(checks) == 5 and all(check["passed"] for check in checks)
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "ppo"])
@@ -202,24 +241,25 @@ def test_a_finished_run_is_reported_as_done(runs):
     assert set(re.findall("[A-Za-z]+", second.out)) <= set(re.findall("[A-Za-z]+", line))
 
 
-def test_another_config_in_one_process_is_refused(made, tmp_path):
-    each = [["--config.seed=0"], ["--config.seed=1"]]
-    first, second = processes.run(2, command(made, f"--workdir={tmp_path}", *MESH), each)
-    assert (first.code, second.code) == (2, 2)
-    assert "process 1: this process's config differs from process 0's" in second.err
-    assert "process 0 ends because process 1 did: this process's config differs" in first.err
-    assert not list(tmp_path.glob("*/manifest.json"))
+@pytest.fixture(scope="module")
+def refused(made):
+    """The work directory and the results of two processes that run REFUSED."""
+    workdir = made / "refused"
+    words = command(made, f"--workdir={workdir}", *MESH, "--config.placement.strategy=interleave")
+    return workdir, processes.run(2, ["-c", REFUSED, *words[2:]])
 
 
-def test_a_work_directory_that_is_not_shared_is_refused(made, tmp_path):
-    program = ("import sys; from jaxalign import train; from jaxalign.pipeline import running; running._VISIBLE_SECONDS = 0.5; "
-               "sys.exit(train.main(sys.argv))")
-    each = [[f"--workdir={tmp_path / 'a'}"], [f"--workdir={tmp_path / 'b'}"]]
-    arguments = ["-c", program, f"--config={made / 'small.py'}", *MESH]
-    first, second = processes.run(2, arguments, each)
+def test_another_config_in_one_process_is_refused(refused):
+    _, (first, second) = refused
+    assert "CONFIG: this process's config differs from process 0's" in second.err and "CONFIG:" not in first.err
+
+
+def test_a_work_directory_that_is_not_shared_is_refused(refused):
+    workdir, (first, second) = refused
     assert (first.code, second.code) == (2, 2)
-    assert f"process 1: the work directory {tmp_path / 'b'} is not that of process 0" in second.err
-    assert not list(tmp_path.glob("*/*/manifest.json"))
+    problem = f"the work directory {workdir / '1'} is not that of process 0"
+    assert f"process 1: {problem}" in second.err and f"process 0 ends because process 1 did: {problem}" in first.err
+    assert not list(workdir.rglob("manifest.json"))
 
 
 def test_all_processes_report_an_error_of_the_first(runs):
@@ -228,12 +268,11 @@ def test_all_processes_report_an_error_of_the_first(runs):
         assert marker and "has stages that were run with a different config" in said
 
 
-def test_a_placement_is_refused_before_the_devices_are_started(made):
+def test_a_placement_is_refused_before_the_devices_are_started(refused):
     """Only the first process checks it. If it started the devices for that, it would wait 120 seconds for the other."""
-    flags = [f"--workdir={made / 'placed'}", *MESH, "--config.placement.strategy=interleave"]
-    for one in processes.run(2, command(made, *flags)):
-        assert one.code == 2 and one.seconds < 100
-        assert "placement interleave needs one process, but this run has 2" in one.err
+    for one in refused[1]:
+        assert one.seconds < 100
+        assert "PLACEMENT: placement interleave needs one process, but this run has 2" in one.err
 
 
 def test_after_sigterm_to_one_process_all_save_a_checkpoint_at_one_step(made, runs):
@@ -247,7 +286,7 @@ def test_after_sigterm_to_one_process_all_save_a_checkpoint_at_one_step(made, ru
 def test_if_a_process_is_killed_in_training_the_other_says_so_in_one_sentence(made):
     """The first process, which has JAX's coordination service. `parallel/test_hosts.py` kills each of several processes."""
     workdir = made / "killed"
-    with processes.started(2, command(made, f"--workdir={workdir}", "--config.mesh.data=8", *LONG)) as running:
+    with processes.started(2, command(made, f"--workdir={workdir}", *MESH, *LONG)) as running:
         assert trained(running, workdir)
         running[0].kill()
         _, other = processes.ends(running, timeout=120)
