@@ -33,6 +33,36 @@ pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
 TINIEST = {"sampler_tolerance": 1e-12}
 
 
+# The first tests of the file, because they need a process without programs. Later tests use theirs.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "mesh", "shares"), [
+    (TINIEST, None, layouts.SHARES), ({}, (2, 2, 2), (1,)),
+])
+def test_every_program_is_compiled_once_and_ahead_of_the_iterations(monkeypatch, changes, mesh, shares):
+    """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
+    after the first update. `test_compiled_ahead.py` has GRPO with the KL in the loss."""
+    programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
+    setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
+    monkeypatch.setattr(layouts, "SHARES", shares)
+    forecast.forget()
+    SEEN.clear()
+    chex.clear_trace_counter()
+    monkeypatch.setattr(ppo_step, "minibatch_update", chex.assert_max_traces(ppo_step.minibatch_update, n=1))
+    with Ahead() as ahead:
+        add = ahead.add
+        monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
+        stream, engine, sampling = sampled_by(setup, tiny.PROMPTS)
+        rl_ahead.compile_ahead(ahead, setup, engine, sampling, stream.at(0).ids, tiny.scorer(setup))
+        assert all(future.result() is not None for _, future in lowered)
+    assert {*programs, ring.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
+    assert [len(compiled(f"({fn.__name__})")) for fn in (*programs, ring.insert, ring.prefill)] == [1] * 5
+    SEEN.clear()
+    iterate(steps=3, mesh=mesh, **changes)
+    assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []
+
+
 @pytest.mark.slow
 def test_a_step_reports_every_metric_of_the_data_formats_page():
     found = []
@@ -193,10 +223,10 @@ def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_n
 
 
 @pytest.mark.slow
-def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(monkeypatch):
-    changes = {"kl_in": "loss", "kl_estimator": "full", "first": 1}
-    (state, metrics), _ = bytes_by_phase(monkeypatch, **changes)
-    (found, found_metrics), _ = bytes_by_phase(monkeypatch, offload=("frozen",), **changes)
+def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update():
+    changes = {"advantages": "grpo", "group_size": 2, "kl_in": "loss", "kl_estimator": "full", "first": 1}
+    state, metrics = iterate(**changes)
+    found, found_metrics = iterate(offload=("frozen",), **changes)
     chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-4, atol=1e-6)
     chex.assert_trees_all_close(tiny.to_host(found), tiny.to_host(state), rtol=1e-3, atol=1e-5)
 
@@ -214,34 +244,3 @@ def test_responses_of_older_weights_do_not_measure_the_gap_of_the_sampler():
     _, rows = iterate(first=1, sample_ahead=True, advantages="rloo", group_size=2, whiten_advantages=False)
     assert ["sampler_gap" in row for row in rows] == [True, False]
     assert rows[0]["sampler_gap"] < 1e-4
-
-
-# The last tests of the file, because they drop the programs that the others share.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("changes", "mesh", "shares"), [
-    ({}, None, layouts.SHARES), ({"advantages": "grpo", "group_size": 2, "kl_in": "loss"}, (2, 2, 2), (1,)),
-])
-def test_every_program_is_compiled_once_and_ahead_of_the_iterations(monkeypatch, changes, mesh, shares):
-    """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
-    after the first update."""
-    programs = (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
-    setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
-    monkeypatch.setattr(layouts, "SHARES", shares)
-    jax.clear_caches()
-    forecast.forget()
-    SEEN.clear()
-    chex.clear_trace_counter()
-    monkeypatch.setattr(ppo_step, "minibatch_update", chex.assert_max_traces(ppo_step.minibatch_update, n=1))
-    with Ahead() as ahead:
-        add = ahead.add
-        monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
-        stream, engine, sampling = sampled_by(setup, tiny.PROMPTS)
-        rl_ahead.compile_ahead(ahead, setup, engine, sampling, stream.at(0).ids, tiny.scorer(setup))
-        assert all(future.result() is not None for _, future in lowered)
-    assert {*programs, ring.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
-    assert [len(compiled(f"({fn.__name__})")) for fn in (*programs, ring.insert, ring.prefill)] == [1] * 5
-    SEEN.clear()
-    iterate(steps=3, mesh=mesh, **changes)
-    assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []
