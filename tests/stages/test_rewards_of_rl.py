@@ -35,7 +35,8 @@ def score(prompts, responses, **columns):
 
 def changes(path, ppo=(), **reward):
     reward = {"source": "callable", "callable": f"{path}:score", "backoff_s": 0.0, "max_dropped_share": 1.0} | reward
-    own = {"checks": {"step_zero": False}, "advantages": "rloo", "group_size": 2, "temperature": 1.3, "max_new_tokens": 72}
+    own = {"checks": {"step_zero": False}, "advantages": "rloo", "group_size": 2, "temperature": 1.3, "max_new_tokens": 72,
+           "sampler_correction": "truncate"}
     return {"stages": STAGES, "reward": reward, "ppo": CONFIG["ppo"] | own | dict(ppo)}
 
 
@@ -72,7 +73,7 @@ def test_pitfall_20_a_reward_can_be_a_callable(scored):
     assert [row["kept"] for row in metrics] == [len(kept) for kept in scores]  # rows whose score is NaN are dropped
     assert min(len(kept) for kept in scores) < 8
     assert [row["score"] for row in metrics] == pytest.approx([np.mean(kept) for kept in scores])  # scores are not rounded
-    assert np.isfinite([row["policy_loss"] for row in metrics]).all()
+    assert np.isfinite([row["policy_loss"] for row in metrics]).all() and "effective_sample_share" in metrics[0]
     rewards = {}
     for row in rows(workdir, "evaluate"):
         if len(row["response"]) % 5:
@@ -141,33 +142,35 @@ def test_a_callable_can_run_while_other_responses_are_sampled(done, scored, tmp_
 ALL = (*STAGES[:3], "compare", "preference", *STAGES[3:])
 
 
-@pytest.mark.slow
-def test_a_shared_critic_and_a_correction_run_as_a_stage(done, tmp_path):
-    workdir = started(done, tmp_path / "run", "compare", "preference")
-    run(workdir, stages=ALL, ppo=CONFIG["ppo"] | {"critic": "shared", "sampler_correction": "truncate"})
-    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
-    assert np.isfinite([row["value_loss"] for row in metrics]).all()
-    assert "effective_sample_share" in metrics[0]
-    checks = read(workdir / "ppo" / "checks.json")
-    assert len(checks) == 5 and all(check["passed"] for check in checks)
-    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # evaluation read it as a plain policy
-
-
-@pytest.mark.slow
-def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts_with_v_trace(done, tmp_path):
-    path = tmp_path / "mine.py"
+@pytest.fixture(scope="module")
+def summed(done, tmp_path_factory):
+    """A finished run whose reward is a sum, with a shared critic and V-trace. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("sum")
+    path = folder / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
-    workdir = started(done, tmp_path / "run", "compare", "preference")
     reward = {"source": "preference+callable", "callable": f"{path}:score", "weights": (0.5, 3.0), "length_coef": 0.1,
               "length_free": 2}
-    run(workdir, reward=reward, stages=ALL[:-1], ppo=CONFIG["ppo"] | {"advantages": "vtrace", "checks": {"step_zero": False}})
-    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
-    for row in metrics:
+    workdir = started(done, folder / "run", "compare", "preference")
+    run(workdir, stages=ALL, reward=reward, ppo=CONFIG["ppo"] | {"critic": "shared", "advantages": "vtrace"})
+    return workdir
+
+
+@pytest.mark.slow
+def test_a_shared_critic_and_v_trace_run_as_a_stage(summed):
+    metrics = read_metrics(summed / "ppo" / "metrics.jsonl")
+    assert np.isfinite([row["value_loss"] for row in metrics]).all() and "effective_sample_share" not in metrics[0]
+    checks = read(summed / "ppo" / "checks.json")
+    assert len(checks) == 5 and all(check["passed"] for check in checks)
+    assert read(summed / "summary.json")["models"][-1] == "ppo"  # evaluation read it as a plain policy
+
+
+@pytest.mark.slow
+def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts(summed):
+    for row in read_metrics(summed / "ppo" / "metrics.jsonl"):
         assert row["score_callable"] == pytest.approx(2.0)
         assert row["score"] == pytest.approx(0.5 * row["score_preference"] + 6.0 + row["score_length"], abs=1e-5)
         assert row["score_length"] <= -0.1 * (row["response_length"] - 2) + 1e-5
-    assert read(workdir / "ppo" / "manifest.json")["inputs"].keys() == {"sft", "preference"}
-    assert np.isfinite([row["value_loss"] for row in metrics]).all() and "effective_sample_share" not in metrics[0]
+    assert read(summed / "ppo" / "manifest.json")["inputs"].keys() == {"sft", "preference"}
 
 
 ARITHMETIC = {
