@@ -16,7 +16,7 @@ from tests.folders import write_model
 TEMPLATES = {"base": None, "chatml": made_tokenizers.CHATML, "thinking": made_tokenizers.QWEN3}
 # Few prompts and tokens, one principle, requests to the judge one by one, and equal batches: each other shape is another
 # program.
-SMALL = ("--config.compile_cache=None", "--config.revise.red_team_prompts=8", "--config.revise.helpful_prompts=4",
+SMALL = ("--config.compile_cache=None", "--config.revise.red_team_prompts=6", "--config.revise.helpful_prompts=2",
          "--config.revise.rounds=1", "--config.compare.prompts=4", "--config.ppo.iterations=1", "--config.ppo.prompts=8",
          "--config.evaluate.prompts=4", "--config.evaluate.win_rate_prompts=2", "--config.feedback.share_prefix=False",
          "--config.feedback.principles_per_comparison=1",
@@ -84,14 +84,16 @@ def test_another_judge_is_one_line(models, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["base", "thinking"])
-def test_two_commands_lead_to_a_report(rows_do_not_shrink, models, tmp_path, capsys, kind):
+@pytest.mark.parametrize(("kind", "more"), [
+    ("base", ()), ("thinking", ("--config.stages=revise,sft,compare,preference,report",)),
+])
+def test_two_commands_lead_to_a_report(rows_do_not_shrink, models, tmp_path, capsys, kind, more):
     """A random model judges by chance and gives the answer letters little probability, so its run is a rehearsal."""
     assert started(tmp_path / "own", models[kind]) == 0
     out = capsys.readouterr().out
     assert "PROBLEM judge: this model cannot judge: " in out and "most of its probability is for other text" in out
     assert "its results mean nothing" in out and all(f"\n  {part} " in out for part in ("prompt", "critique", "revision"))
-    command = ["train", f"--config={tmp_path}/own/config.py", f"--workdir={tmp_path}/own/run", *SMALL]
+    command = ["train", f"--config={tmp_path}/own/config.py", f"--workdir={tmp_path}/own/run", *SMALL, *more]
     assert train.main(command) == 0
     assert "of its probability to text other than the options" in (tmp_path / "own" / "run" / "report.html").read_text()
 
