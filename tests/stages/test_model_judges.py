@@ -51,7 +51,7 @@ def config(root, **changes):
         "data": {"source": "prompts_jsonl", "held_out_share": 0.2, "red_team": str(root / "harmless.jsonl")},
         "feedback": {"judge": "local", "max_outside_mass": 1.0, "undecided_margin": 0.0, "undecided": "half",
                      "consistent": False, "correct_position": False, "second_order": "always", "aggregate": "mean",
-                     "principles_per_comparison": 2},
+                     "principles_per_comparison": 1, "share_prefix": False},
         "judge": {"max_length": 1024},
         "revise": SIZES | {"rounds": 1, "red_team_prompts": 32}, "compare": SIZES | {"prompts": 32},
         "sft": CONSTANT | {"batch_rows": 2, "row_length": 128, "keep": ("unchanged", "grown", "cut_off"), "required_rows": 2},
@@ -81,27 +81,25 @@ def rows(folder):
 
 @pytest.fixture(scope="module")
 def local(root):
-    """The work directory of a finished run whose base judges itself. Tests must not change it."""
-    pipeline.run(config(root), root / "local")
+    """The work directory of a finished run up to the preference model, whose base judges itself. Tests must not change it."""
+    pipeline.run(config(root, stages=STAGES[:4]), root / "local")
     return root / "local"
 
 
 @pytest.fixture(scope="module")
 def other(root):
-    """The same with another folder as the judge."""
+    """The same with another folder as the judge, and with all stages."""
     pipeline.run(judged(root), root / "other")
     return root / "other"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["local", "other"])
-def test_a_chat_model_goes_from_revise_to_the_report(name, request):
-    workdir = request.getfixturevalue(name)
-    assert (workdir / "report.html").exists()
-    compared = read(workdir / "compare" / "summary.json")
+def test_a_chat_model_goes_from_revise_to_the_report(other):
+    assert (other / "report.html").exists()
+    compared = read(other / "compare" / "summary.json")
     assert compared["pairs"] == 32 and 0 < compared["outside_mass"] <= 1 and compared["unparsable"] == 0
-    assert [found["total"] for found in read(workdir / "summary.json")["win_rates"]] == [4, 4, 4]
-    assert all(row["critique"] is not None for row in rows(workdir / "revise"))
+    assert [found["total"] for found in read(other / "summary.json")["win_rates"]] == [4, 4, 4]
+    assert all(row["critique"] is not None for row in rows(other / "revise"))
 
 
 @pytest.mark.slow
@@ -113,8 +111,7 @@ def test_a_judge_that_equals_the_base_gives_the_same_verdicts(local, other):
 @pytest.mark.slow
 def test_a_jury_averages_its_members_and_records_their_disagreement(root, local, tmp_path):
     folders = (str(root / "judge"), str(local / "sft"))
-    changes = {"feedback": {"judge": "model", "principles_per_comparison": 1}, "stages": ("compare", "preference"),
-               "compare": {"prompts": 16}}
+    changes = {"feedback": {"judge": "model"}, "stages": ("compare", "preference"), "compare": {"prompts": 16}}
     found = {}
     for name, path in (("jury", folders), ("first", folders[:1]), ("second", folders[1:])):
         pipeline.run(config(root, judge={"path": path}, **changes), tmp_path / name)
@@ -149,8 +146,9 @@ def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root
         manifest = read(folder / "manifest.json")
         (folder / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
         (folder / "rows-00001.jsonl").unlink()
-        pipeline.run(judged(root), tmp_path / "run")
-        assert rows(folder) == rows(other / stage) and len(rows(folder)) >= 32
+    pipeline.run(judged(root), tmp_path / "run")
+    for stage in ("revise", "compare"):
+        assert rows(tmp_path / "run" / stage) == rows(other / stage) and len(rows(other / stage)) >= 32
 
 
 @pytest.mark.slow
