@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jaxalign import train
-from jaxalign.rl.iteration import Iteration
 from jaxalign.tracking.metrics import read_metrics
 from tests import processes
+from tests.unchecked import unchecked
 
 pytestmark = pytest.mark.process
 
@@ -149,8 +149,7 @@ def runs(made, rows_do_not_shrink):
         workdir = made / f"run-{count}"
         words = command(made, f"--workdir={workdir}", *MESH)[1:]
         if count == 1:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Iteration, "check_start", lambda *_: None)
+            with unchecked():
                 ended = train.main(words)
         else:
             with processes.started(2, ["-c", MORE, *words[1:]]) as running:
