@@ -1,4 +1,7 @@
-"""Training steps are compiled in a thread before the weights are read, and the stages use these programs."""
+"""Training steps are compiled in a thread before the weights are read, and the stages use these programs.
+
+Here on one device; `test_end_to_end.py` has stages on a mesh, and `test_ppo.py` PPO on one device and on a mesh.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ from jaxalign.parallel.ahead import Ahead
 from tests.compilations import SEEN, compiled
 from tests.small_run import CONFIG, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("waiting")]
 
-MESHES = {"one device": {}, "a mesh": {"data": 2, "fsdp": 2, "tensor": 2}}
 LORA = {"lora": {"rank": 2}}
 
 
@@ -22,8 +24,9 @@ def threads(name: str) -> list[str]:
     return [thread.partition("_")[0] for thread in compiled(name)]
 
 
-@pytest.fixture(params=MESHES)
-def mesh(request, monkeypatch) -> dict:
+@pytest.fixture
+def waiting(monkeypatch):
+    """Begin without programs, and wait for each program that is compiled ahead."""
     add = Ahead.add
 
     def add_and_wait(self, *program):
@@ -34,7 +37,6 @@ def mesh(request, monkeypatch) -> dict:
     monkeypatch.setattr(Ahead, "add", add_and_wait)  # Weights this small would often be ready first.
     jax.clear_caches()  # The shared run may have been made in this process, with the same programs.
     SEEN.clear()
-    return {"mesh": MESHES[request.param]}
 
 
 def from_the_shared_run(done, workdir, *stages: str):
@@ -42,29 +44,30 @@ def from_the_shared_run(done, workdir, *stages: str):
         shutil.copytree(done / stage, workdir / stage)
 
 
-def test_pretrain_is_compiled_ahead(tmp_path, mesh):
-    run(tmp_path, **mesh, stages=("pretrain",), pretrain=CONFIG["pretrain"] | {"steps": 3})
+def test_pretrain_is_compiled_ahead(tmp_path):
+    run(tmp_path, stages=("pretrain",), pretrain=CONFIG["pretrain"] | {"steps": 3})
     assert threads("lm_step") == ["compile"]
 
 
-def test_sft_with_adapters_is_compiled_ahead(done, tmp_path, mesh):
+def test_sft_with_adapters_is_compiled_ahead(done, tmp_path):
     from_the_shared_run(done, tmp_path, "pretrain", "revise")
-    run(tmp_path, **mesh, **LORA, stages=("pretrain", "revise", "sft"))
+    run(tmp_path, **LORA, stages=("pretrain", "revise", "sft"))
     assert threads("lm_step") == ["compile"]
 
 
-def test_preference_model_and_dpo_are_compiled_ahead(done, tmp_path, mesh):
+def test_preference_model_and_dpo_are_compiled_ahead(done, tmp_path):
     stages = "pretrain", "revise", "sft", "compare"
     from_the_shared_run(done, tmp_path, *stages)
     dpo = {"batch": 8, "epochs": 1, "max_length": 192, "held_out_share": 0.2}
-    run(tmp_path, **mesh, stages=(*stages, "preference", "dpo"), dpo=dpo)
+    run(tmp_path, stages=(*stages, "preference", "dpo"), dpo=dpo)
     assert threads("preference_step") == ["compile"]
     assert threads("direct_step") == ["compile"]
 
 
-def test_ppo_is_compiled_ahead(done, tmp_path, mesh):
+def test_grpo_is_compiled_ahead(done, tmp_path):
     stages = "pretrain", "revise", "sft", "compare", "preference"
     from_the_shared_run(done, tmp_path, *stages)
-    run(tmp_path, **mesh, stages=(*stages, "ppo"))
+    grpo = {"advantages": "grpo", "group_size": 2, "kl_in": "loss", "kl_estimator": "k3"}
+    run(tmp_path, stages=(*stages, "ppo"), ppo=CONFIG["ppo"] | grpo)
     for name in ("packed_experience", "step_zero_values", "packed_update"):
         assert threads(f"({name})") == ["compile"]
