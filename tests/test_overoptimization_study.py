@@ -14,10 +14,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from jaxalign.config import Optimizer, PPOConfig
+from jaxalign.config import Checks, Optimizer, PPOConfig
 from jaxalign.data.world import gold as judge
 from jaxalign.errors import UserError
-from tests.small_run import run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
 import overoptimization as study  # noqa: E402
@@ -31,24 +30,17 @@ SETTINGS = overoptimization_setup.Settings(
     sizes=((1, 16),), pairs=(8, 16), held_out_pairs=8, max_new_tokens=48, gold_prompts=48, gold_steps=2, proxy_steps=4,
     pair_batch=8, measured_prompts=4, best_of=6, measured_at=(0, 1, 2), rl_answers=2,
     rl=PPOConfig(prompts=16, batch=8, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
-           optimizer=Optimizer(learning_rate=1e-2, schedule="constant")),
+           optimizer=Optimizer(learning_rate=1e-2, schedule="constant"), checks=Checks(step_zero=False)),
 )
 
 
 @pytest.fixture(scope="module")
-def supervised(tmp_path_factory):
-    """The work directory of a run up to the supervised policy."""
-    workdir = tmp_path_factory.mktemp("run")
-    run(workdir, stages=("pretrain", "revise", "sft"))
-    return workdir
-
-
-@pytest.fixture(scope="module")
-def ended(supervised, tmp_path_factory):
+def ended(done, tmp_path_factory):
+    """The folder and the results of a study on the supervised policy of the shared run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overoptimization_setup, "CHUNK", 32)
         out = tmp_path_factory.mktemp("study")
-        yield out, study.run_study(supervised, out, SETTINGS)
+        yield out, study.run_study(done, out, SETTINGS)
 
 
 @pytest.mark.slow
@@ -76,21 +68,21 @@ def test_the_gold_model_is_larger_than_the_proxies(ended):
 
 
 @pytest.mark.slow
-def test_finished_parts_are_not_repeated_and_lost_parts_are_reproduced(ended, supervised):
+def test_finished_parts_are_not_repeated_and_lost_parts_are_reproduced(ended, done):
     out, results = ended
     kept = out / "1x16-8" / "result.json"
     kept.write_text(kept.read_text(encoding="utf-8").replace('"1x16"', '"kept"'), encoding="utf-8")
     (out / "1x16-16" / "result.json").unlink()
-    again = study.run_study(supervised, out, SETTINGS)
+    again = study.run_study(done, out, SETTINGS)
     assert again[0] == results[0] | {"size": "kept"}
     assert again[1] | {"cpu_seconds": 0} == results[1] | {"cpu_seconds": 0}
 
 
 @pytest.mark.slow
-def test_another_study_in_the_folder_and_a_folder_without_a_run_are_refused(ended, supervised, tmp_path, capsys):
+def test_another_study_in_the_folder_and_a_folder_without_a_run_are_refused(ended, done, tmp_path, capsys):
     out, _ = ended
     with pytest.raises(UserError, match="contains a study with other settings"):
-        study.run_study(supervised, out, dataclasses.replace(SETTINGS, seed=1))
+        study.run_study(done, out, dataclasses.replace(SETTINGS, seed=1))
     assert study.main([f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}"]) == 2
     assert "has no finished supervised policy" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import chex
@@ -14,7 +13,7 @@ from tests import hugging, tiny
 peft, torch = hugging.peft, hugging.torch
 
 from jaxalign import pipeline  # noqa: E402
-from jaxalign.config import Checks, from_config_dict  # noqa: E402
+from jaxalign.config import from_config_dict  # noqa: E402
 from jaxalign.errors import UserError  # noqa: E402
 from jaxalign.models.adapters.lora import merge  # noqa: E402
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
@@ -22,6 +21,7 @@ from jaxalign.registry.families import FAMILIES  # noqa: E402
 from jaxalign.stages.shared import run_models  # noqa: E402
 from jaxalign.stages.shared.base import StageContext  # noqa: E402
 from jaxalign.steps.checkpoint import load_params  # noqa: E402
+from jaxalign.tracking.metrics import read_metrics  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -38,7 +38,7 @@ def config(real_data, tmp_path, lora, **changes):
         "data": {"source": "prompts_jsonl", "train": str(tmp_path / "prompts.jsonl"), "style": "hh", "held_out_share": 0.0},
         "reward": {"source": "callable", "callable": f"{tmp_path / 'mine.py'}:score"},
         "ppo": {"iterations": 1, "batch": 4, "minibatches": 2, "epochs": 2, "prompts": 4, "max_new_tokens": 8,
-                "checks": {"sampler_gap": "stop"}, "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0}},
+                "checks": {"sampler_gap": "stop", "step_zero": False}, "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0}},
     } | changes)
 
 
@@ -46,31 +46,35 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", [{}, {"dora": True, "rank_stabilised": True}], ids=["lora", "dora"])
-def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weights(real_data, tmp_path, kind):
-    made = config(real_data, tmp_path, {"rank": 4, "alpha": 8.0} | kind)
-    # The next test has the checks of LoRA.
-    made = dataclasses.replace(made, ppo=dataclasses.replace(made.ppo, checks=Checks(sampler_gap="stop", step_zero=bool(kind))))
-    pipeline.run(made, tmp_path / "run")
+def check_exports(made, tmp_path, own):
+    """Check that adapters `own` give the same logits here, in `peft`, and as merged weights."""
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
     model = run_models.make_model(made, 512)
-    own = load_params(tmp_path / "run" / "ppo" / "params", model)
     params = run_models.with_base(context, model, own)
     tokens = np.random.default_rng(0).integers(3, 512, (2, 12)).astype(np.int32)
     ours = np.asarray(tiny.all_logits(model, params, tokens))
     before = np.asarray(tiny.all_logits(model.base, run_models.base_params(context, model), tokens))
     assert np.abs(ours - before).max() > 1e-2
-    export_adapters(tmp_path / "peft", FAMILIES.get("llama"), model, own, "stories260K")
+    export_adapters(tmp_path / "exported", FAMILIES.get("llama"), model, own, "stories260K")
 
     def base():
         return hugging.transformers.AutoModelForCausalLM.from_pretrained(made.model.path).eval()
 
-    theirs = peft.PeftModel.from_pretrained(base(), tmp_path / "peft").eval()
+    theirs = peft.PeftModel.from_pretrained(base(), tmp_path / "exported").eval()
     close(ours, hugging.logits(theirs, tokens))
     merged, alone = merge(model.lora, params), hugging.params_of(theirs.merge_and_unload())
     for name in ("query", "out"):
         np.testing.assert_allclose(merged["blocks"]["attention"][name], alone["blocks"]["attention"][name], atol=2e-6)
     close(ours, np.asarray(tiny.all_logits(model.base, merged, tokens)))
+
+
+def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weights(real_data, tmp_path):
+    """With DoRA. The next test has LoRA, and `test_lora_stages.py` has the checks of step 0."""
+    made = config(real_data, tmp_path, {"rank": 4, "alpha": 8.0, "dora": True, "rank_stabilised": True})
+    pipeline.run(made, tmp_path / "run")
+    (first,) = read_metrics(tmp_path / "run" / "ppo" / "metrics.jsonl")
+    assert abs(first["kl_k1"]) < 1e-4
+    check_exports(made, tmp_path, load_params(tmp_path / "run" / "ppo" / "params", run_models.make_model(made, 512)))
 
 
 def test_a_run_starts_from_a_peft_folder_and_refuses_changed_files(real_data, tmp_path):
@@ -81,8 +85,8 @@ def test_a_run_starts_from_a_peft_folder_and_refuses_changed_files(real_data, tm
     hugging.randomised(peft.get_peft_model(theirs, settings)).save_pretrained(tmp_path / "peft")
     made = config(real_data, tmp_path, {"path": str(tmp_path / "peft")})
     pipeline.run(made, tmp_path / "run")
-    checks = json.loads((tmp_path / "run" / "ppo" / "checks.json").read_text())
-    assert all(check["passed"] for check in checks)
+    (first,) = read_metrics(tmp_path / "run" / "ppo" / "metrics.jsonl")
+    assert abs(first["kl_k1"]) < 1e-4
     model = run_models.make_model(made, 512)
     assert (model.lora.rank, model.lora.alpha, model.lora.targets) == (2, 3.0, ("attention.query", "mlp.down"))
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
@@ -92,6 +96,7 @@ def test_a_run_starts_from_a_peft_folder_and_refuses_changed_files(real_data, tm
     after = load_params(tmp_path / "run" / "ppo" / "params", model)
     moved = np.abs(after["adapters"]["attention"]["query"]["b"] - given["adapters"]["attention"]["query"]["b"]).max()
     assert 0 < moved < 0.1
+    check_exports(made, tmp_path, after)
     other = hugging.transformers.AutoModelForCausalLM.from_pretrained(path)
     hugging.randomised(peft.get_peft_model(other, settings), 5).save_pretrained(tmp_path / "peft")
     with pytest.raises(UserError, match="adapter_model.safetensors"):

@@ -73,9 +73,7 @@ def test_the_checks_pass_and_the_reference_is_the_initial_policy_of_rl(adapted_r
         assert np.isfinite(losses).all()
 
 
-@pytest.mark.parametrize("mesh", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(adapted_run, tmp_path, mesh):
-    """On one device bit for bit, on a mesh up to rounding."""
+def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(adapted_run, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(adapted_run, workdir)
     shutil.rmtree(workdir / "ppo" / "checkpoints" / "3")
@@ -83,11 +81,10 @@ def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(adapted_run, tmp_
     manifest = read(workdir / "ppo" / "manifest.json") | {"status": "running"}
     (workdir / "ppo" / "manifest.json").write_text(json.dumps(manifest))
     stages = [stage for stage in STAGES if stage not in ("evaluate", "report")]
-    run(workdir, **LORA | {"stages": stages} | ({"mesh": mesh} if mesh else {}))
+    run(workdir, **LORA | {"stages": stages})
     model = model_of()
     found, expected = (tiny.to_host(load_params(folder / "ppo" / "params", model)) for folder in (workdir, adapted_run))
-    rtol, atol = (0, 0) if mesh is None else (1e-3, 1e-4)
-    chex.assert_trees_all_close(found, expected, rtol=rtol, atol=atol)
+    chex.assert_trees_all_equal(found, expected)
 
 
 def test_a_student_of_an_adapted_teacher_starts_from_its_merged_weights():

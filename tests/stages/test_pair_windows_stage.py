@@ -11,6 +11,7 @@ import pytest
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.tracking.progress import Progress
 from tests import table_files
 from tests.folders import write_model
 from tests.self_killing import run_until_killed
@@ -106,12 +107,22 @@ def test_kto_trains_on_judged_answers_in_windows(runs, tmp_path):
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_run_that_is_killed_twice_equals_an_uninterrupted_one(runs):
+def test_a_run_that_is_killed_and_then_interrupted_equals_an_uninterrupted_one(runs, monkeypatch):
     folder, _ = runs
     values, whole = config(folder, folder / "rows", (*STAGES, "report")), folder / "tables"
-    for place in ("preference/member-1", "dpo"):
-        run_until_killed(values, folder / "cut", f"{place}/metrics.jsonl", 9)  # After the second checkpoint.
-        assert not (folder / "cut" / place / "params").exists()
+    run_until_killed(values, folder / "cut", "preference/member-1/metrics.jsonl", 9)  # After the second checkpoint.
+    assert not (folder / "cut" / "preference" / "member-1" / "params").exists()
+    metrics, update = folder / "cut" / "dpo" / "metrics.jsonl", Progress.update
+
+    def interrupted(self, *given, **named):
+        update(self, *given, **named)
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= 9:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Progress, "update", interrupted)
+        pipeline.run(from_config_dict(values), folder / "cut")
+    assert not (folder / "cut" / "dpo" / "params").exists()
     pipeline.run(from_config_dict(values), folder / "cut")
     for place in ("preference", "preference/member-1", "dpo"):
         assert params_of(folder / "cut" / place) == params_of(whole / place)

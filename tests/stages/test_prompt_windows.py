@@ -27,11 +27,6 @@ GOOD = [{"ask": f"good {i}?"} for i in range(60)]
 PURPOSES = ("red_team", "helpful", "rl", "compare", "evaluate")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _rows_do_not_shrink():
-    """Replaces that of conftest.py: a run in another process, whose rows do shrink, is compared with one in this process."""
-
-
 def context(tmp_path, stage="revise", **data):
     model = {"source": "huggingface", "path": "none"}
     data = {"source": "prompts_jsonl", "held_out_share": 0.2, "style": "hh"} | data
@@ -97,10 +92,13 @@ def test_a_stage_that_asks_for_more_prompts_than_the_window_has_says_so(tmp_path
             in capsys.readouterr().out)
 
 
+# Its rows do not shrink either, as those of this process, with which it is compared.
 RUN = """
 import json, sys
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
+from jaxalign.rollout import layouts
+layouts.SHARES = (1,)
 pipeline.run(from_config_dict(json.loads(sys.argv[1])), sys.argv[2])
 """
 

@@ -61,7 +61,8 @@ def test_dropped_rows_of_a_file_of_which_only_prompts_are_used_are_on_the_page_o
         "feedback": {"judge": f"{JUDGE}:Brevity"},
         "reward": {"source": "callable", "callable": f"{__file__}:length"},
         "online_dpo": sizes | {"iterations": 1, "minibatches": 1},
-        "ppo": sizes | {"iterations": 1, "minibatches": 1, "checks": {"step_zero": False}},
+        "ppo": sizes | {"iterations": 1, "minibatches": 1, "advantages": "rloo", "group_size": 2,
+                        "checks": {"step_zero": False}},
         "evaluate": sizes | {"win_rate_prompts": 0},
     }), tmp_path / "run")
     for stage in ("online_dpo", "ppo", "evaluate"):

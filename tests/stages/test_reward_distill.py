@@ -24,7 +24,7 @@ from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.student import first_layers
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
-from tests.small_run import phases_with_operations, read, rows, run
+from tests.small_run import CONFIG, phases_with_operations, read, rows, run
 from tests.tracking.pages import check_links
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,8 @@ STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill"
 SECTION = {"layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 24, "prompts": 128, "samples": 4,
            "batch": 64, "max_new_tokens": 24, "held_out_share": 0.2, "epochs": 6, "batch_pairs": 8, "checkpoint_every": 50,
            "optimizer": {"learning_rate": 1e-2}}
-CHANGES = {"stages": STAGES, "reward": {"source": "distilled"}, "reward_distill": SECTION}
+CHANGES = {"stages": STAGES, "reward": {"source": "distilled"}, "reward_distill": SECTION,
+           "ppo": CONFIG["ppo"] | {"iterations": 1, "checks": {"step_zero": False}}}
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,7 @@ def requests(kind, *arguments):
 
 LONG = "Once upon a time there was a fox. " * 12
 PAIRS = [("", "the cat sat"), (LONG, " on the mat."), ("Why? ", "It slept."), ("<|im_start|>user", "\nHello.")]
-GREEDY = {"until": ["sat"], "max_gen_toks": 16}
+GREEDY = {"until": ["sat"], "max_gen_toks": 24}
 
 
 def evaluated(model, tasks, chat):
@@ -87,10 +87,10 @@ def evaluated(model, tasks, chat):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-def test_tasks_have_the_numbers_of_the_hugging_face_backend(ours, theirs, tasks, chat, monkeypatch):
+def test_tasks_have_the_numbers_of_the_hugging_face_backend(folder, ours, theirs, tasks, monkeypatch):
+    """As a chat with bos and without, and as text that begins with a space. The next test has text for every tokenizer."""
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
-    found, expected = (evaluated(model, tasks, chat) for model in (ours, theirs))
+    found, expected = (evaluated(model, tasks, chat=folder.name != "llama2") for model in (ours, theirs))
     assert set(found["results"]) == set(NAMES)
     for name in NAMES:
         for metric, value in expected["results"][name].items():
@@ -145,7 +145,7 @@ def test_an_answer_ends_before_the_first_stop_text(lm):
 
 
 def test_repeated_samples_differ_and_depend_on_the_seed(policy):
-    drawn = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+    drawn = {"until": [], "max_gen_toks": 24, "do_sample": True, "temperature": 1.0}
     asked = requests("generate_until", ("the cat", drawn), ("the cat", drawn))
     models = (ja.lm_eval_model(policy, batch=2, seed=seed, progress=False) for seed in (0, 0, 1))
     first, again, other = (model.generate_until(asked) for model in models)

@@ -22,6 +22,7 @@ from tests.trainers.small import EXAMPLES, PAIRS, language_model, tokenizer
 
 FAST = Optimizer(learning_rate=1e-2, schedule="constant")
 SFT_FIELDS = {"epochs": 6, "batch_rows": 1, "row_length": 48, "checkpoint_every": 2, "optimizer": FAST}
+DPO_FIELDS = {"beta": 0.5, "epochs": 9, "batch": 2, "optimizer": FAST}
 FLIPPED = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in PAIRS[:2]]
 
 
@@ -55,7 +56,7 @@ def test_held_out_rows_do_not_change_the_training():
 
 
 def test_the_loss_and_the_accuracy_of_dpo_are_those_of_its_formula():
-    trainer = DPO(language_model(), beta=0.5, epochs=2, batch=2, optimizer=FAST)
+    trainer = DPO(language_model(), **DPO_FIELDS)
     *_, last = trainer.fit(PAIRS[:4], PAIRS[4:])
     params, start = trainer.policy.params, language_model().params
     margins = []
@@ -80,13 +81,13 @@ def test_a_reward_model_without_early_stopping_is_measured_too():
 
 def test_early_stopping_of_dpo_keeps_the_weights_with_the_lowest_loss():
     """The held-out pairs have the opposite labels, so their loss rises as the model learns."""
-    trainer = DPO(language_model(), epochs=9, batch=2, optimizer=FAST)
+    trainer = DPO(language_model(), **DPO_FIELDS)
     steps = list(trainer.fit(PAIRS, FLIPPED, eval_every=1, patience=2))
     losses = [step.metrics["held_out_loss"] for step in steps]
     best = int(np.argmin(losses))
     assert len(steps) == best + 3 < 27
     assert trainer.measure_held_out()["held_out_loss"] == pytest.approx(losses[best], rel=1e-6)
-    fewer = DPO(language_model(), epochs=9, batch=2, optimizer=FAST)
+    fewer = DPO(language_model(), **DPO_FIELDS)
     list(itertools.islice(fewer.fit(PAIRS), best + 1))
     chex.assert_trees_all_equal(tiny.to_host(trainer.policy.params), tiny.to_host(fewer.policy.params))
 

@@ -88,14 +88,12 @@ def test_columns_reach_the_reward_and_few_prompts_are_repeated():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [
-    {"model": language_model(mesh=Mesh(fsdp=2, tensor=2, data=2)), "critic": "shared"}, {"model": language_model(lora=True)},
-])
-def test_it_runs_on_a_mesh_with_adapters_and_with_critics(options):
+def test_it_runs_on_a_mesh_with_adapters_and_a_shared_critic():
     """Without the checks of step 0, which tests/rl/test_checks.py has."""
-    trainer, steps = run(steps=2, advantages="gae", group_size=1, checks=Checks(step_zero=False), **options)
+    model = language_model(lora=True, mesh=Mesh(fsdp=2, tensor=2, data=2))
+    trainer, steps = run(steps=2, model=model, critic="shared", advantages="gae", group_size=1, checks=Checks(step_zero=False))
     chex.assert_tree_all_finite(steps[-1].metrics)
-    assert set(trainer.policy.params) == set(options["model"].params)
+    assert set(trainer.policy.params) == set(model.params)
 
 
 class PerToken:
@@ -107,9 +105,14 @@ class PerToken:
         return np.ones(batch.rollout.logprobs.shape, np.float32)
 
 
+DENSE = {"advantages": "reinforce_pp", "group_size": 1, "iterations": 10, "batch": 32, "kl_coef": 0.0, "gamma": 0.0,
+         "optimizer": Optimizer(learning_rate=3e-2, schedule="constant"), "temperature": 1.0,
+         "checks": Checks(step_zero=False)}
+
+
 @pytest.mark.slow
 def test_scores_per_token_are_summed():
-    _, (step,) = run(steps=1, reward=PerToken(), checks=Checks(step_zero=False))
+    _, (step,) = run(steps=1, reward=PerToken(), **DENSE)
     assert step.metrics["score"] == pytest.approx(step.metrics["response_length"])
 
 
@@ -143,7 +146,7 @@ def test_rewards_that_return_invalid_results_are_refused(reward, message):
 
 def test_a_failed_check_stops_training_if_the_caller_asks_for_it():
     with pytest.raises(UserError, match="sampler_gap"):
-        run(steps=1, sampler_tolerance=1e-12, checks=Checks(sampler_gap="stop"))
+        run(steps=1, sampler_tolerance=1e-12, checks=Checks(step_zero=False, sampler_gap="stop"))
 
 
 @pytest.mark.slow
@@ -153,9 +156,6 @@ def test_a_dense_reward_learns():
         assert len(raw_responses) == len(ended) == len(token_ids)
         return [[float(token % 2 == 0) for token in ids] for ids in token_ids]
 
-    optimizer = Optimizer(learning_rate=3e-2, schedule="constant")
-    dense = {"advantages": "reinforce_pp", "group_size": 1, "iterations": 10, "batch": 32, "kl_coef": 0.0, "gamma": 0.0,
-             "optimizer": optimizer, "temperature": 1.0, "checks": Checks(step_zero=False)}
-    _, steps = run(reward=even, **dense)
+    _, steps = run(reward=even, **DENSE)
     share = [step.metrics["score"] / step.metrics["response_length"] for step in steps]
     assert share[-1] > share[0] + 0.2
