@@ -6,6 +6,7 @@ The environment is set before the first import of JAX, because JAX reads it only
 from __future__ import annotations
 
 import collections
+import dataclasses
 import errno
 import gc
 import importlib.metadata
@@ -116,6 +117,16 @@ def _forget_programs():
     other files use few of them, and every later garbage collection scans them."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def two_layers():
+    """Give the tiny model two layers."""
+    from tests import tiny
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "DECODER", dataclasses.replace(tiny.DECODER, layers=2))
+        yield
 
 
 @pytest.fixture(scope="module")

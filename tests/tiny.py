@@ -26,7 +26,7 @@ from jaxalign.steps.loop import Loop
 from jaxalign.steps.optimizer import make_optimizer
 
 STOPS = (2, 9, 20, 25)  # several, so that some responses end and some are truncated
-DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
+DECODER = DecoderConfig(vocab=32, layers=1, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
 PROMPTS = [[1, 7, 9], [1, 4], [1, 11, 12, 13, 14, 15, 16], [1], [1, 30, 29], [1, 5, 6, 7, 8], [1, 9, 9, 9], [1, 21, 22]]
 # For programs that run once: these options do not change results and halve compile time.
 COMPILE_FAST = {"xla_backend_optimization_level": 0}
@@ -34,16 +34,22 @@ MESHES = ((2, 2, 2), (8, 1, 1), (1, 4, 2), (4, 2, 1))
 
 
 def model(mesh: tuple[int, int, int] | None = None, head: str = "lm", **changes) -> Model:
-    """A decoder of 2 layers and width 16. `mesh`: sizes of data, fsdp and tensor; None is one device."""
+    """A decoder of width 16 with one layer, or two with the fixture `two_layers`.
+
+    `mesh`: sizes of data, fsdp and tensor; None is one device.
+    """
     config = dataclasses.replace(DECODER, **changes)
     return Model(config, head, make_sharding(Mesh(*(mesh or ()))))
 
 
-@functools.cache
-def host_params(head: str = "lm", seed: int = 0, scale: float = 1.0):
+def host_params(head: str = "lm", seed: int = 0, scale: float = 1.0, **changes):
     """Random parameters on the host. With `scale` above 1 the distributions are far from uniform."""
-    params = model(head=head).init(jax.random.key(seed))
-    return jax.tree.map(lambda x: np.asarray(x) * np.float32(scale), params)
+    return _host_params(model(head=head, **changes), seed, scale)
+
+
+@functools.cache
+def _host_params(model: Model, seed: int, scale: float):
+    return jax.tree.map(lambda x: np.asarray(x) * np.float32(scale), model.init(jax.random.key(seed)))
 
 
 def place(model: Model, params):
@@ -75,7 +81,6 @@ def rows(batch: Model, arrays):
     return jax.device_put(arrays, batch.sharding.batch)
 
 
-@functools.cache
 def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2, **changes) -> PPOSetup:
     """PPO with 8 rows, 2 minibatches and 2 epochs; rates are constant. Every setting that tests rely on is set here."""
     config = PPOConfig(batch=8, max_new_tokens=8, epochs=2, minibatches=2, temperature=1.0, gamma=1.0, lam=0.95, clip=0.2,

@@ -97,7 +97,7 @@ def test_a_model_without_any_finite_logits_is_an_error():
         generator.next_logprobs([prompt_ids(generator.tokenizer, asked) for asked in ASKED], np.asarray([4, 5], np.int32))
 
 
-WINDOWED = {"window": 5, "local_layers": (True, False)}
+WINDOWED = {"layers": 2, "window": 5, "local_layers": (True, False)}
 WANTED = np.array([4, 5, 30], np.int32)
 ROUNDING = {"atol": 1e-5, "rtol": 1e-5}  # Of float32 log-probabilities down to -10.
 
@@ -120,14 +120,14 @@ def without_sharing(generator: TextGenerator) -> TextGenerator:
 def test_log_probabilities_with_shared_prefixes_are_those_of_each_prompt(changes, mesh):
     """Against all logits of each prompt alone, and against the same call without sharing."""
     model, prompts, work = tiny.model(mesh, **changes), questions(), []
-    params, batch = tiny.place(model, tiny.host_params(scale=1.5)), 32 if mesh == (8, 1, 1) else 8
+    params, batch = tiny.place(model, tiny.host_params(scale=1.5, **changes)), 32 if mesh == (8, 1, 1) else 8
     shared = TextGenerator(Engine(model, batch, 64, 8, True), params, WordTokenizer(), lambda *call: work.append(call))
     found = shared.next_logprobs(prompts, WANTED)
     assert sum(tokens for _, tokens, *_ in work) < 0.6 * sum(map(len, prompts))
     np.testing.assert_array_equal(found, shared.next_logprobs(prompts, WANTED))
     alone = without_sharing(shared).next_logprobs(prompts, WANTED)
     np.testing.assert_allclose(found, alone, **ROUNDING)
-    plain, weights = tiny.model(**changes), tiny.host_params(scale=1.5)
+    plain, weights = tiny.model(**changes), tiny.host_params(scale=1.5, **changes)
     for row, prompt in zip(found, prompts, strict=True):
         logits = tiny.hidden(plain, weights, prompt)[-1].astype(np.float64) @ weights["embedding"].T
         np.testing.assert_allclose(row, (logits - np.log(np.exp(logits).sum()))[WANTED], **ROUNDING)

@@ -21,7 +21,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding, make_sharding, one_device
 from tests import tiny
 
-BFLOAT16 = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64)
+BFLOAT16 = dataclasses.replace(tiny.DECODER, layers=2, compute_dtype="bfloat16", head_dim=64)
 
 
 def on(monkeypatch, platform: str, kind: str = "", version: str = "") -> None:

@@ -26,7 +26,7 @@ from tests import tiny
 RNG = np.random.default_rng(0)
 # Like Gemma 2: alternating local and global layers, capped scores of another scale, norms on both sides.
 GEMMA = dataclasses.replace(
-    tiny.DECODER, window=5, local_layers=(True, False), attention_softcap=3.0, attention_scale=0.7, final_softcap=5.0,
+    tiny.DECODER, layers=2, window=5, local_layers=(True, False), attention_softcap=3.0, attention_scale=0.7, final_softcap=5.0,
     sandwich_norms=True, norm="rms_plus_one", scale_embeddings=True,
 )
 MESHES = {

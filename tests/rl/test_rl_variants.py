@@ -494,7 +494,7 @@ def test_options_incompatible_with_the_other_choices_are_refused(changes, messag
 
 def test_the_greedy_baseline_is_scored_by_the_rules_for_samples():
     setup = tiny.setup(advantages="remax", overlong_buffer=4)
-    sampled = tiny.rollout(setup, fresh(setup).policy.params, temperature=0.0)
+    sampled = tiny.rollout(setup, tiny.place(setup.policy, tiny.host_params(seed=4)), temperature=0.0)
     scores = np.linspace(-1, 1, 8, dtype=np.float32)
     length, ended = np.asarray(sampled.response_length), np.asarray(sampled.ended)
     assert ended.any() and not ended.all()

@@ -89,7 +89,7 @@ def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
 
 @pytest.mark.variants(1)
 @pytest.mark.parametrize("changes", [
-    {"window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
+    {"layers": 2, "window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
     {"window": 3, "experts": Experts(4, 2)},
 ], ids=str)
 def test_samples_equal_the_definition_for_every_kind_of_layer(changes):

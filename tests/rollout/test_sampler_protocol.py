@@ -66,7 +66,7 @@ def test_prompts_that_are_submitted_later_join_the_batch(params):
     in a batch of their own."""
     engine = Engine(tiny.model(), 8, 96, 8)
     batches = [
-        ([[1, 4], [1, 7, 9]], [3, 4], KEY, Sampling(60, ())),
+        ([[1, 4], [1, 7, 9]], [3, 4], KEY, Sampling(80, ())),
         ([[1, 4], [1, 5]], [5, 6], jax.random.key(7), Sampling(40, tiny.STOPS, 0.7, 5)),
         ([[1, 8]], [7], KEY, Sampling(45, (*range(20, 26), 2), 1.5, 0, 0.8)),
         ([[1, 8, 3, 9]], [8], KEY, Sampling(50, (), 0.0)),

@@ -20,7 +20,7 @@ from tests.rollout import simple
 
 KEY = jax.random.key(0)
 SAMPLING = Sampling(6, tiny.STOPS)
-WINDOWED = {"window": 5, "local_layers": (True, False)}
+WINDOWED = {"layers": 2, "window": 5, "local_layers": (True, False)}
 
 
 def questions(pairs: int = 6, each: int = 4) -> list[list[int]]:
@@ -52,7 +52,7 @@ def prefilled(monkeypatch) -> list[int]:
 ])
 def test_samples_are_those_by_definition(prefilled, changes, mesh, batch):
     """Also with fewer rows than prompts, so that prompts of a group enter one after another."""
-    model, prompts, weights = tiny.model(mesh, **changes), questions(), tiny.host_params(scale=1.5)
+    model, prompts, weights = tiny.model(mesh, **changes), questions(), tiny.host_params(scale=1.5, **changes)
     engine = Engine(model, batch, 64, 8, share_prefix=True)
     found = tiny.respond(engine, tiny.place(model, weights), prompts, KEY, SAMPLING, range(len(prompts)))
     expected = simple.respond(tiny.model(**changes), weights, prompts, KEY, SAMPLING, range(len(prompts)))

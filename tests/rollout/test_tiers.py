@@ -89,7 +89,8 @@ def test_a_prompt_too_long_for_the_short_tier(params, small):
 
 @pytest.mark.variants(1)
 @pytest.mark.parametrize(("changes", "layered"), [
-    ({"window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, False), ({"cache_dtype": "int8"}, True),
+    ({"layers": 2, "window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, False),
+    ({"cache_dtype": "int8"}, True),
 ], ids=str)
 def test_samples_of_two_tiers_equal_those_of_one_for_every_kind_of_cache(small, changes, layered, monkeypatch):
     if not layered:

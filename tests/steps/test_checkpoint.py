@@ -230,7 +230,7 @@ def test_missing_or_mismatched_parameters_are_reported_in_one_sentence(tmp_path)
     for other, difference in [
         (tiny.model(vocab=48), r"embedding is \(32, 16\) in the file and \(48, 16\) in the config"),
         (tiny.model(head="scalar"), r"score is missing in the file and \(16,\) in the config"),
-        (tiny.model(layers=3), r"do not fit config.model: blocks.attention.key is \(2, 16, 2, 4\)"),
+        (tiny.model(layers=3), r"do not fit config.model: blocks.attention.key is \(1, 16, 2, 4\)"),
     ]:
         with pytest.raises(UserError, match=difference):
             load_params(tmp_path / "params", other)

@@ -29,6 +29,7 @@ from tests import tiny
 from tests.adapters import adapted, frozen
 from tests.steps.batches import PAIRS, ROWS
 
+pytestmark = pytest.mark.usefixtures("two_layers")
 LORA = LoraAdapters(rank=2, alpha=3.0, targets=("*",))
 SGD = optax.sgd(1.0)  # the update subtracts the gradient
 RNG = np.random.default_rng(3)

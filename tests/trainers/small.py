@@ -38,9 +38,9 @@ def tokenizer():
 
 @functools.cache
 def language_model(lora: bool = False, mesh: Mesh | None = None) -> LanguageModel:
-    """A decoder of 2 layers and width 16 with random weights, with or without adapters."""
+    """A decoder of one layer and width 16 with random weights, with or without adapters."""
     words = tokenizer()
-    decoder = DecoderConfig(vocab=words.vocab_size, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
+    decoder = DecoderConfig(vocab=words.vocab_size, layers=1, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
     model = Model(decoder, "lm", make_sharding(mesh or Mesh()))
     params = model.init(jax.random.key(0))
     if not lora:
