@@ -214,7 +214,7 @@ def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_n
     saved = {phase: held[phase] - left[phase] for phase in held}
     assert saved["sampling"] == optimizers + reference + preference and saved["update"] == reference + preference
     # The scores and the rows packed for them exist already.
-    assert 0 <= optimizers + preference - saved["reference"] <= 4096 < min(reference, preference) / 4
+    assert 0 <= optimizers + preference - saved["reference"] <= 4096 < min(reference, preference) / 2
     # An offloaded reward model scores before the reference, otherwise together with it.
     assert held["reference"] - left["reward"] == optimizers + reference  # Without offloading there are no scores yet.
     for trained in (found.policy, found.critic):
