@@ -50,7 +50,7 @@ def write_chat_model(folder: pathlib.Path) -> None:
     for name, text in files.items():
         (scratch / name).write_text(text, encoding="utf-8")
     tokenizer = load_tokenizer(scratch)
-    model = tiny.model(vocab=tokenizer.vocab_size, head_dim=16, embed=32)
+    model = tiny.model(layers=2, vocab=tokenizer.vocab_size, head_dim=16, embed=32)
     # llama.cpp shows no log-probabilities of a reply that consists of part of a character. With this seed, replies to the
     # tests' requests begin with whole characters.
     params = jax.tree.map(lambda x: x * 1.3, model.init(jax.random.key(3)))
