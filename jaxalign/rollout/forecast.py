@@ -22,6 +22,8 @@ Described = tuple[Callable, tuple]
 """(jitted function, its arguments), as `Ahead.add` takes them."""
 WAVES = 4
 """The maximum number of simulated prompts per row; more prompts need no additional programs."""
+SHRINKING = ("gpu", "tpu")
+"""Platforms for which the programs of fewer rows are compiled ahead although responses may not need them."""
 CHUNKS = 256
 """The maximum number of simulated chunks. A ring grows by doubling, so the programs of long responses appear early."""
 
@@ -58,7 +60,8 @@ def forecast(session: Session) -> list[Described]:
     """The distinct programs that a queue will need, in the order of their first use; runs nothing.
 
     session: a session with its prompts, before its first step; its parameters may be ShapeDtypeStructs with shardings.
-    The lengths of responses are unknown: if stop tokens exist, they are drawn uniformly.
+    The lengths of responses are unknown: if stop tokens exist, they are drawn uniformly. On a CPU the forecast then ends where
+    fewer rows would decode together: compiling takes cores from sampling, and long responses may never need these programs.
     """
     batch, rows = session.batch, list(session.queue)  # Sorted by length; equal prompts are adjacent.
     if len(rows) > WAVES * batch:  # Evenly spaced batches of the queue: the shortest, the longest, and some between.
@@ -67,7 +70,7 @@ def forecast(session: Session) -> list[Described]:
     played = _Played(session)
     played.enqueue([SampledRow(index, row.prompt, row.number, row.sampling, row.settings) for index, row in enumerate(rows)])
     for _ in range(CHUNKS):
-        if not played.unfinished:
+        if not played.unfinished or played.shrank:
             break
         played.step()
     return list(played.programs.values())
@@ -127,12 +130,19 @@ class _Played(Session):
         self.variant, self.fields, self.stops = session.variant, session.fields, session.stops
         self.least_new, self.longest = session.least_new, session.longest
         self.programs: dict[tuple, Described] = {}
+        self.shrank = False  # Whether the forecast has ended, because fewer rows would decode together.
         self._ends: dict[int, int] = {}  # The assumed length of each row's response.
         self._random = np.random.default_rng(0)
 
+    def relayout(self, layout: Layout) -> None:
+        if self.stops and self.model.sharding.platform not in SHRINKING:
+            self.shrank = self.shrank or layout.size < self.layout.size
+        super().relayout(layout)
+
     def call(self, step: Callable, *arguments):
         described = _described(arguments)
-        self.programs.setdefault(_key(step, described), (step, described))
+        if not self.shrank:
+            self.programs.setdefault(_key(step, described), (step, described))
         if step in DECODING:
             return arguments[2], self._drawn(arguments[4])
         if step in (prefill, prefill_after):

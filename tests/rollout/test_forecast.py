@@ -75,7 +75,8 @@ def test_abstract_weights_give_the_same_forecast():
     assert [module._key(*program) for program in abstract] == [module._key(*program) for program in real]
 
 
-def test_with_stop_ids_most_programs_are_predicted_and_few_of_them_are_unused(called):
+def test_with_stop_ids_most_programs_are_predicted_and_few_of_them_are_unused(called, monkeypatch):
+    monkeypatch.setattr(module, "SHRINKING", ("cpu",))
     model, sampling = tiny.model(), Sampling(40, tiny.STOPS)
     params = tiny.place(model, tiny.host_params(scale=1.5))
     prompts = MIXED * 6
@@ -85,6 +86,21 @@ def test_with_stop_ids_most_programs_are_predicted_and_few_of_them_are_unused(ca
     assert foreseen[:3] == called[:3]
     assert len(set(called) & set(foreseen)) >= 0.8 * len(called)
     assert len(set(foreseen) - set(called)) <= 0.4 * len(foreseen)
+
+
+def test_on_a_cpu_no_programs_of_fewer_rows_are_predicted_unless_they_are_certain(monkeypatch):
+    """Without stop tokens all lengths are known."""
+    model, prompts = tiny.model(), MIXED * 6
+    params = tiny.place(model, tiny.host_params())
+
+    def foreseen(sampling: Sampling) -> list[tuple]:
+        session = Engine(model, 16, 64, 8).start(params, prompts, KEY, sampling, range(len(prompts)))
+        return [module._key(*program) for program in module.forecast(session)]
+
+    some, certain = foreseen(Sampling(40, tiny.STOPS)), foreseen(ENDLESS)
+    monkeypatch.setattr(module, "SHRINKING", ("cpu",))
+    every = foreseen(Sampling(40, tiny.STOPS))
+    assert some == every[: len(some)] and len(some) < len(every) and certain == foreseen(ENDLESS)
 
 
 @pytest.mark.parametrize("copies", [1, 4])
