@@ -144,10 +144,9 @@ def rows_do_not_shrink():
 def no_checks_of_step_zero():
     """Leave out the checks before the first update of RL, as `ppo.checks.step_zero=False` does, in code that a test runs
     unchanged. Their program takes the longest to compile; the tests of `rl/` and of other runs cover them."""
-    from jaxalign.rl.iteration import Iteration
+    from tests.unchecked import unchecked
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Iteration, "check_start", lambda *_: None)
+    with unchecked():
         yield
 
 

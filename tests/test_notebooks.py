@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -29,7 +28,7 @@ TRAINS = {
 }
 PLANS = {"planning": ({"TOPOLOGIES": ["v5e:4x4"]}, ["v5e:4x4: fits", "L4x1: "])}
 IN_A_KERNEL = {"tpu_pod": ["v5e:4x4: fits", "jaxalign plan --config", "launch/tpu_pod.sh align us-central2-b"]}
-RUNS = {"quickstart": ["[evaluate] done", "helps with harm", "Report: ", "iteration 2: score"],
+RUNS = {"quickstart": ["helps with harm", "Report: ", "iteration 2: score"],
         "reading_a_report": ["harmful", "passed", "Report: "]}
 
 
@@ -96,11 +95,10 @@ def test_every_cell_runs(name, folder, monkeypatch, capsys, rows_do_not_shrink):
 
 
 @pytest.mark.slow
-def test_every_cell_of_the_notebooks_of_the_default_run_runs(done, folder, monkeypatch, capsys, rows_do_not_shrink):
-    """They find the shared run in their work directory, so that its stages have nothing to compute. The checks of PPO are those
-    of `ppo_own_reward`."""
+def test_every_cell_of_the_notebooks_of_the_default_run_runs(folder, monkeypatch, capsys, rows_do_not_shrink):
+    """They share a work directory, so that the second one reads the run of the first. The checks of PPO are those of
+    `ppo_own_reward`."""
     pytest.importorskip("matplotlib")
-    shutil.copytree(done, folder / "runs" / "notebook")
     for name, words in RUNS.items():
         with unchecked():
             execute(name, folder, monkeypatch, {})
