@@ -14,7 +14,6 @@ import pytest
 from jaxalign import plan
 from tests.folders import write_model
 from tests.small_run import CONFIG
-from tests.unchecked import unchecked
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
@@ -96,12 +95,10 @@ def test_every_cell_runs(name, folder, monkeypatch, capsys, rows_do_not_shrink):
 
 @pytest.mark.slow
 def test_every_cell_of_the_notebooks_of_the_default_run_runs(folder, monkeypatch, capsys, rows_do_not_shrink):
-    """They share a work directory, so that the second one reads the run of the first. The checks of PPO are those of
-    `ppo_own_reward`."""
+    """They share a work directory, so that the second one reads the run of the first."""
     pytest.importorskip("matplotlib")
     for name, words in RUNS.items():
-        with unchecked():
-            execute(name, folder, monkeypatch, {})
+        execute(name, folder, monkeypatch, {})
         printed = capsys.readouterr().out
         assert all(word in printed for word in words), printed
 
