@@ -134,13 +134,10 @@ class _Played(Session):
         self._ends: dict[int, int] = {}  # The assumed length of each row's response.
         self._random = np.random.default_rng(0)
 
-    def relayout(self, layout: Layout) -> None:
-        if self.stops and self.model.sharding.platform not in SHRINKING:
-            self.shrank = self.shrank or layout.size < self.layout.size
-        super().relayout(layout)
-
     def call(self, step: Callable, *arguments):
         described = _described(arguments)
+        if step is reroll and self.stops and self.model.sharding.platform not in SHRINKING:
+            self.shrank = self.shrank or arguments[4].size < self.layout.size
         if not self.shrank:
             self.programs.setdefault(_key(step, described), (step, described))
         if step in DECODING:
