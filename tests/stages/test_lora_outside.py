@@ -28,7 +28,7 @@ pytestmark = pytest.mark.parity
 REWARD = "def score(prompts, responses, **columns):\n    return [-len(r) / 100 for r in responses]\n"
 
 
-def config(real_data, tmp_path, lora, **changes):
+def config(real_data, tmp_path, lora, step_zero=False, **changes):
     (tmp_path / "mine.py").write_text(REWARD)
     prompts = [{"prompt": f"Tell a story of {name}."} for name in ("Tim", "Lily", "a dog", "the sun")]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
@@ -38,7 +38,8 @@ def config(real_data, tmp_path, lora, **changes):
         "data": {"source": "prompts_jsonl", "train": str(tmp_path / "prompts.jsonl"), "style": "hh", "held_out_share": 0.0},
         "reward": {"source": "callable", "callable": f"{tmp_path / 'mine.py'}:score"},
         "ppo": {"iterations": 1, "batch": 4, "minibatches": 2, "epochs": 2, "prompts": 4, "max_new_tokens": 8,
-                "checks": {"sampler_gap": "stop", "step_zero": False}, "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0}},
+                "checks": {"sampler_gap": "stop", "step_zero": step_zero},
+                "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0}},
     } | changes)
 
 
@@ -69,11 +70,11 @@ def check_exports(made, tmp_path, own):
 
 
 def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weights(real_data, tmp_path):
-    """With DoRA. The next test has LoRA, and `test_lora_stages.py` has the checks of step 0."""
-    made = config(real_data, tmp_path, {"rank": 4, "alpha": 8.0, "dora": True, "rank_stabilised": True})
+    """With DoRA and the checks of step 0. The next test has LoRA."""
+    made = config(real_data, tmp_path, {"rank": 4, "alpha": 8.0, "dora": True, "rank_stabilised": True}, step_zero=True)
     pipeline.run(made, tmp_path / "run")
-    (first,) = read_metrics(tmp_path / "run" / "ppo" / "metrics.jsonl")
-    assert abs(first["kl_k1"]) < 1e-4
+    checks = json.loads((tmp_path / "run" / "ppo" / "checks.json").read_text())
+    assert len(checks) == 5 and all(check["passed"] for check in checks)
     check_exports(made, tmp_path, load_params(tmp_path / "run" / "ppo" / "params", run_models.make_model(made, 512)))
 
 
