@@ -192,7 +192,7 @@ def test_a_decoding_step_copies_weights_only_if_the_layers_are_scanned(share, la
     monkeypatch.setattr(model_module, "LAYERED", {"gpu": layers})
     monkeypatch.setattr(unstacked, "SHARE", share)
     device = topology_devices(parse_topology("h100:1x1"))[0]
-    decoder = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64, embed=1024, mlp=4096)
+    decoder = dataclasses.replace(tiny.DECODER, layers=2, compute_dtype="bfloat16", head_dim=64, embed=1024, mlp=4096)
     model = Model(decoder, sharding=make_sharding(MeshConfig(), [device]))
     params, own = model.generation_abstract(model.abstract()), model.generation
     variant, control = Sampling(1, (64,)).variant("threefry2x32"), jax.ShapeDtypeStruct((3,), jnp.int32)
