@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.role_meshes import moved, rows_moved
+from jaxalign.parallel.traced import traced
 from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import CriticArguments, RoleArguments, UpdateArguments
 from jaxalign.rl.losses import totals, value_loss
@@ -70,9 +71,9 @@ def critic_epochs(critic: TrainState, given: CriticArguments) -> tuple[TrainStat
         rows, packed, ran = minibatch
         if setup.config.target_kl is None:
             return run(critic, rows, packed)
-        shapes = jax.eval_shape(run, critic, rows, packed)[1]
+        run_once, (_, shapes) = traced(run, critic, rows, packed)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.cond(ran > 0, run, lambda own, *_: (own, zeros), critic, rows, packed)
+        return jax.lax.cond(ran > 0, run_once, lambda own, *_: (own, zeros), critic, rows, packed)
 
     return jax.lax.scan(one, critic, (given.order, given.packed, given.ran))
 

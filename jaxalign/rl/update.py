@@ -19,6 +19,7 @@ from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.traced import traced
 from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import UpdateArguments
 from jaxalign.rl.losses import Totals, first_value_loss, joint_loss, policy_loss, totals, value_loss, with_values
@@ -201,9 +202,9 @@ def run_minibatches(
     def one(carry, minibatch):
         if config.target_kl is None:
             return run(carry, minibatch)
-        shapes = jax.eval_shape(run, carry, minibatch)[1]
+        run_once, (_, shapes) = traced(run, carry, minibatch)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.cond(carry[2], lambda c, _: (c, zeros), run, carry, minibatch)
+        return jax.lax.cond(carry[2], lambda c, _: (c, zeros), run_once, carry, minibatch)
 
     start = (policy, critic, jnp.bool_(False))
     (policy, critic, _), (metrics, ran) = jax.lax.scan(one, start, (given.order, given.packed))

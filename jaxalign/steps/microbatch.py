@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.models.adapters.lora import join
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.traced import traced
 from jaxalign.steps.loss_scale import LossScale
 
 
@@ -99,16 +100,17 @@ def accumulate(
     if isinstance(parts.count, int) and parts.count == 1:
         return grad_fn(parts.of(0))
 
+    one, ((loss, aux), _) = traced(lambda i: grad_fn(parts.of(i)), jax.ShapeDtypeStruct((), jnp.int32))
+
     def add_part(i, total):
         (loss, aux), gradients = total
-        (part_loss, part_aux), part_gradients = grad_fn(parts.of(i))
+        (part_loss, part_aux), part_gradients = one(i)
         sums = jax.tree.map(jnp.add, aux.sums, part_aux.sums)
         maxima = jax.tree.map(jnp.maximum, aux.maxima, part_aux.maxima)
         return (loss + part_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, part_gradients)
 
     # Start the sum from zeros instead of the first part, so that the loss is compiled once.
-    shapes = jax.eval_shape(lambda: loss_fn(join(frozen, used), parts.of(0)))
-    loss, aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    loss, aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, aux))
     gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
     least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)
     start = (loss, Aux(aux.sums, least)), gradients if place is None else place(gradients)

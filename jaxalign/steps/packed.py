@@ -24,6 +24,7 @@ from jaxalign.models.attention.plain import STEM
 from jaxalign.models.heads import response_positions
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.traced import traced
 from jaxalign.records import AnswerPairs, AnswerRows, Experience, PackedParts, PairBatch, Rollout, ScoredPairs
 from jaxalign.steps.microbatch import Parts
 
@@ -283,12 +284,15 @@ def each_part(parts: PackedParts, fn):
     """The results of `fn(rows) -> pytree of [B, ...]` for every sequence, computed one part after another; 0 for sequences in
     no part."""
 
-    def take(i, results):
+    def one(i):
         rows, inside = take_part(parts, i)
-        return jax.tree.map(
-            lambda new, old: jnp.where(inside.reshape(-1, *(1,) * (new.ndim - 1)), new, old), fn(rows), results
-        )
+        return fn(rows), inside
 
-    shapes = jax.eval_shape(lambda: fn(take_part(parts, 0)[0]))
+    one_once, (shapes, _) = traced(one, jax.ShapeDtypeStruct((), jnp.int32))
+
+    def take(i, results):
+        own, inside = one_once(i)
+        return jax.tree.map(lambda new, old: jnp.where(inside.reshape(-1, *(1,) * (new.ndim - 1)), new, old), own, results)
+
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.fori_loop(0, parts.count, take, zeros)
