@@ -62,7 +62,7 @@ def _layouts(session: Session, lengths: list[int]) -> dict[Layout, set[Layout]]:
     """Return every layout with the layouts that can follow it. The ring fits the longest prompt so far, and a longer prompt can
     arrive while others decode."""
     found: dict[Layout, set[Layout]] = {}
-    every = [slot_counts(length + session.least_new) for length in lengths]
+    every = [slot_counts(length + session.least_new, session.max_length) for length in lengths]
     for shorter, counts in enumerate(every):
         for waves in (1, LONG):
             sizes = row_counts(session.batch // session.parts, waves)

@@ -21,6 +21,10 @@ from jaxalign.rollout.responses import BROKEN, Response
 from jaxalign.rollout.sampler import Engine, LocalSampler, respond
 from jaxalign.rollout.sampling import Sampling
 
+WANTED = 16
+"""`TextGenerator.next_logprobs` looks up a multiple of this number of tokens, so that verdicts with different options share a
+program."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
@@ -95,9 +99,10 @@ class TextGenerator:
         """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt; all prompts must fit. NaN, with a
         warning, for non-finite logits. Raises UserError if there are several prompts and none has finite logits."""
         logprobs = np.zeros((len(prompts), len(tokens)), np.float32)
+        wanted = np.pad(tokens, (0, -len(tokens) % WANTED))
         shared = self._shared(prompts)
-        for index, batch in self._alone(prompts, tokens) if shared is None else self._together(shared, tokens):
-            logprobs[index] = batch
+        for index, batch in self._alone(prompts, wanted) if shared is None else self._together(shared, wanted):
+            logprobs[index] = batch[:, : len(tokens)]
         _report_broken(int(np.isnan(logprobs).any(axis=1).sum()), len(logprobs), "judgements are left out")
         return logprobs
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxalign.config import Config, rounds
 from jaxalign.errors import UserError
-from jaxalign.feedback.text_generator import next_logprobs
+from jaxalign.feedback.text_generator import WANTED, next_logprobs
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
@@ -341,7 +341,7 @@ def verdict_tasks(run: Run, stage: str, batch: int, judges: Sequence[PlannedJudg
 
     def labelling(judge: PlannedJudge) -> list[PlannedProgram]:
         ids = run.rows(jnp.int32, batch, judge.length - 1)
-        arguments = (judge.model, judge.params, ids, run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
+        arguments = (judge.model, judge.params, ids, run.rows(jnp.int32, batch), run.scalar(jnp.int32, (WANTED,)))
         return [PlannedProgram(stage, "labelling", judge.title, next_logprobs, arguments, held())]
 
     for judge in judges:

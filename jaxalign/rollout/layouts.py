@@ -23,7 +23,7 @@ LEAST_TIERED = 8, 256
 SHORT = 5, 8
 """The short tier's share of a part's rows, as a fraction."""
 STRIDE = 32
-"""Slots of large rings are a multiple of this, so that queues of similar length share programs."""
+"""Slots are a multiple of this, so that queues of similar length share programs."""
 
 
 class Layout(NamedTuple):
@@ -68,9 +68,13 @@ def row_counts(rows: int, waves: float = 1) -> list[int]:
     return sorted({max(least, -(-rows // share)) for share in SHARES[:: 1 if waves < LONG else 2]})
 
 
-def slot_counts(most: int) -> list[int]:
-    """The sizes of a growing ring, up to `most` slots (rounded up). The second-largest size is well below the largest."""
-    most, counts = most + -most % (STRIDE if most > LEAST_SLOTS else 2), [LEAST_SLOTS]
+def slot_counts(most: int, limit: int | None = None) -> list[int]:
+    """The sizes of a growing ring, up to `most` slots (rounded up). The second-largest size is well below the largest.
+
+    limit: the maximum length of a row, if known: rings have at most this number of slots, rounded up to an even one.
+    """
+    most, counts = max(LEAST_SLOTS, most + -most % STRIDE), [LEAST_SLOTS]
+    most = most if limit is None else min(most, limit + limit % 2)
     while counts[-1] < most:
         counts.append(2 * counts[-1])
     below = [count for count in counts[:-1] if 4 * count < 3 * most]

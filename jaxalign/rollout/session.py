@@ -155,7 +155,7 @@ class Session:
         need = max([row.reach(STEPS) for row in entering], default=1)
         if self.live:
             need = max(need, int(self._reach(STEPS).max()))
-        counts = slot_counts(self.longest)
+        counts = slot_counts(self.longest, self.max_length)
         slots = next(slots for slots in counts if slots >= need)
         if self.tiers is not None:
             slots = max(slots, self.layout.slots[-1])
