@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxalign.models.cache import Caches, Tiers
+from jaxalign.models.cache import Caches, Tiers, empty_rings
 from jaxalign.models.model import Model
 from jaxalign.rollout.ring import insert
 
@@ -14,4 +14,4 @@ def ring_of(model: Model, prompts: Caches, length, slots: int, slot: int | None 
     prompt)."""
     plan = np.stack([np.arange(len(length)), np.arange(len(length)), length], axis=1).astype(np.int32)[None, None]
     slot = np.int32(length[0] if slot is None else slot)
-    return insert(model, (model.empty_cache(len(length), slots),), prompts, plan, slot)
+    return insert(model, (empty_rings(model.abstract_cache(len(length), slots)),), prompts, plan, slot)

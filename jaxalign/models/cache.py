@@ -9,7 +9,7 @@ Dimension letters: L layers, B rows, K key/value heads, h head dim, S slots, H q
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -60,6 +60,26 @@ def cache_shapes(config: DecoderConfig, rows: int, slots: int, layers: int | Non
     dtypes = [config.stored_dtype] * 2 + ["float32"] * 2
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     return Cache(*arrays) if config.stored_dtype == "int8" else Cache(*arrays[:2])
+
+
+def empty_rings(shapes: Caches | Tiers) -> Caches | Tiers:
+    """Makes rings of zeros, all in one program.
+
+    Args:
+      shapes: ShapeDtypeStructs with shardings, as from `Model.abstract_cache`.
+    """
+    leaves, structure = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(structure, _creation(*leaves)())
+
+
+@functools.lru_cache(maxsize=64)
+def _creation(*shapes: jax.ShapeDtypeStruct) -> Callable[[], list[jax.Array]]:
+    """The program of `empty_rings`. A new function in each call would be traced and compiled again."""
+
+    def zeros():
+        return [jnp.zeros(x.shape, x.dtype) for x in shapes]
+
+    return jax.jit(zeros, out_shardings=[x.sharding for x in shapes])
 
 
 def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -343,11 +343,6 @@ class Model:
             lambda tiers: jax.tree.map(lambda x: x[0], tiers), step, lambda tiers: jax.tree.map(lambda x: x[None], tiers)
         )
 
-    def empty_cache(self, rows: int, slots: int) -> Caches:
-        """A ring of zeros, placed by this model's sharding rules."""
-        abstract = self.abstract_cache(rows, slots)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), abstract)
-
     def abstract_cache(self, rows: int, slots: int) -> Caches:
         """ShapeDtypeStructs of a ring, with their shardings."""
         shapes = cache_shapes(self.config, rows, slots, 1 if self.layered else None)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxalign.errors import UserError
-from jaxalign.models.cache import Caches, Tiers
+from jaxalign.models.cache import Caches, Tiers, empty_rings
 from jaxalign.models.model import Model
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
 from jaxalign.rollout.prefills import Fresh, Plan, Prefills
@@ -188,7 +188,8 @@ class Session:
 
     def rings(self, layout: Layout) -> Tiers:
         """Rings without tokens."""
-        return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in zip(*layout, strict=True))
+        rings = zip(*layout, strict=True)
+        return empty_rings(tuple(self.model.abstract_cache(rows * self.parts, slots) for rows, slots in rings))
 
     def call(self, step: Callable, *arguments):
         """Runs a jitted program. Every program of a session runs through this method."""

@@ -14,6 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.models import model as model_module
 from jaxalign.models.adapters import lora
 from jaxalign.models.adapters.lora import LoraAdapters, join, merge, strip_frozen, trained
+from jaxalign.models.cache import empty_rings
 from jaxalign.models.model import Model
 from jaxalign.steps.optimizer import make_optimizer
 from jaxalign.steps.state import abstract_state, init_state
@@ -156,7 +157,7 @@ def test_decoding_computes_the_norms_of_dora_once_before_its_loop(monkeypatch):
     def step(params):
         decoding = model.decoding(params)
         assert len(traced) == 5  # Four of attention and one of the MLP, of both layers together.
-        return decoding.step(TOKENS[:, 0], np.zeros(4, np.int32), decoding.begin((model.empty_cache(4, 8),)), 0)
+        return decoding.step(TOKENS[:, 0], np.zeros(4, np.int32), decoding.begin((empty_rings(model.abstract_cache(4, 8)),)), 0)
 
     jax.eval_shape(step, params)
     assert len(traced) == 5

@@ -141,4 +141,8 @@ def test_every_layout_reaches_any_larger_one_through_neighbouring_layouts():
 def test_tiers_need_an_even_number_of_slots_and_enough_rows():
     assert in_tiers(64, 320) == Layout((40, 24), (160, 320))
     assert in_tiers(7, 320) is None and in_tiers(64, 254) is None and in_tiers(64, 301) is None
-    assert slot_counts(301)[-1] == 320 and slot_counts(39) == [40] and slot_counts(150) == [64, 160]
+    assert slot_counts(301)[-1] == 320 and slot_counts(39) == [64] and slot_counts(150) == [64, 160]
+
+
+def test_a_ring_has_no_more_slots_than_the_longest_row_needs():
+    assert slot_counts(39, limit=41) == [42] and slot_counts(150, limit=150) == [64, 150] and slot_counts(150, 999) == [64, 160]
