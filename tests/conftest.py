@@ -130,13 +130,12 @@ def two_layers():
 
 
 @pytest.fixture(scope="module")
-def rows_do_not_shrink():
-    """Decode all rows until the end of a queue. Batches that shrink need twice as many decoding programs; the tests of
-    `rollout/` and of other runs cover them."""
-    from jaxalign.rollout import layouts
+def few_sampling_programs():
+    """See `few_programs.sample_with_few_programs`."""
+    from tests.few_programs import sample_with_few_programs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "SHARES", (1,))
+        sample_with_few_programs(patch)
         yield
 
 

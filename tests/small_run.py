@@ -10,8 +10,8 @@ import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
-from jaxalign.rollout import layouts
 from jaxalign.tracking.timing import read_timing
+from tests.few_programs import sample_with_few_programs
 
 CONFIG = {
     "compile_cache": None,
@@ -32,10 +32,9 @@ CONFIG = {
 
 
 def run(workdir, **changes):
-    """Run the stages. The number of rows that decode together does not shrink at the end of a queue, which compiles a third of
-    the decoding programs; the tests of `rollout/` and of other runs cover that."""
+    """Run the stages, with few sampling programs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "SHARES", (1,))
+        sample_with_few_programs(patch)
         pipeline.run(from_config_dict(CONFIG | changes), workdir)
 
 

@@ -12,7 +12,7 @@ from jaxalign import registries
 from jaxalign.registry.core import Registry
 from tests.folders import write_model
 
-pytestmark = pytest.mark.usefixtures("rows_do_not_shrink", "no_checks_of_step_zero")
+pytestmark = pytest.mark.usefixtures("few_sampling_programs", "no_checks_of_step_zero")
 
 PAGE = (pathlib.Path(__file__).resolve().parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 SECTIONS = {part.split("\n")[0]: part.split("```python\n")[1:] for part in re.split("\n##+ ", PAGE)[1:]}

@@ -87,7 +87,7 @@ def test_another_judge_is_one_line(models, tmp_path):
 @pytest.mark.parametrize(("kind", "more"), [
     ("base", ()), ("thinking", ("--config.stages=revise,sft,compare,preference,report",)),
 ])
-def test_two_commands_lead_to_a_report(rows_do_not_shrink, models, tmp_path, capsys, kind, more):
+def test_two_commands_lead_to_a_report(few_sampling_programs, models, tmp_path, capsys, kind, more):
     """A random model judges by chance and gives the answer letters little probability, so its run is a rehearsal."""
     assert started(tmp_path / "own", models[kind]) == 0
     out = capsys.readouterr().out

@@ -75,7 +75,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.rollout import layouts
 
-run, layouts.SHARES = pipeline.run, (1,)
+run, layouts.SHARES, layouts.SMALLER = pipeline.run, (1,), 1
 
 def several(config, workdir, overwrite):
     run(config, workdir, overwrite)
@@ -140,7 +140,7 @@ def trained(running, workdir: pathlib.Path, seconds: float = 100.0) -> bool:
 
 
 @pytest.fixture(scope="module")
-def runs(made, rows_do_not_shrink):
+def runs(made, few_sampling_programs):
     """By number of processes: the work directory, the result of each process, and the lines that the reward wrote. The single
     process is this one, and leaves out the checks before the first update. Of two processes, the second gets SIGTERM in the
     last run."""

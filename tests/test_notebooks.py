@@ -85,7 +85,7 @@ def test_every_notebook_is_tested():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*TRAINS, *PLANS])
 @pytest.mark.usefixtures("plans_in_this_process")
-def test_every_cell_runs(name, folder, monkeypatch, capsys, rows_do_not_shrink):
+def test_every_cell_runs(name, folder, monkeypatch, capsys, few_sampling_programs):
     pytest.importorskip("matplotlib")
     settings, words = (TRAINS | PLANS)[name]
     execute(name, folder, monkeypatch, settings)
@@ -94,7 +94,7 @@ def test_every_cell_runs(name, folder, monkeypatch, capsys, rows_do_not_shrink):
 
 
 @pytest.mark.slow
-def test_every_cell_of_the_notebooks_of_the_default_run_runs(folder, monkeypatch, capsys, rows_do_not_shrink):
+def test_every_cell_of_the_notebooks_of_the_default_run_runs(folder, monkeypatch, capsys, few_sampling_programs):
     """They share a work directory, so that the second one reads the run of the first."""
     pytest.importorskip("matplotlib")
     for name, words in RUNS.items():

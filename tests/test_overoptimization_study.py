@@ -24,7 +24,7 @@ import overoptimization_setup  # noqa: E402
 from overoptimization_gold import spoil, worth  # noqa: E402
 from overoptimization_plot import plot  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
+pytestmark = pytest.mark.usefixtures("few_sampling_programs")
 
 SETTINGS = overoptimization_setup.Settings(
     sizes=((1, 16),), pairs=(8, 16), held_out_pairs=8, max_new_tokens=48, gold_prompts=48, gold_steps=2, proxy_steps=4,

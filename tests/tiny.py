@@ -18,12 +18,13 @@ from jaxalign.records import Rollout
 from jaxalign.rewards.scorer import Scorer, rollout_scores
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.state import PPOSetup, init_ppo_state
-from jaxalign.rollout import layouts, sampler
+from jaxalign.rollout import sampler
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampler import Engine, LocalSampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.steps.loop import Loop
 from jaxalign.steps.optimizer import make_optimizer
+from tests.few_programs import sample_with_few_programs
 
 STOPS = (2, 9, 20, 25)  # several, so that some responses end and some are truncated
 DECODER = DecoderConfig(vocab=32, layers=1, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
@@ -127,11 +128,10 @@ def state(setup: PPOSetup):
 
 
 def rollout(setup: PPOSetup, params, key: int = 0, **changes):
-    """One rollout of PROMPTS, 8 rows. All rows decode until the last has ended: batches that shrink need four decoding programs
-    instead of one."""
+    """One rollout of PROMPTS, 8 rows."""
     engine = Engine(setup.policy, 8, 32, bucket=8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "SHARES", (1,))
+        sample_with_few_programs(patch)
         return sample(engine, params, PROMPTS, jax.random.key(key), range(8), sampling(setup, **changes))
 
 

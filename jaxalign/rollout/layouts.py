@@ -8,6 +8,8 @@ from typing import NamedTuple
 LEAST_SLOTS = 64
 FEW = 4
 """Prompts that need more than this many small prefills use a large one."""
+SMALLER = 16
+"""A small prefill takes this fraction of the prompts of a large one."""
 PREFILLED = 2048
 """The maximum number of prompt tokens, including padding, in one prefill; a longer prompt is prefilled alone."""
 SHARES = (1, 2, 4, 8)
@@ -113,7 +115,7 @@ def prefill_sizes(length: int, parts: int, slots: int) -> tuple[int, int]:
     the rows of a part."""
     most = min(PREFILLED // (length * parts), slots)
     most = 1 << max(0, most.bit_length() - 1)
-    return max(1, most // 16), most
+    return max(1, most // SMALLER), most
 
 
 def prefill_groups(

@@ -18,7 +18,7 @@ from tests import tiny
 from tests.folders import write_model
 from tests.small_run import rows, run
 
-pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
+pytestmark = pytest.mark.usefixtures("few_sampling_programs")
 
 PLUGIN = pathlib.Path(__file__).parent / "plugins" / "sampler.py"
 NAME = f"{PLUGIN}:Remembering"

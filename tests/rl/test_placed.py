@@ -29,7 +29,7 @@ from jaxalign.tracking.timing import Timeline
 from tests import ppo_iterations, tiny
 from tests.feedback.fakes import WordTokenizer
 
-pytestmark = [pytest.mark.mesh, pytest.mark.usefixtures("rows_do_not_shrink")]
+pytestmark = [pytest.mark.mesh, pytest.mark.usefixtures("few_sampling_programs")]
 
 CUSTOM = ("policy=0-3:fsdp=4", "critic=4-5:data=2", "reference=4-5", "reward=6-7:tensor=2", "generator=6-7:tensor=2",
           "value=4-5")

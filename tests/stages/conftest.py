@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _rows_do_not_shrink(rows_do_not_shrink):
+def _few_sampling_programs(few_sampling_programs):
     """All tests of this folder decode with few programs."""

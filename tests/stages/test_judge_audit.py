@@ -50,7 +50,7 @@ class Perfect:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory, rows_do_not_shrink):
+def root(tmp_path_factory, few_sampling_programs):
     """A file of judges, and two random models with different weights."""
     root = tmp_path_factory.mktemp("audit")
     (root / "judges.py").write_text(JUDGES)

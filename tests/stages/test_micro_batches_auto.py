@@ -33,7 +33,7 @@ PAIRS = {"batch": 32, "max_length": 64, "epochs": 1, "micro_batch_tokens": "auto
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, rows_do_not_shrink):
+def folder(tmp_path_factory, few_sampling_programs):
     return write_inputs(tmp_path_factory.mktemp("micro"))
 
 

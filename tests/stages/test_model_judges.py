@@ -28,7 +28,7 @@ CONSTANT = {"optimizer": {"schedule": "constant"}}  # Runs with other numbers of
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory, real_data, rows_do_not_shrink) -> pathlib.Path:
+def root(tmp_path_factory, real_data, few_sampling_programs) -> pathlib.Path:
     """Two random ChatML models with different tokenizers' files, whose answers are noise, and questions of HH-RLHF of similar
     lengths, for which few programs are compiled."""
     root = tmp_path_factory.mktemp("judges")

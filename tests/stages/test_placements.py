@@ -37,7 +37,7 @@ def config(folder, *args, **fields):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, rows_do_not_shrink):
+def folder(tmp_path_factory, few_sampling_programs):
     return write_inputs(tmp_path_factory.mktemp("placed"))
 
 

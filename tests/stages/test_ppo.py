@@ -27,7 +27,7 @@ from tests import tiny
 from tests.compilations import SEEN, compiled
 from tests.ppo_iterations import iterate, sampled_by
 
-pytestmark = pytest.mark.usefixtures("rows_do_not_shrink")
+pytestmark = pytest.mark.usefixtures("few_sampling_programs")
 
 # The tolerance is smaller than any rounding error. Tests share these settings, so that they share programs.
 TINIEST = {"sampler_tolerance": 1e-12}

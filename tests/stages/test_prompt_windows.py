@@ -92,13 +92,13 @@ def test_a_stage_that_asks_for_more_prompts_than_the_window_has_says_so(tmp_path
             in capsys.readouterr().out)
 
 
-# Its rows do not shrink either, as those of this process, with which it is compared.
+# With few sampling programs, as this process, with which it is compared.
 RUN = """
 import json, sys
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.rollout import layouts
-layouts.SHARES = (1,)
+layouts.SHARES, layouts.SMALLER = (1,), 1
 pipeline.run(from_config_dict(json.loads(sys.argv[1])), sys.argv[2])
 """
 

@@ -16,7 +16,7 @@ JUDGE = pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "judge.py"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory, rows_do_not_shrink):
+def files(tmp_path_factory, few_sampling_programs):
     """A folder with a tiny model and a file of pairs."""
     root = tmp_path_factory.mktemp("mixes")
     write_model(root / "model")

@@ -28,7 +28,7 @@ STAGES = ("compare", "preference", "ppo", "evaluate", "report")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory, rows_do_not_shrink) -> pathlib.Path:
+def root(tmp_path_factory, few_sampling_programs) -> pathlib.Path:
     root = tmp_path_factory.mktemp("rounds")
     (root / "prompts.txt").write_text("".join(f"the cat sat {i} times, why?\n" for i in range(45)))
     write_model(root / "model")

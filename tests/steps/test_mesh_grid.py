@@ -30,7 +30,7 @@ from jaxalign.steps.state import init_state
 from tests import tiny
 from tests.steps.batches import DECODER
 
-pytestmark = pytest.mark.usefixtures("layers_in_a_scan", "rows_do_not_shrink")
+pytestmark = pytest.mark.usefixtures("layers_in_a_scan", "few_sampling_programs")
 MESHES = {
     "data8": Mesh(data=8),
     "fsdp8": Mesh(fsdp=8),
