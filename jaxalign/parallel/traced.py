@@ -12,8 +12,8 @@ from jax.extend.core import jaxpr_as_fun
 def traced(fn: Callable, *arguments: Any) -> tuple[Callable, Any]:
     """Traces a function for the body of a loop that starts from zeros, or for a branch whose alternative is zeros.
 
-    `jax.eval_shape` and the call would trace it twice, and every level of loops doubles that. Tracing takes longer than
-    compiling for small models.
+    `jax.eval_shape` and the call would trace it twice, and every level of loops doubles that. Tracing and lowering take longer
+    than compiling for small models.
 
     Args:
       fn: a function of pytrees of arrays; it may read arrays of the enclosing trace.
