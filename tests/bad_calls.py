@@ -271,7 +271,7 @@ dpo().fit([{"prompt": "x", "chosen": "y", "rejected": "z", "weight": -1}]) :: we
 dpo().fit([{"prompt": "x", "chosen": "\ud800", "rejected": "z"}]) :: surrogate
 dpo().fit([{"prompt": 5, "chosen": "y", "rejected": "z"}]) :: prompt
 dpo().fit([{"prompt": "x", "completion": "y", "label": True}]) :: kto
-dpo(objective="kto").fit([{"prompt": "x", "completion": "y", "label": 1}]) :: label
+dpo(objective="kto").fit([{"prompt": "x", "completion": "y", "label": 2}]) :: label
 dpo(objective="kto").fit([{"prompt": "x", "completion": None, "label": True}]) :: completion
 ja.RewardModel(None) :: model
 ja.RewardModel(p, members=0) :: members

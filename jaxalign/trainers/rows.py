@@ -306,9 +306,8 @@ def as_judgement(row: Any, where: str, number: int = 0) -> Judgement:
     key = next((name for name in ANSWER_KEYS if name in row), None) if isinstance(row, Mapping) else None
     if key is None or not {"prompt", "label"} <= set(row):
         raise _bad_row(row, where, _JUDGED_FORM)
-    label = checked(row["label"], bool, f"{where}['label']")
     try:
-        given = {"system": row.get("system"), "prompt": row["prompt"], "completion": row[key], "label": label}
+        given = {"system": row.get("system"), "prompt": row["prompt"], "completion": row[key], "label": row["label"]}
         messages, answer, desirable = parse_judgement(given)
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None

@@ -49,6 +49,12 @@ def test_prompts_and_completions_can_be_text_or_messages(tmp_path, name):
     assert report.sentences() == [f"{path}: 4 rows read, 2 good and 2 bad answers kept"]
 
 
+def test_labels_may_be_1_and_0(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [row(label=1), row("other", label=0), row("third", label=1.0)])
+    found, report = read_judgements(path)
+    assert [one.desirable for one in found] == [True, False, True] and not report.broken
+
+
 def test_repeated_and_contradicted_answers_are_counted_and_told(tmp_path):
     rows = [row(), row(), row(label=False), row("other", label=False), row(label=True)]
     found, report = read_judgements(write(tmp_path / "rows.jsonl", rows))
@@ -65,8 +71,8 @@ def test_repeated_and_contradicted_answers_are_counted_and_told(tmp_path):
     ({"prompt": "q", "completion": "a"}, "the key 'label' is missing"),
     ({"prompt": "q", "label": True}, "the key 'completion' is missing"),
     ({"completion": "a", "label": True}, "the key 'prompt' is missing"),
-    (row(label=1), "label is '1'; true or false is expected"),
-    (row(label="true"), "label is 'true'; true or false is expected"),
+    (row(label=2), "label is '2'; true or false, or 1 or 0, is expected"),
+    (row(label="true"), "label is 'true'; true or false, or 1 or 0, is expected"),
     (row(label=None), "label is 'None'"),
     (row(prompt=None), "prompt: type NoneType"),
     (row(prompt=7), "prompt: type int"),

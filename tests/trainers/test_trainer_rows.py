@@ -163,11 +163,14 @@ def test_an_answer_may_be_messages_of_the_assistant():
         as_examples([{"prompt": "Hi.", "completion": [USER]}], "rows")
 
 
-def test_a_verdict_may_be_a_numpy_bool():
-    (judged,) = as_judgements([{"prompt": "Hi.", "completion": "A.", "label": np.bool_(False)}], "rows")
-    assert judged.desirable is False
-    with pytest.raises(UserError, match=r"rows\[0\]\['label'\] is 1 \(int\); a bool is expected"):
-        as_judgements([{"prompt": "Hi.", "completion": "A.", "label": 1}], "rows")
+def test_a_verdict_may_be_a_bool_or_a_number_also_of_numpy():
+    row = {"prompt": "Hi.", "completion": "A."}
+    labels = [True, False, np.bool_(True), np.bool_(False), 1, 0, np.int64(1), np.int64(0), 1.0, np.float64(0)]
+    found = [judged.desirable for judged in as_judgements([row | {"label": label} for label in labels], "rows")]
+    assert found == [True, False] * 5 and {type(value) for value in found} == {bool}
+    for label in (2, -1, 0.5, float("nan"), "1", None, [1], np.ones(1)):
+        with pytest.raises(UserError, match=r"rows\[0\]: label is '.*'; true or false, or 1 or 0, is expected"):
+            as_judgements([row | {"label": label}], "rows")
 
 
 def test_a_prompt_of_none_is_named():

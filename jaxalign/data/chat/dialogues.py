@@ -131,10 +131,21 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
     for key in ("prompt", "completion", "label"):
         if key not in row:
             raise ValueError(f"the key {key!r} is missing")
-    if not isinstance(row["label"], bool):
-        raise ValueError(f"label is {str(row['label'])[:20]!r}; true or false is expected")
+    good = _is_good(row["label"])
     context, answer = _answered(row["prompt"], row["completion"])
-    return with_system(row, context), answer, row["label"]
+    return with_system(row, context), answer, good
+
+
+def _is_good(label: Any) -> bool:
+    """Whether a label, also one of a table with numbers, says that the answer is good.
+
+    Raises:
+      ValueError: it is neither true or false nor 1 or 0.
+    """
+    value = label.item() if getattr(label, "ndim", None) == 0 else label  # A numpy scalar.
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        raise ValueError(f"label is {str(value)[:20]!r}; true or false, or 1 or 0, is expected")
+    return bool(value)
 
 
 def parse_demonstration(row: dict[str, Any]) -> tuple[Dialogue, str]:
