@@ -9,7 +9,7 @@ LEAST_SLOTS = 64
 FEW = 4
 """Prompts that need more than this many small prefills use a large one."""
 SMALLER = 16
-"""A small prefill takes this fraction of the prompts of a large one."""
+"""A large prefill takes this many times the prompts of a small one."""
 PREFILLED = 2048
 """The maximum number of prompt tokens, including padding, in one prefill; a longer prompt is prefilled alone."""
 SHARES = (1, 2, 4, 8)
