@@ -16,8 +16,6 @@ from jaxalign.data.sources.row_files import ColumnMap, RowFile
 
 CHUNK = 1024
 """Rows that are decoded together."""
-_READERS = 4
-"""The maximum number of parts that keep a reader, with an open file and buffers of about a megabyte for each column."""
 
 
 class Undecodable(NamedTuple):
@@ -68,7 +66,7 @@ class TableRows(RowFile):
         self._parts, self._map = parts, columns
         self._ends = list(itertools.accumulate(len(part) for part in parts))
         self._chunk, self._of = Chunk(0, []), -1
-        self._reading: dict[int, None] = {}  # The parts with readers, the last used one last.
+        self._reading = -1  # The part with a reader: an open file, and buffers of about a megabyte for each column.
         names = parts[0].columns if parts else ()
         columns.check(path, names)
         self.columns = tuple(columns.apply(dict.fromkeys(names)))
@@ -100,12 +98,9 @@ class TableRows(RowFile):
 
     def _read(self, number: int, index: int) -> Chunk:
         """The rows of part `number` that contain its row `index`."""
-        self._reading.pop(number, None)
-        self._reading[number] = None
-        if len(self._reading) > _READERS:
-            oldest = next(iter(self._reading))
-            del self._reading[oldest]
-            self._parts[oldest].release()
+        if number != self._reading >= 0:
+            self._parts[self._reading].release()
+        self._reading = number
         return self._parts[number].chunk(index)
 
     def place(self, number: int) -> str:
