@@ -15,6 +15,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.prefixes import SharedBatch, plan_batches
 from jaxalign.rollout.responses import BROKEN, Response
@@ -153,14 +154,14 @@ def _report_broken(count: int, total: int, effect: str) -> None:
         logging.getLogger("jaxalign").warning(f"{count} of {total} {effect}: {BROKEN}")
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@functools.partial(MeshProgram, static_argnames=("model",))
 def next_logprobs(model: Model, params, tokens, length, wanted):
     """float32 [B, O]: log-probabilities of the tokens `wanted` int32 [O] after each row of tokens [B, T] of length [B]."""
     last = gather_positions(model.hidden(params, tokens), (length - 1)[:, None])[:, 0]
     return jax.nn.log_softmax(model.logits(params, last), axis=-1)[:, wanted]
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@functools.partial(MeshProgram, static_argnames=("model",))
 def shared_logprobs(model: Model, params, prefixes, counts, tokens, length, wanted):
     """`next_logprobs` of texts that continue prefixes. prefixes, counts, tokens: see `Model.hidden_after`. length int32 [B]:
     the number of tokens of each text after its prefix, at least 1."""

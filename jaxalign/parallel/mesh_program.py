@@ -15,6 +15,9 @@ OVERLAP = {"xla_gpu_enable_analytical_latency_estimator": True}
 """Options for programs on several GPUs: the scheduler estimates the time of each kernel and each transfer. By default it
 assumes fixed times, and on 64 GPUs three quarters of the gathered bytes of an update arrive before the next product starts
 (docs/gpus.md)."""
+ON_CPUS = {"xla_cpu_use_fusion_emitters": False}
+"""Options for programs on CPUs. Without its newer emitters for fusions, XLA takes less time and 200 to 400 MB less memory to
+compile a program of a training step, and the program takes up to 3% longer (benchmarks/RESULTS.md)."""
 
 
 @functools.cache
@@ -30,20 +33,22 @@ def supports(option: str, value: bool | int) -> bool:
 
 
 class MeshProgram:
-    """A jitted function, compiled with `OVERLAP` if the first array of its arguments with a mesh is on several GPUs.
+    """A jitted function whose compiler options depend on the devices of the first array of its arguments that has a mesh: on
+    several GPUs `OVERLAP`, on CPUs `ON_CPUS`.
 
     It is called, traced and lowered like the result of `jax.jit`. An option that XLA_FLAGS sets keeps that value, and one that
-    XLA does not have is left out.
+    XLA does not have is left out. Inside another jitted function it has the options of that function.
 
     Args:
       function: the function.
+      overlap: False leaves out `OVERLAP`.
       jit: further arguments of `jax.jit`.
     """
 
-    def __init__(self, function: Callable, **jit: Any):
+    def __init__(self, function: Callable, overlap: bool = True, **jit: Any):
         functools.update_wrapper(self, function)
         self._jit = functools.partial(jax.jit, function, **jit)
-        self._plain = self._jit()
+        self._plain, self._overlap = self._jit(), overlap
 
     def __call__(self, *args: Any) -> Any:
         return self._for(args)(*args)
@@ -55,14 +60,27 @@ class MeshProgram:
         return self._for(args).lower(*args)
 
     def _for(self, args: tuple) -> Callable:
-        shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+        leaves = jax.tree.leaves(args)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self._plain
+        shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
         meshes = (x.mesh for x in shardings if isinstance(x, NamedSharding) and isinstance(x.mesh, Mesh))
         mesh = next(meshes, None)
-        on_gpus = mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "gpu"
-        return self._overlapping if on_gpus else self._plain
+        platform = None if mesh is None else mesh.devices.flat[0].platform
+        if platform == "cpu":
+            return self._on_cpus
+        return self._overlapping if platform == "gpu" and mesh.size > 1 and self._overlap else self._plain
 
     @functools.cached_property
     def _overlapping(self) -> Callable:
-        given = os.environ.get("XLA_FLAGS", "")
-        chosen = {name: value for name, value in OVERLAP.items() if name not in given and supports(name, value)}
-        return self._jit(compiler_options=chosen or None)
+        return self._jit(compiler_options=available(OVERLAP))
+
+    @functools.cached_property
+    def _on_cpus(self) -> Callable:
+        return self._jit(compiler_options=available(ON_CPUS))
+
+
+def available(options: dict[str, Any]) -> dict[str, Any] | None:
+    """The options that XLA_FLAGS does not set and that XLA has; None if there are none."""
+    given = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in given and supports(name, value)} or None

@@ -114,7 +114,7 @@ def stack_members(members):
     return {**members[0], **jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)}
 
 
-@functools.partial(jax.jit, static_argnames=("scorer",))
+@functools.partial(MeshProgram, static_argnames=("scorer",))
 def raw_sequence_scores(scorer: Scorer, params, tokens, length):
     """float32 [B]: scores of whole sequences before normalisation. tokens int32 [B, T], length int32 [B]."""
     length = jnp.maximum(length, 1)

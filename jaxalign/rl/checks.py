@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxalign.config import Checks, OnlineChecks
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.precision import FLOAT32_BITS, product_bits
 from jaxalign.rl.arguments import RoleArguments
 from jaxalign.rl.responses import logprobs_by_parts, response_mask
@@ -84,7 +85,7 @@ class SamplerDifference(NamedTuple):
     ratio: jax.Array
 
 
-@jax.jit
+@MeshProgram
 def sampler_difference(given: RoleArguments) -> SamplerDifference:
     """The largest differences between the sampler's and the trainer's log-probabilities."""
     rollout = given.rollout

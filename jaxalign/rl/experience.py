@@ -166,7 +166,7 @@ def packed_experience(given: ExperienceArguments) -> tuple[Experience, Experienc
     return _from_outputs(setup, outputs, rollout, scored, outputs.get("scores", scores), baseline, given.kl_coef)
 
 
-@jax.jit
+@MeshProgram
 def experience_of(given: OutputArguments) -> tuple[Experience, ExperienceMetrics]:
     """`make_experience` from the outputs of models that ran in programs of their own."""
     scored = _scored(given.rollout, given.kept)

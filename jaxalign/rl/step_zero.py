@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.config import PPOConfig
 from jaxalign.models.adapters.lora import join, strip_frozen
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.ordered import dependent
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts, Rollout
@@ -56,7 +58,7 @@ class StepZeroValues(NamedTuple):
     not_finite: jax.Array
 
 
-@jax.jit
+@functools.partial(MeshProgram, overlap=False)
 def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
     """Takes the measurements one after another, so that the memory of each is freed before the next."""
     setup, frozen, experience = given.setup, given.frozen, given.experience

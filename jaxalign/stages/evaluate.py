@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxalign import streams
 from jaxalign.algorithms.texts import repeated_share
 from jaxalign.config import Config, rounds
@@ -29,6 +27,7 @@ from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.rubrics import builtin_rubrics, kinds_of, load_rubrics
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.reasons import gold_labels_sentence, verdict_warning
 from jaxalign.records import Prompt, Rollout
@@ -153,7 +152,7 @@ def _answer(
             progress.update(len(queue.rows))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "temperature"))
+@functools.partial(MeshProgram, static_argnames=("model", "temperature"))
 def sequence_kl(model: Model, params, rollout: Rollout, temperature: float):
     """float32 [B]: the log-prob of each response under the sampler minus its log-prob under `params`, nats per response."""
     mask = response_mask(rollout)

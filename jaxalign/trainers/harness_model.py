@@ -28,6 +28,7 @@ from jaxalign.models.heads import gather_positions, greedy_tokens, response_posi
 from jaxalign.models.language_model import LanguageModel, as_messages
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.responses import BROKEN
 from jaxalign.rollout.sampler import Engine, LocalSampler, respond
@@ -244,7 +245,7 @@ class HarnessModel(TemplateLM):
         return [tokenizer.decode([i], spaces=True) for i in range(min(tokenizer.vocab_size, self.policy.model.config.vocab))]
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@functools.partial(MeshProgram, static_argnames=("model",))
 def continuation_stats(model: Model, params, tokens, first, targets) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities float32 [B, N] of continuations, and whether each token is the most likely one, bool [B, N].
 

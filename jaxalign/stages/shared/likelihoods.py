@@ -18,6 +18,7 @@ from jaxalign.data.sources.asked import Question, read_questions, read_texts
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.mesh_program import MeshProgram
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Rollout
 from jaxalign.rl.responses import response_mask, response_stats
@@ -172,7 +173,7 @@ def log_probabilities(
     return sums
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@functools.partial(MeshProgram, static_argnames=("model",))
 def _target_sums(model: Model, params: Params, rollout: Rollout) -> jax.Array:
     logprobs = response_stats(model, params, rollout, 1.0).logprobs
     return jnp.where(response_mask(rollout) > 0, logprobs, 0.0).sum(axis=1)
