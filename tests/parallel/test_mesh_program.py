@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxalign.parallel.mesh_program import OVERLAP, MeshProgram, supports
+from jaxalign.parallel.mesh_program import ON_CPUS, OVERLAP, MeshProgram, available, supports
 from jaxalign.rollout.ring import GPU_OPTIONS, IN_PLACE
 
 
@@ -31,6 +31,29 @@ def test_a_program_is_called_like_the_result_of_jit():
 
 
 def test_options_that_xla_does_not_have_are_left_out_with_a_warning(caplog):
-    assert all(supports(*option) for options in (OVERLAP, GPU_OPTIONS, IN_PLACE) for option in options.items())
+    assert all(supports(*option) for options in (OVERLAP, ON_CPUS, GPU_OPTIONS, IN_PLACE) for option in options.items())
     assert not supports("xla_gpu_an_option_of_another_version", True)
     assert "without the option xla_gpu_an_option_of_another_version" in caplog.text
+
+
+def test_the_options_of_cpus_reach_the_compiler_unless_xla_flags_sets_them(monkeypatch):
+    given, jit = [], jax.jit
+
+    def noting(*args, **kwargs):
+        given.append(kwargs.get("compiler_options"))
+        return jit(*args, **kwargs)
+
+    monkeypatch.setattr(jax, "jit", noting)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    MeshProgram(doubled).lower(rows(jax.devices())).compile()
+    assert given[-1] == ON_CPUS
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=true")
+    assert available(ON_CPUS) is None
+    MeshProgram(doubled).lower(rows(jax.devices())).compile()
+    assert given[-1] is None
+
+
+def test_a_program_inside_another_has_the_options_of_the_other(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    program, x = MeshProgram(lambda x, y: x + y), jax.device_put(jnp.ones(8), rows(jax.devices()).sharding)
+    assert jax.jit(lambda y: program(x, y))(jnp.float32(3.0)).tolist() == [4.0] * 8
