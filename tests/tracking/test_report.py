@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 
@@ -163,6 +164,26 @@ def test_every_part_of_a_run_can_be_reported(tmp_path, count):
     assert tuple(page.sections) == tuple(name for name in SECTIONS if name not in absent)
     if "ppo" not in STAGES[:count]:
         assert "The ppo stage has not run yet" in page.text("rl")
+
+
+@pytest.mark.parametrize(("rows", "notice"), [
+    (['{"event": "failed", "stage": "compare", "error": "too few <pairs>."}'],
+     "The run failed in stage compare: too few <pairs>. When the cause is corrected, the same command resumes the run."),
+    (['{"event": "failed", "stage": "compare"}'], "The run failed in stage compare: the log of the run has the reason."),
+    (['{"event": "failed", "stage": "compare"}', '{"stage": "compare"}'], ""),
+    (['{"event": "interrupted", "stage": "compare"}'], ""),
+    (["\x00"], ""),
+])
+def test_a_failed_run_states_the_stage_and_the_reason_until_it_is_resumed(tmp_path, rows, notice):
+    run = make_run(tmp_path, STAGES[:3])
+    write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"stages": list(STAGES)})
+    (run / "system.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    source, page = render_page(run)
+    header = html.unescape(source.partition("<main>")[0])
+    assert notice in header and bool(notice) == ("The run failed" in header) == ("compare: failed" in header)
+    assert ("The compare stage failed; once it has finished" in page.text("labels")) == bool(notice)
+    later = "has not run yet, because the run failed in stage compare" if notice else "has not run yet; once it has"
+    assert f"The ppo stage {later}" in page.text("rl")
 
 
 def test_unfinished_stage_shows_its_curves_so_far(tmp_path):

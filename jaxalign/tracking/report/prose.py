@@ -40,6 +40,15 @@ def lead(run: RunFiles) -> list[str]:
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
+def failure_sentence(run: RunFiles) -> str:
+    """The stage in which the run failed, the reason, and how to resume it; "" for a run that did not fail."""
+    if run.failure is None:
+        return ""
+    where = f" in stage {run.failure.stage}" if run.failure.stage else ""
+    reason = run.failure.reason.rstrip(".") or "the log of the run has the reason"
+    return f"The run failed{where}: {reason}. When the cause is corrected, the same command resumes the run."
+
+
 def _rate_sentences(run: RunFiles) -> list[str]:
     sentences = []
     harmful = rates_by_model(run, "harmful")
