@@ -10,6 +10,8 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.tracking.report.page import render_report
+from jaxalign.tracking.report.training import reinforcement
+from jaxalign.tracking.workdir import read_run
 
 from .pages import render_page
 from .synthetic import STAGES, make_run, write_json, write_rows
@@ -193,6 +195,18 @@ def test_unfinished_stage_shows_its_curves_so_far(tmp_path):
     _, page = render_page(run)
     assert "The ppo stage has not finished yet" in page.text("rl")
     assert "Score and reward" in page.text("rl")
+
+
+def test_the_parts_of_the_score_are_the_terms_of_a_sum(tmp_path):
+    run = make_run(tmp_path)
+    rows = [{"step": step, "score": 1.0, "score_std": 0.5, "score_changed": 0.125} for step in range(3)]
+    write_rows(run / "ppo" / "metrics.jsonl", rows)
+    shown = render_page(run)[1].text("rl")
+    assert "Parts of the score" not in shown and "Standard deviation of the scores" in shown
+    assert "Responses whose score was changed for lack of a stop token" in shown
+    write_rows(run / "ppo" / "metrics.jsonl", [row | {"score_preference": 2.0, "score_length": -1.0} for row in rows])
+    parts = next(figure for figure in reinforcement(read_run(run)).figures if figure.title == "Parts of the score")
+    assert parts.legend == ("preference", "length")
 
 
 def test_results_by_column_are_in_a_table(tmp_path):

@@ -9,7 +9,10 @@ from jaxalign.tracking.report.changes import kl_reference
 from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.workdir import RunFiles
 
+_NO_PARTS = ("score_std", "score_changed")
+"""Metrics of RL whose names begin like those of the parts of a score (`jaxalign.rl.metrics`)."""
 _RL_CURVES = (
+    Curves("Standard deviation of the scores", {"score_std": "standard deviation"}),
     Curves("Response length", {"response_length": "tokens"}),
     Curves("Entropy", {"entropy": "nats"}),
     Curves("Clipped fraction", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
@@ -17,6 +20,7 @@ _RL_CURVES = (
 )
 _MORE_RL_CURVES = (
     Curves("Responses that end with a stop token", {"eos_rate": "share"}),
+    Curves("Responses whose score was changed for lack of a stop token", {"score_changed": "share"}),
     Curves("KL coefficient", {"kl_coef": "coefficient"}),
     Curves("Approximate KL of an update", {"approx_kl": "nats"}),
     Curves("Probability ratio", {"ratio_mean": "mean", "ratio_max": "largest"}),
@@ -68,7 +72,7 @@ def reinforcement(run: RunFiles) -> ReportSection:
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
     intro = " ".join(filter(None, [intro, *alarm_sentences(run), without_samples(run)]))
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
-    parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
+    parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names if name not in _NO_PARTS})
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
     kl = Curves(f"KL to {kl_reference(run, 'ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
     figures = (*alarm_figures(run), *curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)))
