@@ -30,6 +30,19 @@ def test_lead_summarises_the_run_with_counts(full):
     assert re.search(r"Helpful 93% → before, then 91\.5% no clear change", lead)
 
 
+@pytest.mark.parametrize(("models", "ending"), [
+    (("base",), "requests (78%)."),
+    (("base", "sft"), "(78%); the model after supervised CAI for 24 (12%)."),
+    (("base", "sft", "ppo", "round-2/ppo"),
+     "CAI for 24 (12%), the model after RL for 9 (4.5%), and the model after RL, round 2 for 9 (4.5%)."),
+])
+def test_the_rates_of_all_models_are_one_list(tmp_path, models, ending):
+    run = make_run(tmp_path)
+    _change(run / "summary.json", lambda summary: summary.update(
+        models=models, rates={model: summary["rates"][model.removeprefix("round-2/")] for model in models}))
+    assert ending in render_page(run)[1].text("lead")
+
+
 def _change(path, change):
     content = json.loads(path.read_text())
     change(content)

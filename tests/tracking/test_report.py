@@ -144,7 +144,7 @@ def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     lead = page.text("lead")
     assert lead.startswith("What happened The mean score that the preference model gives to the answers of the model after RL "
                            "rose to 1.31 from 0.01 for the model after fine-tuning, from which its training started, at a KL "
-                           "to the model after fine-tuning of 2.95 nats per response.")
+                           "to the model after fine-tuning of 2.95 nats per response; there are too few answers to tell")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
     assert ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
             "win rate, preference score, KL and length.") in page.text("behaviour")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxalign.config import rounds
 from jaxalign.reasons import without_verdict
 from jaxalign.tracking.alerts import alerts_of
-from jaxalign.tracking.differences import WITHIN
+from jaxalign.tracking.differences import UNKNOWN, WITHIN
 from jaxalign.tracking.drift import drift
 from jaxalign.tracking.estimates import MAIN, EvaluatedModel, compared_measures
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
@@ -58,7 +58,8 @@ def _rate_sentences(run: RunFiles) -> list[str]:
                     f"{first['total']:,} harmful requests ({short_percent(first['rate'])})")
         parts = [f"{model_phrase(model, run.used)} for {rate['count']:,} ({short_percent(rate['rate'])})"
                  for model, rate in later]
-        sentences.append(f"{sentence}; {', and '.join(parts)}." if parts else f"{sentence}.")
+        listed = ", and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+        sentences.append(f"{sentence}; {listed}." if parts else f"{sentence}.")
     for name, opening in (("correct", "Answers were correct"), ("helpful", "Harmless requests received the right help"),
                           ("evasive", "Answers were evasive"), ("courteous", "Answers were courteous"),
                           ("focused", "Answers were to the point")):
@@ -128,17 +129,21 @@ def _score_sentences(run: RunFiles) -> list[str]:
     start = model_phrase(run.kl_reference, run.used)
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
     change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
-    remark = "; the difference is within noise" if before != after and _within_noise(run, first, last) else ""
+    remark = "" if before == after else _REMARKS.get(_score_verdict(run, first, last), "")
     return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "
             f"{model_phrase(first, run.used)}, from which its training started{distance}{remark}."]
 
 
-def _within_noise(run: RunFiles, first: str, last: str) -> bool:
-    """Whether the preference scores of two models differ by noise only."""
+_REMARKS = {WITHIN: "; the difference is within noise",
+            UNKNOWN: "; there are too few answers to tell whether the difference is noise"}
+
+
+def _score_verdict(run: RunFiles, first: str, last: str) -> str:
+    """The verdict on the difference of the preference scores of two models (`Difference.verdict`)."""
     rows = list(run.rows("evaluate"))
     models = [EvaluatedModel(run, name, [row for row in rows if row["model"] == name]) for name in (first, last)]
     scores = next(one for one in compared_measures(models) if one.name == "preference_score")
-    return scores.differences()[1].verdict == WITHIN
+    return scores.differences()[1].verdict
 
 
 def conflict_sentences(run: RunFiles) -> list[str]:
