@@ -42,6 +42,7 @@ def test_every_section_has_a_heading_and_nothing_is_missing(full):
     ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
     ("labels", "Position bias 1.2 points towards the answer shown first"), ("labels", "harmlessness 520 - - - - 0.871"),
     ("preference", "Held-out accuracy 89.0% (95% interval 81.4% to 93.8%)"), ("preference", "(ECE) 0.0412"),
+    ("preference", "counted in both orders of its answers; larger dots contain more of these 100 ordered pairs."),
     ("rl", "60 iterations of PPO, 2 of which the KL limit ended early."), ("rl", "sampler passed 2e-06 0.0001"),
     ("rl", "k1 0.00 → 2.95; k3 0.00 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
