@@ -43,6 +43,8 @@ def test_every_section_has_a_heading_and_nothing_is_missing(full):
     ("labels", "Position bias 1.2 points towards the answer shown first"), ("labels", "harmlessness 520 - - - - 0.871"),
     ("preference", "Held-out accuracy 89.0% (95% interval 81.4% to 93.8%)"), ("preference", "(ECE) 0.0412"),
     ("preference", "counted in both orders of its answers; larger dots contain more of these 100 ordered pairs."),
+    ("rl", "after normalisation, (score - shift) / scale with a shift of -0.31 and a scale of 0.4167; the evaluation"),
+    ("behaviour", "Preference score before normalisation"),
     ("rl", "60 iterations of PPO, 2 of which the KL limit ended early."), ("rl", "sampler passed 2e-06 0.0001"),
     ("rl", "k1 0.00 → 2.95; k3 0.00 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
@@ -143,9 +145,10 @@ def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     shown = ("lead", "changes", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
     assert tuple(page.sections) == shown
     lead = page.text("lead")
-    assert lead.startswith("What happened The mean score that the preference model gives to the answers of the model after RL "
-                           "rose to 1.31 from 0.01 for the model after fine-tuning, from which its training started, at a KL "
-                           "to the model after fine-tuning of 2.95 nats per response; there are too few answers to tell")
+    assert lead.startswith(
+        "What happened The mean score before normalisation that the preference model gives to the answers of the model after "
+        "RL rose to 1.31 from 0.01 for the model after fine-tuning, from which its training started, at a KL to the model "
+        "after fine-tuning of 2.95 nats per response; there are too few answers to tell")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
     assert ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
             "win rate, preference score, KL and length.") in page.text("behaviour")
@@ -226,7 +229,7 @@ def test_results_by_column_are_in_a_table(tmp_path):
     assert "label Prompts Measure helpful-only after supervised CAI after RL" in shown
     assert "safe 250 Length, tokens 24.1 22.3 9.5" in shown and "safe 250 Complete answers 100.0% 75.0% 50.0%" in shown
     assert "Preferred over the model after supervised CAI - - 75.0% (30/40) 59.8 to 85.8" in shown
-    assert "<i>un</i> 200 Preference score -0.90 0.00 1.50" in shown
+    assert "<i>un</i> 200 Preference score before normalisation -0.90 0.00 1.50" in shown
 
 
 def test_failed_check_is_a_warning_in_the_lead(tmp_path):

@@ -119,7 +119,7 @@ def calibration(title: str, edges: Sequence[float], confidence: Sequence[float |
     parts.append(element("polyline", points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b, _ in bins),
                          class_="line tone-1"))
     for a, b, n in bins:
-        note = hint(f"predicted {percent(a)}, observed {percent(b)}, {n:,.0f} ordered pairs")
+        note = hint(f"predicted {percent(a)}, observed {percent(b)}, {n:,.0f} ordered pair{'s' * (n != 1)}")
         parts.append(element("circle", note, cx=x(a), cy=y(b), r=2.0 + 6.0 * (n / largest) ** 0.5, class_="dot tone-1"))
     spoken = "; ".join(f"{percent(a)} predicted, {percent(b)} observed" for a, b, _ in bins)
     return svg(parts, f"{title}: {spoken or 'no pairs'}.")

@@ -130,8 +130,13 @@ def _score_sentences(run: RunFiles) -> list[str]:
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
     change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
     remark = "" if before == after else _REMARKS.get(_score_verdict(run, first, last), "")
-    return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "
-            f"{model_phrase(first, run.used)}, from which its training started{distance}{remark}."]
+    return [f"The mean score before normalisation that {_scorer(run)} gives to the answers of {model_phrase(last, run.used)} "
+            f"{change_words} {model_phrase(first, run.used)}, from which its training started{distance}{remark}."]
+
+
+def _scorer(run: RunFiles) -> str:
+    """The preference model that scored the answers of the evaluation: that of the first round if each round has one."""
+    return "the preference model" + " of round 1" * ("preference" in run.by_round.get(1, {}))
 
 
 _REMARKS = {WITHIN: "; the difference is within noise",
@@ -160,8 +165,8 @@ def conflict_sentences(run: RunFiles) -> list[str]:
             if later > earlier:
                 order, preferred, ending = ("higher", against, "the preference model may have been exploited")
             interval = f"{short_percent(row['low'])} to {short_percent(row['high'])}"
-            sentences.append(f"The preference model scores the answers of {model} {order} than those of {against}, but the "
-                             f"judge prefers {preferred} (win rate of {model} {short_percent(row['rate'])}, 95% interval "
+            sentences.append(f"{capitalized(_scorer(run))} scores the answers of {model} {order} than those of {against}, but "
+                             f"the judge prefers {preferred} (win rate of {model} {short_percent(row['rate'])}, 95% interval "
                              f"{interval}): {ending}.")
     return sentences
 
@@ -220,7 +225,9 @@ _QUANTITIES = {
     "kl": ("how far the model has moved from the reference: the mean over its answers of log P(answer) under the model minus "
            "log P(answer) under the reference", "docs/ppo.md, “KL to the reference”"),
     "length": ("the mean number of tokens of an answer", _FILES),
-    "preference_score": ("the mean score that the preference model gives to the answers; only differences have a meaning",
+    "preference_score": ("the mean score that the preference model gives to the answers; only differences have a meaning. The "
+                         "scores of RL, of its alarms and of the answers during RL are normalised instead: the shift of the "
+                         "preference model is subtracted, and the result is divided by its scale",
                          "docs/algorithms/preference_model.md, “Formula”"),
     "reward": ("the mean score that the function reward.callable gives to the answers that it can score", "docs/rewards.md"),
     "repetition": ("the mean share of the 4-grams of words of an answer that occur earlier in it", "docs/win_rates.md"),

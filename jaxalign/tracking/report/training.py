@@ -7,6 +7,7 @@ from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences, with
 from jaxalign.tracking.report.blocks import LAST, Curves, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.changes import kl_reference
 from jaxalign.tracking.report.examples import Tag
+from jaxalign.tracking.report.roles import rewards_rl
 from jaxalign.tracking.workdir import RunFiles
 
 _NO_PARTS = ("score_std", "score_changed")
@@ -70,7 +71,7 @@ def reinforcement(run: RunFiles) -> ReportSection:
     algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
     intro = f"{len(stage.metrics):,} iterations of {algorithm}"
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
-    intro = " ".join(filter(None, [intro, *alarm_sentences(run), without_samples(run)]))
+    intro = " ".join(filter(None, [intro, _scale_sentence(run), *alarm_sentences(run), without_samples(run)]))
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
     parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names if name not in _NO_PARTS})
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
@@ -78,6 +79,15 @@ def reinforcement(run: RunFiles) -> ReportSection:
     figures = (*alarm_figures(run), *curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)))
     return ReportSection("rl", title, intro, missing, figures, tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
+
+
+def _scale_sentence(run: RunFiles) -> str:
+    """The scale of the preference model's scores in RL; "" if they are no part of its reward, or were not normalised."""
+    shift, scale = (run.stage("preference").summary.get(name) for name in ("shift", "scale"))
+    if not rewards_rl(run) or shift is None or scale is None or (shift, scale) == (0, 1):
+        return ""
+    return (f"Scores of the preference model are shown after normalisation, (score - shift) / scale with a shift of "
+            f"{number(shift)} and a scale of {number(scale)}; the evaluation shows them before normalisation.")
 
 
 def direct(run: RunFiles) -> list[ReportSection]:
