@@ -111,18 +111,34 @@ def test_a_run_that_ends_before_its_first_page_leaves_one(tmp_path):
     with pytest.raises(RuntimeError):
         run(tmp_path, Trains(lambda: False, RuntimeError("out of luck")), live_report_seconds=60, system_seconds=0)
     page = (tmp_path / "report.html").read_text()
-    assert "refresh" not in page and "The KL to the reference is 50 nats" in page and "ppo: unfinished" in page
+    assert "refresh" not in page and "The KL to the reference is 50 nats" in page and "ppo: failed" in page
 
 
 def test_a_run_that_fails_leaves_a_page_without_refresh_and_its_reason(tmp_path):
     with pytest.raises(RuntimeError):
         run(tmp_path, Trains(waits_for_page(tmp_path), RuntimeError("out of luck\nand more")))
-    assert "refresh" not in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "refresh" not in page and "The run failed in stage ppo: RuntimeError: out of luck." in page
     status = RunView(tmp_path).status()
     assert (status.state, status.note) == ("failed", "The run failed: RuntimeError: out of luck")
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Trains(waits_for_page(tmp_path), KeyboardInterrupt()))
     assert RunView(tmp_path).status().state == "interrupted"
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_a_run_that_fails_before_it_writes_anything_leaves_a_page_until_it_is_resumed(tmp_path, seconds):
+    class Fails(Stage):
+        name = "ppo"
+
+        def run(self, context):
+            raise UserError("no prompts are left; give more")
+
+    with pytest.raises(UserError):
+        run(tmp_path, Fails(), system_seconds=60, live_report_seconds=seconds)
+    assert "The run failed in stage ppo: no prompts are left; give more." in (tmp_path / "report.html").read_text()
+    run(tmp_path, Trains(lambda: False), system_seconds=60, live_report_seconds=seconds)
+    assert "The run failed" not in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_without_stage_report_or_with_the_fields_at_0_writes_no_page_and_no_system_metrics(tmp_path):

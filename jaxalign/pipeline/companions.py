@@ -115,22 +115,23 @@ class Companions:
         if not hosts.is_first():
             return
         if self._log is None:
-            self._log = self._start()
+            self._log = self._start(title)
         self._stage = self._log.stage = title
         if self._report is not None:
             self._report.begin(title)
 
-    def _start(self) -> SystemLog:
+    def _start(self, title: str) -> SystemLog:
         tracking, workdir, enter = self._config.tracking, self._storage.path(), self._stack.enter_context
         if tracking.webhook:
             self._webhook = enter(Webhook(tracking.webhook))
             enter(posted_to(self._post))
         log = SystemLog(workdir)
+        log.begin(title)
         enter(interrupts.before_end(lambda code, reason: log.end(INTERRUPTED)))
         if tracking.system_seconds:
             enter(Repeating("the log of system metrics", tracking.system_seconds, _Beat(log)))
         report = find_manifest(self._storage, _REPORT)
-        if tracking.live_report_seconds and _REPORT in self._config.stages and (report is None or report.status != DONE):
+        if _REPORT in self._config.stages and (report is None or report.status != DONE):
             self._report = enter(_LiveReport(workdir, self._config))
         return log
 
@@ -167,8 +168,8 @@ class _Beat:
 
 
 class _LiveReport:
-    """Writes report.html again and again while stages compute. After a run that did not reach stage report, the page is written
-    once more, without the refresh."""
+    """Writes report.html again and again while stages compute, unless `config.tracking.live_report_seconds` is 0. After a run
+    that did not reach stage report, the page is written once more, without the refresh."""
 
     def __init__(self, workdir: Path, config: Config):
         self._workdir, self._seconds, self._examples = workdir, config.tracking.live_report_seconds, config.evaluate.examples
@@ -176,7 +177,8 @@ class _LiveReport:
         self._thread = Repeating("the live report", self._seconds, self._write)
 
     def __enter__(self) -> Self:
-        self._thread.__enter__()
+        if self._seconds:
+            self._thread.__enter__()
         return self
 
     def begin(self, stage: str) -> None:
@@ -199,7 +201,8 @@ class _LiveReport:
         render_report(self._workdir, self._examples, refresh)
 
     def __exit__(self, *_: object) -> None:
-        self._thread.__exit__()
+        if self._seconds:
+            self._thread.__exit__()
         if self._stage not in ("", _REPORT) and self._thread.ended:
             try:
                 with contextlib.suppress(UserError):  # The stage has written nothing.

@@ -66,13 +66,14 @@ class Compared:
         return "\n".join(lines)
 
     def difference_words(self, difference: Difference) -> str:
-        """A difference with its interval and verdict: "-9.4 points (-14.0 to -4.8), more than noise, better"."""
+        """A difference with its interval and verdict: "-9.4 points (-14.0 to -4.8), more than noise, better". The interval is
+        unknown if too few answers have a value."""
         unit = " points" if self.share else ""
         value, low, high = (self._signed(bound) for bound in (difference.value, difference.low, difference.high))
         if difference.value == 0:
             return f"no difference ({low} to {high})" if math.isfinite(difference.low) else "no difference"
         if not math.isfinite(difference.low):
-            return f"{value}{unit}, interval unknown"
+            return f"{value}{unit}, interval unknown: too few answers"
         side = difference.side(self.good)
         return f"{value}{unit} ({low} to {high}), {difference.verdict}{side and f', {side}'}"
 

@@ -53,7 +53,8 @@ class Quantity:
 def quantities(reference: str) -> tuple[Quantity, ...]:
     """The quantities of an evaluation. reference: the model that the KL is measured against (`workdir.kl_reference`)."""
     return (Quantity("kl", f"KL to {reference}, nats per response", 2, "kl"),
-            Quantity("length", "Length, tokens", 1, "tokens"), Quantity("preference_score", "Preference score", 2, "score"),
+            Quantity("length", "Length, tokens", 1, "tokens"),
+            Quantity("preference_score", "Preference score before normalisation", 2, "score"),
             Quantity("reward", "Score by reward.callable", 3, "reward"),
             Quantity("repetition", "Share of repeated 4-grams", 3, "repetition"),
             Quantity("text_loss", "Loss on plain text, nats per token", 4, "text_loss"),

@@ -8,6 +8,7 @@ writes; its rows describe its host and its devices.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -20,11 +21,31 @@ from typing import Any
 
 import psutil
 
+from jaxalign.errors import UserError
 from jaxalign.tracking import jsonl, progress
 
 FILE = "system.jsonl"
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 """The values of "event", in the last row of a run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFailure:
+    """The error that ended a run: the label of the stage, and a sentence on the reason, which may be empty."""
+
+    stage: str
+    reason: str
+
+
+def read_failure(workdir: Path) -> RunFailure | None:
+    """The failure of the run; None if the last row of its file records none, or is damaged."""
+    last = next((line for line in reversed(jsonl.read_lines(workdir / FILE)) if line.strip()), "{}")
+    row: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        row = jsonl.parse_row(last, workdir / FILE, 1)
+    if row.get("event") != FAILED:
+        return None
+    return RunFailure(str(row.get("stage") or ""), str(row.get("error") or ""))
 
 
 class SystemLog:
@@ -43,6 +64,13 @@ class SystemLog:
         self._clock, self._wrote = clock, False
         self._process: psutil.Process | None = None
         self._lock, self._ended = threading.Lock(), False
+
+    def begin(self, stage: str) -> None:
+        """Names the first stage. If the last process failed, appends a row, so that the file does not end with the failure."""
+        self.stage = stage
+        with contextlib.suppress(OSError):
+            if read_failure(self.path.parent) is not None:
+                self.write()
 
     def write(self) -> dict[str, Any]:
         """Appends a row, and returns it."""

@@ -45,7 +45,7 @@ def test_the_change_of_each_rate_has_its_interval_its_answers_and_its_verdict(ru
 def test_a_difference_without_an_interval_gets_no_verdict(run):
     edit(run / "summary.json", lambda summary: summary.update(rates={}, win_rates=[], kl={}, length={}))
     page = render_page(run)[1]  # The rows have no scores of single answers.
-    assert "Preference score 0.01 1.31 +1.30, interval unknown" in page.text("changes")
+    assert "Preference score before normalisation 0.01 1.31 +1.30, interval unknown: too few answers" in page.text("changes")
     assert "Since RL began" not in page.text("lead")
 
 

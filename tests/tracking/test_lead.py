@@ -30,6 +30,19 @@ def test_lead_summarises_the_run_with_counts(full):
     assert re.search(r"Helpful 93% → before, then 91\.5% no clear change", lead)
 
 
+@pytest.mark.parametrize(("models", "ending"), [
+    (("base",), "requests (78%)."),
+    (("base", "sft"), "(78%); the model after supervised CAI for 24 (12%)."),
+    (("base", "sft", "ppo", "round-2/ppo"),
+     "CAI for 24 (12%), the model after RL for 9 (4.5%), and the model after RL, round 2 for 9 (4.5%)."),
+])
+def test_the_rates_of_all_models_are_one_list(tmp_path, models, ending):
+    run = make_run(tmp_path)
+    _change(run / "summary.json", lambda summary: summary.update(
+        models=models, rates={model: summary["rates"][model.removeprefix("round-2/")] for model in models}))
+    assert ending in render_page(run)[1].text("lead")
+
+
 def _change(path, change):
     content = json.loads(path.read_text())
     change(content)
@@ -105,11 +118,21 @@ def test_all_models_are_side_by_side_without_rates(tmp_path):
     write_rows(path, rows)
     lead = render_page(run)[1].text("lead")
     assert "All models, on the same 16 prompts; win rates on 180 of them." in lead
-    assert "Model Win rate against base KL to sft, nats per response Length, tokens Preference score" in lead
+    assert ("Model Win rate against base KL to sft, nats per response Length, tokens "
+            "Preference score before normalisation helpful-only") in lead
     # Half of 16 lengths are 20 and half 22: standard deviation sqrt(16 / 15), 1.96 of it / 4 = 0.506 around the summary's mean
     assert "helpful-only (base) - 8.21 8.21 to 8.21 24.1 23.6 to 24.6 -0.92" in lead
     assert "after supervised CAI (sft) 78.3% 71.8 to 83.7 0.00 0.00 to 0.00 22.3 21.8 to 22.8 0.01" in lead
     assert "after RL (ppo) - 2.95 2.95 to 2.95 22.9 22.4 to 23.4 1.31" in lead
+
+
+def test_the_preference_model_of_round_1_is_named_in_a_run_of_rounds(tmp_path):
+    run = make_run(tmp_path, gold=False)
+    _change(run / "config.json", lambda config: config.update(rounds=2))
+    scores = {"base": -0.5, "sft": -1.0, "ppo": -1.96, "round-2/ppo": -1.58}
+    _change(run / "summary.json", lambda summary: summary.update(models=list(scores), preference_score=scores))
+    assert ("The mean score before normalisation that the preference model of round 1 gives to the answers of the model after "
+            "RL, round 2 rose to -1.58 from -1.96 for the model after RL") in render_page(run)[1].text("lead")
 
 
 def test_a_conflict_of_preference_model_and_judge_is_stated(tmp_path):

@@ -80,7 +80,7 @@ def test_differences_on_the_same_prompts_state_their_verdict(shown):
     assert ("Harmful help -50.0 points (-62.0 to -38.0), more than noise, better -60.0 points (-70.0 to -50.0), "
             "more than noise, better") in text
     assert "Length, tokens -1.8 (-4.0 to +0.5), within noise no difference (+0.0 to +0.0)" in text
-    assert "Share of repeated 4-grams +0.020, interval unknown -" in text
+    assert "Share of repeated 4-grams +0.020, interval unknown: too few answers -" in text
     assert "Distinct 1-grams per word 0.250 - 0.125" in text and "Distinct 2-grams per word 0.500 - -" in text
 
 

@@ -74,10 +74,11 @@ def test_histogram_heights_follow_the_counts():
 
 
 def test_calibration_leaves_out_empty_bins_and_sizes_dots_by_count():
-    edges, confidence, accuracy, count = [0.5, 0.7, 0.9, 1.0], [0.6, None, 0.95], [0.5, None, 1.0], [4, 0, 16]
+    edges, confidence, accuracy, count = [0.5, 0.7, 0.9, 1.0], [0.6, None, 0.95], [0.5, None, 1.0], [4.0, 0.0, 16.0]
     root = _parse(plots.calibration("Calibration", edges, confidence, accuracy, count))
     small, large = root.findall("circle")
     assert float(large.get("r")) - 2 == pytest.approx(2 * (float(small.get("r")) - 2))  # areas of 4 and 16
+    assert "".join(small.itertext()) == "predicted 60.0%, observed 50.0%, 4 ordered pairs"
     assert root.get("aria-label") == "Calibration: 60.0% predicted, 50.0% observed; 95.0% predicted, 100.0% observed."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 
@@ -9,6 +10,8 @@ import pytest
 
 from jaxalign.errors import UserError
 from jaxalign.tracking.report.page import render_report
+from jaxalign.tracking.report.training import reinforcement
+from jaxalign.tracking.workdir import read_run
 
 from .pages import render_page
 from .synthetic import STAGES, make_run, write_json, write_rows
@@ -39,6 +42,9 @@ def test_every_section_has_a_heading_and_nothing_is_missing(full):
     ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
     ("labels", "Position bias 1.2 points towards the answer shown first"), ("labels", "harmlessness 520 - - - - 0.871"),
     ("preference", "Held-out accuracy 89.0% (95% interval 81.4% to 93.8%)"), ("preference", "(ECE) 0.0412"),
+    ("preference", "counted in both orders of its answers; larger dots contain more of these 100 ordered pairs."),
+    ("rl", "after normalisation, (score - shift) / scale with a shift of -0.31 and a scale of 0.4167; the evaluation"),
+    ("behaviour", "Preference score before normalisation"),
     ("rl", "60 iterations of PPO, 2 of which the KL limit ended early."), ("rl", "sampler passed 2e-06 0.0001"),
     ("rl", "k1 0.00 → 2.95; k3 0.00 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
@@ -139,9 +145,10 @@ def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     shown = ("lead", "changes", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
     assert tuple(page.sections) == shown
     lead = page.text("lead")
-    assert lead.startswith("What happened The mean score that the preference model gives to the answers of the model after RL "
-                           "rose to 1.31 from 0.01 for the model after fine-tuning, from which its training started, at a KL "
-                           "to the model after fine-tuning of 2.95 nats per response.")
+    assert lead.startswith(
+        "What happened The mean score before normalisation that the preference model gives to the answers of the model after "
+        "RL rose to 1.31 from 0.01 for the model after fine-tuning, from which its training started, at a KL to the model "
+        "after fine-tuning of 2.95 nats per response; there are too few answers to tell")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
     assert ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
             "win rate, preference score, KL and length.") in page.text("behaviour")
@@ -165,6 +172,26 @@ def test_every_part_of_a_run_can_be_reported(tmp_path, count):
         assert "The ppo stage has not run yet" in page.text("rl")
 
 
+@pytest.mark.parametrize(("rows", "notice"), [
+    (['{"event": "failed", "stage": "compare", "error": "too few <pairs>."}'],
+     "The run failed in stage compare: too few <pairs>. When the cause is corrected, the same command resumes the run."),
+    (['{"event": "failed", "stage": "compare"}'], "The run failed in stage compare: the log of the run has the reason."),
+    (['{"event": "failed", "stage": "compare"}', '{"stage": "compare"}'], ""),
+    (['{"event": "interrupted", "stage": "compare"}'], ""),
+    (["\x00"], ""),
+])
+def test_a_failed_run_states_the_stage_and_the_reason_until_it_is_resumed(tmp_path, rows, notice):
+    run = make_run(tmp_path, STAGES[:3])
+    write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"stages": list(STAGES)})
+    (run / "system.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    source, page = render_page(run)
+    header = html.unescape(source.partition("<main>")[0])
+    assert notice in header and bool(notice) == ("The run failed" in header) == ("compare: failed" in header)
+    assert ("The compare stage failed; once it has finished" in page.text("labels")) == bool(notice)
+    later = "has not run yet, because the run failed in stage compare" if notice else "has not run yet; once it has"
+    assert f"The ppo stage {later}" in page.text("rl")
+
+
 def test_unfinished_stage_shows_its_curves_so_far(tmp_path):
     run = make_run(tmp_path, STAGES[:6])
     write_json(run / "ppo" / "manifest.json", {"stage": "ppo", "status": "running"})
@@ -172,6 +199,18 @@ def test_unfinished_stage_shows_its_curves_so_far(tmp_path):
     _, page = render_page(run)
     assert "The ppo stage has not finished yet" in page.text("rl")
     assert "Score and reward" in page.text("rl")
+
+
+def test_the_parts_of_the_score_are_the_terms_of_a_sum(tmp_path):
+    run = make_run(tmp_path)
+    rows = [{"step": step, "score": 1.0, "score_std": 0.5, "score_changed": 0.125} for step in range(3)]
+    write_rows(run / "ppo" / "metrics.jsonl", rows)
+    shown = render_page(run)[1].text("rl")
+    assert "Parts of the score" not in shown and "Standard deviation of the scores" in shown
+    assert "Responses whose score was changed for lack of a stop token" in shown
+    write_rows(run / "ppo" / "metrics.jsonl", [row | {"score_preference": 2.0, "score_length": -1.0} for row in rows])
+    parts = next(figure for figure in reinforcement(read_run(run)).figures if figure.title == "Parts of the score")
+    assert parts.legend == ("preference", "length")
 
 
 def test_results_by_column_are_in_a_table(tmp_path):
@@ -190,7 +229,7 @@ def test_results_by_column_are_in_a_table(tmp_path):
     assert "label Prompts Measure helpful-only after supervised CAI after RL" in shown
     assert "safe 250 Length, tokens 24.1 22.3 9.5" in shown and "safe 250 Complete answers 100.0% 75.0% 50.0%" in shown
     assert "Preferred over the model after supervised CAI - - 75.0% (30/40) 59.8 to 85.8" in shown
-    assert "<i>un</i> 200 Preference score -0.90 0.00 1.50" in shown
+    assert "<i>un</i> 200 Preference score before normalisation -0.90 0.00 1.50" in shown
 
 
 def test_failed_check_is_a_warning_in_the_lead(tmp_path):

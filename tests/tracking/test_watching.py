@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -79,6 +80,13 @@ def test_the_end_of_a_run_is_read_until_it_is_resumed(workdir):
                                        for n in range(5)))
     resumed = status(workdir, NOW + 941)  # Rates are those since the last start.
     assert (resumed.state, resumed.count, resumed.step_seconds, resumed.seconds_left) == ("running", 14, 10.0, 860.0)
+
+
+def test_a_run_that_failed_before_its_stage_wrote_anything_names_this_stage(workdir):
+    shutil.rmtree(workdir / "ppo")
+    append(workdir / "system.jsonl", {"time": NOW, "stage": "ppo", "event": "failed", "error": "too few rows"})
+    run = status(workdir)
+    assert (run.state, run.stage, run.count, run.total, run.finished_stages) == ("failed", "ppo", 0, 0, 1)
 
 
 def test_a_run_without_system_metrics_is_judged_by_its_files(workdir):

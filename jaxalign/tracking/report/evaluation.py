@@ -117,7 +117,7 @@ def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[l
     rows = []
     decimals = {quantity.field: functools.partial(decimal, digits=quantity.digits) for quantity in quantities(run.kl_reference)}
     for field, label, shown in (("length", "Length, tokens", decimals["length"]), ("complete", "Complete answers", percent),
-                                ("preference_score", "Preference score", decimals["preference_score"])):
+                                ("preference_score", "Preference score before normalisation", decimals["preference_score"])):
         means = results.get(field) or {}
         if means:
             rows.append([*first, label, *(shown(means.get(model)) for model in run.models)])

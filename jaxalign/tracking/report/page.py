@@ -81,7 +81,8 @@ def _page(run: RunFiles, refresh: float | None) -> str:
         written="" if refresh is None else time.strftime("%H:%M:%S"),
         name=run.path.resolve().name,
         seed=run.config.get("seed", run.evaluation.get("seed")),
-        stages=[(name, stage.status or "not run") for name, stage in run.runs.items() if name != "report"],
+        stages=[(name, _state(run, name)) for name in run.runs if name != "report"],
+        failure=prose.failure_sentence(run),
         lead=prose.lead(run),
         live=live_sentences(run, status) if status else (),
         headlines=headlines(run),
@@ -91,6 +92,12 @@ def _page(run: RunFiles, refresh: float | None) -> str:
         sections=shown if refresh is None else [section for section in shown if section.filled],
         config=_config_lines(run),
     )
+
+
+def _state(run: RunFiles, label: str) -> str:
+    """The state of a stage in words, by its label in `RunFiles.runs`."""
+    failed = run.failure is not None and run.failure.stage == label
+    return "failed" if failed else run.runs[label].status or "not run"
 
 
 def sections(run: RunFiles, running: str = "") -> list[ReportSection]:

@@ -102,8 +102,10 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], x_label
 
 
 def calibration(title: str, edges: Sequence[float], confidence: Sequence[float | None],
-                accuracy: Sequence[float | None], count: Sequence[int]) -> str:
+                accuracy: Sequence[float | None], count: Sequence[float]) -> str:
     """Observed frequency against predicted probability, by bin. The dashed diagonal marks perfect calibration.
+
+    `count` counts ordered pairs: each pair once in each order of its answers.
 
     The size of a dot grows with its bin's count. Empty bins (count 0 or None) are omitted.
     """
@@ -117,7 +119,7 @@ def calibration(title: str, edges: Sequence[float], confidence: Sequence[float |
     parts.append(element("polyline", points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b, _ in bins),
                          class_="line tone-1"))
     for a, b, n in bins:
-        note = hint(f"predicted {percent(a)}, observed {percent(b)}, {n:,} pairs")
+        note = hint(f"predicted {percent(a)}, observed {percent(b)}, {n:,.0f} ordered pair{'s' * (n != 1)}")
         parts.append(element("circle", note, cx=x(a), cy=y(b), r=2.0 + 6.0 * (n / largest) ** 0.5, class_="dot tone-1"))
     spoken = "; ".join(f"{percent(a)} predicted, {percent(b)} observed" for a, b, _ in bins)
     return svg(parts, f"{title}: {spoken or 'no pairs'}.")

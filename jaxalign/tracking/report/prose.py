@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxalign.config import rounds
 from jaxalign.reasons import without_verdict
 from jaxalign.tracking.alerts import alerts_of
-from jaxalign.tracking.differences import WITHIN
+from jaxalign.tracking.differences import UNKNOWN, WITHIN
 from jaxalign.tracking.drift import drift
 from jaxalign.tracking.estimates import MAIN, EvaluatedModel, compared_measures
 from jaxalign.tracking.formatting import capitalized, decimal, short_percent
@@ -40,6 +40,15 @@ def lead(run: RunFiles) -> list[str]:
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
+def failure_sentence(run: RunFiles) -> str:
+    """The stage in which the run failed, the reason, and how to resume it; "" for a run that did not fail."""
+    if run.failure is None:
+        return ""
+    where = f" in stage {run.failure.stage}" if run.failure.stage else ""
+    reason = run.failure.reason.rstrip(".") or "the log of the run has the reason"
+    return f"The run failed{where}: {reason}. When the cause is corrected, the same command resumes the run."
+
+
 def _rate_sentences(run: RunFiles) -> list[str]:
     sentences = []
     harmful = rates_by_model(run, "harmful")
@@ -49,7 +58,8 @@ def _rate_sentences(run: RunFiles) -> list[str]:
                     f"{first['total']:,} harmful requests ({short_percent(first['rate'])})")
         parts = [f"{model_phrase(model, run.used)} for {rate['count']:,} ({short_percent(rate['rate'])})"
                  for model, rate in later]
-        sentences.append(f"{sentence}; {', and '.join(parts)}." if parts else f"{sentence}.")
+        listed = ", and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+        sentences.append(f"{sentence}; {listed}." if parts else f"{sentence}.")
     for name, opening in (("correct", "Answers were correct"), ("helpful", "Harmless requests received the right help"),
                           ("evasive", "Answers were evasive"), ("courteous", "Answers were courteous"),
                           ("focused", "Answers were to the point")):
@@ -119,17 +129,26 @@ def _score_sentences(run: RunFiles) -> list[str]:
     start = model_phrase(run.kl_reference, run.used)
     distance = "" if kl.get(last) is None else f", at a KL to {start} of {decimal(kl[last], 2)} nats per response"
     change_words = f"is {after}, as for" if before == after else f"{direction} to {after} from {before} for"
-    remark = "; the difference is within noise" if before != after and _within_noise(run, first, last) else ""
-    return [f"The mean score that the preference model gives to the answers of {model_phrase(last, run.used)} {change_words} "
-            f"{model_phrase(first, run.used)}, from which its training started{distance}{remark}."]
+    remark = "" if before == after else _REMARKS.get(_score_verdict(run, first, last), "")
+    return [f"The mean score before normalisation that {_scorer(run)} gives to the answers of {model_phrase(last, run.used)} "
+            f"{change_words} {model_phrase(first, run.used)}, from which its training started{distance}{remark}."]
 
 
-def _within_noise(run: RunFiles, first: str, last: str) -> bool:
-    """Whether the preference scores of two models differ by noise only."""
+def _scorer(run: RunFiles) -> str:
+    """The preference model that scored the answers of the evaluation: that of the first round if each round has one."""
+    return "the preference model" + " of round 1" * ("preference" in run.by_round.get(1, {}))
+
+
+_REMARKS = {WITHIN: "; the difference is within noise",
+            UNKNOWN: "; there are too few answers to tell whether the difference is noise"}
+
+
+def _score_verdict(run: RunFiles, first: str, last: str) -> str:
+    """The verdict on the difference of the preference scores of two models (`Difference.verdict`)."""
     rows = list(run.rows("evaluate"))
     models = [EvaluatedModel(run, name, [row for row in rows if row["model"] == name]) for name in (first, last)]
     scores = next(one for one in compared_measures(models) if one.name == "preference_score")
-    return scores.differences()[1].verdict == WITHIN
+    return scores.differences()[1].verdict
 
 
 def conflict_sentences(run: RunFiles) -> list[str]:
@@ -146,8 +165,8 @@ def conflict_sentences(run: RunFiles) -> list[str]:
             if later > earlier:
                 order, preferred, ending = ("higher", against, "the preference model may have been exploited")
             interval = f"{short_percent(row['low'])} to {short_percent(row['high'])}"
-            sentences.append(f"The preference model scores the answers of {model} {order} than those of {against}, but the "
-                             f"judge prefers {preferred} (win rate of {model} {short_percent(row['rate'])}, 95% interval "
+            sentences.append(f"{capitalized(_scorer(run))} scores the answers of {model} {order} than those of {against}, but "
+                             f"the judge prefers {preferred} (win rate of {model} {short_percent(row['rate'])}, 95% interval "
                              f"{interval}): {ending}.")
     return sentences
 
@@ -206,7 +225,9 @@ _QUANTITIES = {
     "kl": ("how far the model has moved from the reference: the mean over its answers of log P(answer) under the model minus "
            "log P(answer) under the reference", "docs/ppo.md, “KL to the reference”"),
     "length": ("the mean number of tokens of an answer", _FILES),
-    "preference_score": ("the mean score that the preference model gives to the answers; only differences have a meaning",
+    "preference_score": ("the mean score that the preference model gives to the answers; only differences have a meaning. The "
+                         "scores of RL, of its alarms and of the answers during RL are normalised instead: the shift of the "
+                         "preference model is subtracted, and the result is divided by its scale",
                          "docs/algorithms/preference_model.md, “Formula”"),
     "reward": ("the mean score that the function reward.callable gives to the answers that it can score", "docs/rewards.md"),
     "repetition": ("the mean share of the 4-grams of words of an answer that occur earlier in it", "docs/win_rates.md"),

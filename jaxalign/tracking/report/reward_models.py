@@ -44,7 +44,8 @@ def _calibration(stage: StageFiles) -> tuple[Figure, ...]:
     ece = held_out.get("ece")
     note = "" if ece is None else f"Expected calibration error (ECE) {number(ece)}. "
     drawn = plots.calibration("Calibration", shape["edges"], shape["confidence"], shape["accuracy"], shape["count"])
-    note += "The dashed line marks perfect calibration; larger dots contain more pairs."
+    note += ("The dashed line marks perfect calibration. Each held-out pair is counted in both orders of its answers; "
+             f"larger dots contain more of these {sum(shape['count']):,.0f} ordered pairs.")
     return (Figure("Calibration", Markup(drawn), note),)
 
 

@@ -7,9 +7,13 @@ from jaxalign.tracking.report.alarms import alarm_figures, alarm_sentences, with
 from jaxalign.tracking.report.blocks import LAST, Curves, ReportSection, Table, curve_figures
 from jaxalign.tracking.report.changes import kl_reference
 from jaxalign.tracking.report.examples import Tag
+from jaxalign.tracking.report.roles import rewards_rl
 from jaxalign.tracking.workdir import RunFiles
 
+_NO_PARTS = ("score_std", "score_changed")
+"""Metrics of RL whose names begin like those of the parts of a score (`jaxalign.rl.metrics`)."""
 _RL_CURVES = (
+    Curves("Standard deviation of the scores", {"score_std": "standard deviation"}),
     Curves("Response length", {"response_length": "tokens"}),
     Curves("Entropy", {"entropy": "nats"}),
     Curves("Clipped fraction", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
@@ -17,6 +21,7 @@ _RL_CURVES = (
 )
 _MORE_RL_CURVES = (
     Curves("Responses that end with a stop token", {"eos_rate": "share"}),
+    Curves("Responses whose score was changed for lack of a stop token", {"score_changed": "share"}),
     Curves("KL coefficient", {"kl_coef": "coefficient"}),
     Curves("Approximate KL of an update", {"approx_kl": "nats"}),
     Curves("Probability ratio", {"ratio_mean": "mean", "ratio_max": "largest"}),
@@ -66,14 +71,23 @@ def reinforcement(run: RunFiles) -> ReportSection:
     algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
     intro = f"{len(stage.metrics):,} iterations of {algorithm}"
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
-    intro = " ".join(filter(None, [intro, *alarm_sentences(run), without_samples(run)]))
+    intro = " ".join(filter(None, [intro, _scale_sentence(run), *alarm_sentences(run), without_samples(run)]))
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
-    parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
+    parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names if name not in _NO_PARTS})
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
     kl = Curves(f"KL to {kl_reference(run, 'ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
     figures = (*alarm_figures(run), *curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)))
     return ReportSection("rl", title, intro, missing, figures, tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
+
+
+def _scale_sentence(run: RunFiles) -> str:
+    """The scale of the preference model's scores in RL; "" if they are no part of its reward, or were not normalised."""
+    shift, scale = (run.stage("preference").summary.get(name) for name in ("shift", "scale"))
+    if not rewards_rl(run) or shift is None or scale is None or (shift, scale) == (0, 1):
+        return ""
+    return (f"Scores of the preference model are shown after normalisation, (score - shift) / scale with a shift of "
+            f"{number(shift)} and a scale of {number(scale)}; the evaluation shows them before normalisation.")
 
 
 def direct(run: RunFiles) -> list[ReportSection]:
