@@ -38,7 +38,7 @@ def test_a_file_of_prompts_is_split_and_keeps_its_columns(tmp_path, capsys):
     assert len(sources.prompts(made, WordTokenizer(), "rl", 4, 8)) == 4
     shown = capsys.readouterr().out
     assert "sums.jsonl: 21 rows read, 20 prompts kept" in shown
-    assert "1 broken or not a prompt; dropped (lines 21)" in shown
+    assert "1 broken; dropped (lines 21); line 21: not JSON: " in shown
     assert reads.data_files(made.config) == {tmp_path / "sums.jsonl": "data.train"}
 
 
