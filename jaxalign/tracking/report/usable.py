@@ -36,12 +36,12 @@ from jaxalign.tracking.report.roles import joined
 from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _REPORTS = {
-    "prompts": (PromptReport, "prompts kept"),
-    "pairs": (PreferenceReport, "pairs kept"),
-    "desirable": (JudgementReport, "good answers kept"),
-    "answers": (DemonstrationReport, "answers kept"),
+    "prompts": (PromptReport, "{prompts:,} prompts kept"),
+    "pairs": (PreferenceReport, "{pairs:,} pairs kept"),
+    "desirable": (JudgementReport, "{desirable:,} good and {undesirable:,} bad answers kept"),
+    "answers": (DemonstrationReport, "{answers:,} answers kept"),
 }
-"""By a field that only one kind of report on a file has: the report, and the meaning of the field."""
+"""By a field that only one kind of report on a file has: the report, and the rows kept, with fields of the report in braces."""
 
 
 def row_sentences(run: RunFiles) -> list[str]:
@@ -216,7 +216,7 @@ def _file_sentences(run: RunFiles) -> Iterator[str]:
         reasons = [f"{count} {meaning.replace('; ', ', ')}{_first(content) if name == 'broken' else ''}"
                    for name, meaning in (report.reasons | WINDOW_REASONS).items() if (count := rows_of_reason(content, name))]
         listed = f" ({'; '.join(reasons)})" if reasons else ""
-        yield f"{content['path']}: {content['rows']:,} rows, {content[field]:,} {kept}{listed}."
+        yield f"{content['path']}: {content['rows']:,} rows, {kept.format_map(content)}{listed}."
 
 
 def _first(content: Mapping[str, Any]) -> str:
