@@ -247,8 +247,12 @@ def test_a_split_keeps_at_least_one_dialogue_on_each_side():
     pairs = [_pair("q1", 1), _pair("q2", 2)]
     assert split_by_prompt(pairs, 0.0) == (pairs, [])
     assert [len(part) for part in split_by_prompt(pairs, 0.01)] == [1, 1]
-    with pytest.raises(UserError, match="leaves none of 1 distinct dialogues"):
-        split_by_prompt(pairs[:1], 0.5)
+    with pytest.raises(UserError, match="one.jsonl: data.held_out_share is 0.5, which leaves none of 1 distinct dialogue to "
+                                        "train on; set it to 0, or give more rows"):
+        split_by_prompt(pairs[:1], 0.5, where="one.jsonl", field="data.held_out_share")
+    with pytest.raises(UserError, match="the rows: held_out_share is 0.9, which leaves none of 2 distinct dialogues to train "
+                                        "on; lower it, or give more rows"):
+        split_by_prompt(pairs, 0.9)
 
 
 def _harmless(real_data):

@@ -112,7 +112,8 @@ def _with_human(
     """
     config = context.config
     human_train, human_held_out = split_by_prompt(
-        human, config.preference.held_out_share, config.seed, config.data.min_held_out
+        human, config.preference.held_out_share, config.seed, config.data.min_held_out, where="config.preference.human",
+        field="config.preference.held_out_share",
     )
     held = {pair.prompt.messages for pair in (*held_out, *human_held_out)}
     parts = [[], []]

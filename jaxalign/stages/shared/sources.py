@@ -253,7 +253,7 @@ def _split(config: Config, given: Any, kind: str) -> Split:
             number = min(len(rows) - 1, max(1, round(config.data.held_out_share * len(rows))))
             split = Split(rows[number:], rows[:number])
         else:
-            split = split_rows(config, rows) if rows else Split([], [])
+            split = split_rows(config, rows, _where(config)) if rows else Split([], [])
     if isinstance(split.train, DataSource) and not len(split.train):
         raise UserError(f"{_where(config)} has no {kind} to learn from; give at least one row")
     return split
