@@ -28,7 +28,7 @@ TRAINS = {
 PLANS = {"planning": ({"TOPOLOGIES": ["v5e:4x4"]}, ["v5e:4x4: fits", "L4x1: "])}
 IN_A_KERNEL = {"tpu_pod": ["v5e:4x4: fits", "jaxalign plan --config", "launch/tpu_pod.sh align us-central2-b"]}
 RUNS = {"quickstart": ["helps with harm", "Report: ", "iteration 2: score"],
-        "reading_a_report": ["harmful", "passed", "Report: "]}
+        "reading_a_report": ["harmful", "  outcomes: {", "  reasons: {", "passed", "Report: "]}
 
 
 def cells(path: pathlib.Path) -> list[dict]:

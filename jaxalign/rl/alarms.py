@@ -93,13 +93,15 @@ class AlarmRun:
       records: the files of the run.
       iterations: the number of iterations of the run.
       win_rate: asks the judge; None without one.
+      title: the name of the stage in messages.
     """
 
     def __init__(
-        self, section: AlarmsConfig, questions: Questions, records: Records, iterations: int, win_rate: WinRate | None = None
+        self, section: AlarmsConfig, questions: Questions, records: Records, iterations: int, win_rate: WinRate | None = None,
+        title: str = "ppo",
     ):
         self.section, self._questions, self._records, self._iterations = section, questions, records, iterations
-        self._win_rate, self._measured = win_rate, None
+        self._win_rate, self._measured, self._title = win_rate, None, title
         self._refusals = tuple(re.compile(pattern, re.IGNORECASE) for pattern in section.refusals or REFUSALS)
 
     @property
@@ -119,7 +121,7 @@ class AlarmRun:
         self.ended(self._iterations)  # Reads the measurements if no step has run.
         fired = self.outcome.fired
         if fired and self.section.action == "stop":
-            raise UserError(f"ppo: {' '.join(one.sentence() for one in fired)} The run ends because "
+            raise UserError(f"{self._title}: {' '.join(one.sentence() for one in fired)} The run ends because "
                             "config.ppo.alarms.action is 'stop'; raise kl_coef or lower the learning rate, or set "
                             "the action to 'best', and start the stage again with --overwrite")
 
@@ -144,7 +146,7 @@ class AlarmRun:
             self._records.save_policy(done, without_value_head(state.policy.params))
         for fired in outcome.fired:
             if fired.alarm not in known:
-                logging.getLogger("jaxalign").warning(f"ppo: alarm '{fired.alarm}': {fired.sentence()}")
+                logging.getLogger("jaxalign").warning(f"{self._title}: alarm '{fired.alarm}': {fired.sentence()}")
         return measured.metrics()
 
     def _values(self, iteration: Iteration, state: PPOState, done: int) -> dict[str, float]:

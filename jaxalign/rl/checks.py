@@ -124,8 +124,12 @@ def gradients_check(value: float, when: str) -> Check:
                     "learning rate too high before it; such updates are left out")
 
 
-def act_on(checks: Sequence[Check], policies: Checks | OnlineChecks, stage: str) -> bool:
+def act_on(checks: Sequence[Check], policies: Checks | OnlineChecks, stage: str, title: str = "") -> bool:
     """Warns about each failed check, or stops, according to `policies`.
+
+    Args:
+      stage: the name of the stage and of its config section.
+      title: the name of the stage in messages, which may include the round; "": `stage`.
 
     Returns:
       Whether the old log-probabilities must be recomputed.
@@ -138,7 +142,7 @@ def act_on(checks: Sequence[Check], policies: Checks | OnlineChecks, stage: str)
         if check.passed:
             continue
         text = (
-            f"{stage}: check '{check.name}' is {check.value:.3g}, above its tolerance {check.tolerance:.3g} "
+            f"{title or stage}: check '{check.name}' is {check.value:.3g}, above its tolerance {check.tolerance:.3g} "
             f"({check.meaning})"
         )
         policy = dataclasses.asdict(policies)[check.field]

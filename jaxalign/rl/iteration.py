@@ -145,6 +145,7 @@ class Iteration:
       stop: texts that end a response, besides the ids of `sampling`.
       ahead: keeps the next iteration's rollout if it is sampled with the weights before the update (`ppo.sample_ahead`); None:
         each rollout is sampled with the newest weights.
+      title: the name of the stage in messages.
 
     Raises:
       UserError: `config.ppo.micro_batch_tokens` is too small for one row.
@@ -156,13 +157,13 @@ class Iteration:
         self, setup: PPOSetup, stream: PromptStream, sampler: TokenSampler, padding: Padding, sampling: Sampling,
         reward: Reward, tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None,
         offload_optimizer: bool = False, on_checks: OnChecks | None = None, stop: tuple[str, ...] = (),
-        ahead: AheadRollouts | None = None,
+        ahead: AheadRollouts | None = None, title: str = "ppo",
     ):
         self.setup, self.stream, self.padding, self.sampling, self.stop = setup, stream, padding, sampling, stop
         self.sampler = StoppingSampler(sampler, stop, tokenizer.decode) if stop else sampler
         self.reward, self.tokenizer, self.reference, self.frozen = reward, tokenizer, reference, frozen
         self.offloads_optimizer, self.fused, self.ahead = offload_optimizer, reward.fused(), ahead
-        self.monitor, self.timeline = Monitor(setup, on_checks), Timeline()
+        self.monitor, self.timeline = Monitor(setup, on_checks, title), Timeline()
         section, width = setup.config, min(padding.bucket + setup.config.max_new_tokens, padding.max_length)
         part_rows(section.batch, width, section.micro_batch_tokens, *rows_split(setup.policy.sharding))
 

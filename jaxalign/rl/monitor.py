@@ -41,13 +41,14 @@ class Monitor:
     Args:
       setup: models, optimizers and options.
       on_checks: receives the step-0 checks before a failure stops the run; None for no record.
+      title: the name of the stage in messages.
     """
 
-    def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None):
-        self._setup, self._on_checks = setup, on_checks
+    def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None, title: str = "ppo"):
+        self._setup, self._on_checks, self._title = setup, on_checks, title
         self._config, self._policies = setup.config, setup.config.checks
         self._tolerance = sampler_tolerance(self._config.sampler_tolerance, setup.policy)
-        self._act_on = functools.partial(act_on, policies=self._policies, stage="ppo")
+        self._act_on = functools.partial(act_on, policies=self._policies, stage="ppo", title=title)
         self._pending: tuple[int, jax.Array | None, jax.Array] | None = None
         self._warned = False
 
@@ -71,8 +72,9 @@ class Monitor:
         if usable < MOSTLY * total and config.missing_eos != "none" and not self._warned:
             self._warned = True
             logging.getLogger("jaxalign").warning(
-                "ppo: only %d of %d responses can keep their score: %s, and ppo.missing_eos is '%s'; %s, %s, or set "
-                "ppo.missing_eos to none, which keeps all scores", usable, total, why, config.missing_eos, longer, other,
+                "%s: only %d of %d responses can keep their score: %s, and ppo.missing_eos is '%s'; %s, %s, or set "
+                "ppo.missing_eos to none, which keeps all scores", self._title, usable, total, why, config.missing_eos, longer,
+                other,
             )
 
     def must_recompute(self, params, step: int, rollout: Rollout) -> bool:

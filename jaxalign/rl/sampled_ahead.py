@@ -21,10 +21,11 @@ class AheadRollouts:
     Args:
       directory: the folder of the files; None keeps them in memory only.
       keep: the number of files to keep, at least as many as there are iterations between checkpoints.
+      title: the name of the stage in messages.
     """
 
-    def __init__(self, directory: Path | None, keep: int):
-        self._directory, self._keep = directory, keep
+    def __init__(self, directory: Path | None, keep: int, title: str = "ppo"):
+        self._directory, self._keep, self._title = directory, keep, title
         self._next: tuple[int, Rollout] | None = None
 
     def put(self, step: int, rollout: Rollout) -> None:
@@ -55,8 +56,9 @@ class AheadRollouts:
                 return Rollout(**{name: stored[name] for name in stored.files if name in names})
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
             logging.getLogger("jaxalign").warning(
-                "ppo: %s, the responses that were sampled ahead for iteration %d, is missing or damaged; they are sampled "
-                "again with newer weights, so the results differ from those of an uninterrupted run", self._path(step), step
+                "%s: %s, the responses that were sampled ahead for iteration %d, is missing or damaged; they are sampled "
+                "again with newer weights, so the results differ from those of an uninterrupted run", self._title,
+                self._path(step), step,
             )
             return None
 

@@ -88,7 +88,7 @@ class PPOStage(BuiltinStage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         kept, params = alarms.kept_iteration(context, rows), trainer.params
         if kept < len(rows):
-            print(f"[{self.name}] the policy after iteration {kept} is kept, since an alarm fired", flush=True)
+            print(f"[{context.title}] the policy after iteration {kept} is kept, since an alarm fired", flush=True)
             params = load_params(alarms.best_folder(context.directory, kept), trainer.inputs.model)
         save_params(context.directory / "params", params)
 

@@ -76,7 +76,8 @@ class RewardDistillStage(BuiltinStage):
         teacher = load_scorer(context, "preference", policy)
         model = student_model(section, policy)
         fresh, held_out = split_by_prompt(
-            fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
+            fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed,
+            where="the answers of stage reward_distill", field="config.reward_distill.held_out_share",
         )
         labelled, labelled_held_out, _ = labelled_split(context, tokenizer, config.preference)
         _, labelled_held_out = held_out_parts(context, labelled_held_out)  # The other part chose the teacher's weights.

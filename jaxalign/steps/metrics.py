@@ -61,7 +61,8 @@ class PreferenceMetrics(StepMetrics):
     """Metrics of `preference_step.preference_step`. The loss is in nats per pair.
 
     Attributes:
-      accuracy: the share, 0 to 1, of the pairs whose label prefers an answer that the scores order like the label.
+      accuracy: the share, 0 to 1, of the pairs whose label prefers an answer that the scores order like the label;
+        NaN if no label prefers an answer.
     """
 
     accuracy: jax.Array

@@ -52,13 +52,13 @@ def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs, rows: Answ
 @functools.partial(MeshProgram, donate_argnames=("state",))
 def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, PreferenceMetrics]:
     """One update: (state, metrics). The loss is the mean over all pairs of the batch by their weights, the accuracy that over
-    the pairs whose label prefers an answer."""
+    the pairs whose label prefers an answer; NaN if there are none."""
     model, batch, packed = arguments.model, arguments.batch, arguments.packed
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
     chex.assert_shape(batch.length, (None, 2))
     total = total_weight(batch.weight)
     decided = jnp.abs(batch.label - 0.5) > 1e-6
-    total_decided = total_weight(batch.weight * decided)
+    total_decided = jnp.sum(batch.weight * decided)
     batch, packed = after(model.sharding, (batch, packed), (total, total_decided))
 
     def loss_fn(params, given):

@@ -163,7 +163,12 @@ def revise(
     rounds = checked(rounds, int, "revise(rounds)", between(1, _MOST_DRAWN))
     if not isinstance(judge, Judge):
         options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "batch": batch, "seed": seed}
-        judge = Judge(model if judge is None else judge, constitution, **options)
+        try:
+            judge = Judge(model if judge is None else judge, constitution, **options)
+        except UserError as error:
+            asked = "model" if judge is None else "judge"
+            call = f"call revise with judge=Judge({asked}, constitution, templates='transcript')"
+            raise UserError(str(error).replace("set Judge(templates) to 'transcript'", call)) from None
     samples = Sampler(model, temperature=temperature, batch=batch, seed=seed).generate(asked, max_new_tokens)
     return judge._revise(asked, [Text(sample.text, sample.ended) for sample in samples], rounds)
 

@@ -166,7 +166,7 @@ class OnlineDPO(Trainer):
             phase.tokens = section.epochs * int(pairs.length.sum())
             phase.flops = section.epochs * work.learning_pairs(self.inputs.model, pairs)
         share = f"share of the updates of iteration {step} whose gradient is not finite"
-        act_on((gradients_check(float(unexplained(update)), share),), section.checks, self.name)
+        act_on((gradients_check(float(unexplained(update)), share),), section.checks, self.name, self.inputs.loop.stage)
         return state, OnlineDirectMetrics(**means, **totals, update=update)
 
     def _collect(
@@ -223,7 +223,7 @@ class OnlineDPO(Trainer):
         if few:
             raise UserError(f"{few}: {sentence}")
         self._warned = True
-        logging.getLogger("jaxalign").warning("online_dpo: only %s", sentence)
+        logging.getLogger("jaxalign").warning("%s: only %s", self.inputs.loop.stage, sentence)
 
     def _check(self, params: Params, sampled: Rollout) -> None:
         """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""
@@ -235,7 +235,7 @@ class OnlineDPO(Trainer):
         tolerance = sampler_tolerance(section.sampler_tolerance, self.inputs.model)
         checks = (gap_check(float(difference.gap), tolerance),)
         self._write_checks(checks)
-        act_on(checks, section.checks, self.name)
+        act_on(checks, section.checks, self.name, self.inputs.loop.stage)
 
     def _logprobs(self, role: str, params: Params, pairs: AnswerPairs) -> jax.Array:
         """float32 [B, 2]: the log-probability of every answer under `params` (adapters joined with their base), on the mesh of

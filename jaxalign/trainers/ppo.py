@@ -234,6 +234,7 @@ class PPO(PolicyTrainer):
             self._iteration = iteration = make(
                 setup, self._stream, sampler, self._engine.padding, parts.sampling, parts.reward(), parts.tokenizer,
                 reference, self.frozen, "optimizer" in parts.offload, self._record, parts.stop, self._ahead_rollouts(),
+                inputs.loop.stage,
             )
             alarms = None if parts.alarms is None else parts.alarms()
 
@@ -275,8 +276,9 @@ class PPO(PolicyTrainer):
         if hosts.count() > 1:
             raise UserError(f"config.ppo.sample_ahead is set, but this run has {hosts.count()} processes; it needs one, whose "
                             "devices can be divided: leave it at False")
-        directory = self.inputs.loop.directory
-        return AheadRollouts(None if directory is None else directory / "ahead", self.section.checkpoint_every + 1)
+        loop = self.inputs.loop
+        folder = None if loop.directory is None else loop.directory / "ahead"
+        return AheadRollouts(folder, self.section.checkpoint_every + 1, loop.stage)
 
     def _compile_ahead(self, ahead: Ahead) -> None:
         """Starts compiling the first iteration's programs."""

@@ -141,7 +141,9 @@ class RewardModel(Trainer):
             warn_of_same_rows("RewardModel.fit", train, kept)
             measured = self._arrays(kept)
         elif section.early_stopping:
-            train, chosen_by = split_by_prompt(train, section.held_out_share, seed)
+            train, chosen_by = split_by_prompt(
+                train, section.held_out_share, seed, where="RewardModel.fit(pairs)", field="RewardModel(held_out_share)"
+            )
             measured = self._arrays(chosen_by)
         arrays = self._arrays(train)
         self.cut = arrays.cut

@@ -52,7 +52,7 @@ def test_a_broken_item_is_reported_with_its_position(tmp_path):
     assert [prompt.id for prompt in prompts] == ["a.json:1", "a.json:5"]
     assert report.broken[0] == BrokenLine(2, "a JSON int; an object {...} is expected")
     assert [item.line for item in report.broken] == [2, 3, 4]
-    assert report.sentences()[1:-1] == ["3 broken or not a prompt; dropped (items 2, 3, 4)",
+    assert report.sentences()[1:-1] == ["3 broken; dropped (items 2, 3, 4); item 2: a JSON int; an object {...} is expected",
                                         "1 with the dialogue of an earlier row; dropped (items 6)"]
     with pytest.raises(UserError, match=r"3 of 6 items of .*a\.json are broken.*a\.json, item 2: a JSON int.*item 3: has half"):
         read_prompts(path, max_bad_share=0.1)

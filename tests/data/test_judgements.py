@@ -92,7 +92,7 @@ def test_a_broken_row_is_left_out_with_its_line_and_reason(tmp_path, bad, reason
     assert [one.prompt.id for one in found] == ["rows:1", "rows:3"]
     (broken,) = report.broken
     assert isinstance(broken, BrokenLine) and broken.line == 2 and reason in broken.reason
-    assert report.sentences()[1].startswith("1 broken") and json.dumps(report.to_dict())
+    assert report.sentences()[1] == f"1 broken; dropped (lines 2); line 2: {broken.reason}" and json.dumps(report.to_dict())
     with pytest.raises(UserError, match=r"1 of 3 lines of .* are broken.*rows.jsonl:2: "):
         read_judgements(path, max_bad_share=0.1)
 

@@ -139,6 +139,14 @@ def test_an_unknown_option_value_is_refused(tmp_path, option):
         read_preferences(path, **{option: "ignore"})
 
 
+def test_the_report_gives_the_reason_of_the_first_broken_row(tmp_path):
+    pair = {"prompt": "q", "chosen": "good", "rejected": "bad"}
+    path = _write(tmp_path / "pairs.jsonl", [pair, {**pair, "weight": -1}, "{"])
+    _, report = read_preferences(path, max_bad_share=1.0)
+    assert report.sentences()[1] == (
+        "2 broken; dropped (lines 2, 3); line 2: weight is '-1'; a number of at least 0 is expected")
+
+
 def test_the_report_is_plain_json_and_sentences(tmp_path):
     _, report = read_preferences(_write(tmp_path / "pairs.jsonl", _ROWS), max_bad_share=1.0)
     values = json.loads(json.dumps(report.to_dict()))
@@ -146,6 +154,7 @@ def test_the_report_is_plain_json_and_sentences(tmp_path):
     assert values["broken"][1] == {"line": 6, "reason": "the key 'rejected' is missing"}
     sentences = report.sentences()
     assert sentences[0].endswith("pairs.jsonl: 10 rows read, 3 pairs kept")
+    assert sentences[1].startswith("2 broken; dropped (lines 5, 6); line 5: not JSON: ")
     assert "2 with contexts that differ (dropped unless data.differing_contexts is keep) (lines 3, 8)" in sentences
     assert sentences[-1].startswith("warning: only 3 of 10 rows of ") and sentences[-1].endswith("pairs.jsonl can be used")
 
@@ -238,8 +247,12 @@ def test_a_split_keeps_at_least_one_dialogue_on_each_side():
     pairs = [_pair("q1", 1), _pair("q2", 2)]
     assert split_by_prompt(pairs, 0.0) == (pairs, [])
     assert [len(part) for part in split_by_prompt(pairs, 0.01)] == [1, 1]
-    with pytest.raises(UserError, match="leaves none of 1 distinct dialogues"):
-        split_by_prompt(pairs[:1], 0.5)
+    with pytest.raises(UserError, match="one.jsonl: data.held_out_share is 0.5, which leaves none of 1 distinct dialogue to "
+                                        "train on; set it to 0, or give more rows"):
+        split_by_prompt(pairs[:1], 0.5, where="one.jsonl", field="data.held_out_share")
+    with pytest.raises(UserError, match="the rows: held_out_share is 0.9, which leaves none of 2 distinct dialogues to train "
+                                        "on; lower it, or give more rows"):
+        split_by_prompt(pairs, 0.9)
 
 
 def _harmless(real_data):

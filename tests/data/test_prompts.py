@@ -77,5 +77,5 @@ def test_the_split_is_by_content_and_leaves_prompts_on_both_sides():
     assert {p.id for p in again_held} == {p.id for p in held}
     assert split_by_prompt(prompts, 0.0, 0) == (prompts, [])
     assert split_by_prompt(prompts, 0.25, 1)[1] != held
-    with pytest.raises(UserError, match="leaves none of 1 distinct dialogues"):
+    with pytest.raises(UserError, match="leaves none of 1 distinct dialogue to train on; set it to 0"):
         split_by_prompt(prompts[:1], 0.9, 0)

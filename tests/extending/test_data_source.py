@@ -75,7 +75,7 @@ def test_a_registered_source_is_found_by_name(tmp_path):
     ("comparisons", "[C(Q, 'a', '', 1.0)]", "row 0 .* response_b ''; non-empty text is expected"),
     ("comparisons", "[C(Q, 'a', None, 1.0)]", "row 0 .* response_b 'None'; a string is expected"),
     ("judgements", "[J(Q, 'a', 1)]", "row 0 .* desirable=1; True or False"),
-    ("judgements", "[J(Q, 'a', True)] * 2", "leaves none of 1 distinct dialogues"),
+    ("judgements", "[J(Q, 'a', True)] * 2", "leaves none of 1 distinct dialogue to train on; set it to 0"),
 ])
 def test_invalid_rows_are_reported_in_one_sentence(tmp_path, kind, rows, message):
     path = tmp_path / "own.py"

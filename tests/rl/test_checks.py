@@ -183,6 +183,8 @@ def test_responses_without_a_stop_token_are_warned_about_once_and_stop_a_run_bel
                                           "have no stop token within ppo.max_new_tokens (8), and ppo.missing_eos is 'replace'; "
                                           "raise ppo.max_new_tokens, ")
     assert record.getMessage().endswith("or set ppo.missing_eos to none, which keeps all scores")
+    Monitor(setup, title="ppo, round 2").sampled(0, responses(0))
+    assert caplog.records[-1].getMessage().startswith("ppo, round 2: only 0 of 8 responses")
     strict = dataclasses.replace(setup, config=dataclasses.replace(setup.config, required_share=0.5))
     Monitor(strict).sampled(0, responses(4))
     with pytest.raises(UserError, match=r"config.ppo.required_share is 0.5, but only 3 of 8 rows \(37.5%\) can be used: the "

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from jaxalign.config import Config, DataConfig, from_config_dict
-from jaxalign.data.sources.base import split_by_prompt
+from jaxalign.data.sources import files
+from jaxalign.data.sources.base import SourceInputs, few_held_out, held_out_count, split_by_prompt
+from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages.shared import labelled, sources
 from jaxalign.stages.shared.base import StageContext
@@ -56,7 +58,7 @@ def test_prompts_of_files_are_held_out_for_evaluation(tmp_path, capsys):
     assert held_out_prompts(context(tmp_path, 50)) == 8 and "held out" not in capsys.readouterr().out
     assert held_out_prompts(context(tmp_path, 50, min_held_out=0)) == 2
     assert held_out_prompts(context(tmp_path, 16)) == 3
-    few = "3 dialogues are held out of 16: data.min_held_out is 8, but it holds out at most a fifth"
+    few = "3 dialogues are held out of 16: data.min_held_out is 8, but it raises the number to at most a fifth"
     assert f"[preference] {few}\n" in capsys.readouterr().out
 
 
@@ -91,3 +93,21 @@ def test_the_shares_of_the_default_run_give_more_than_the_minimum():
     answers = config.revise.red_team_prompts * config.revise.rounds + config.revise.helpful_prompts
     assert config.preference.held_out_share * config.compare.prompts * 0.1 > least  # if only a tenth is decided
     assert answers * 0.1 / 20 > least
+
+
+def test_the_only_held_out_dialogue_of_two_may_be_more_than_a_fifth():
+    few = "1 dialogue is held out of 2: data.min_held_out is 8, but it raises the number to at most a fifth"
+    assert few_held_out(2, held_out_count(2, 1, 8), 8) == few
+
+
+def test_a_file_of_one_prompt_is_named_with_the_field(tmp_path):
+    with pytest.raises(UserError, match=r"prompts\.jsonl: config\.data\.held_out_share is 0\.05, which leaves none of 1 "):
+        held_out_prompts(context(tmp_path, 1))
+
+
+def test_a_file_of_one_pair_is_named_with_the_field(tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"prompt": "q", "chosen": "yes", "rejected": "no"}))
+    config = from_config_dict({"stages": ("dpo",), "data": {"source": "preferences_jsonl", "train": str(path)}})
+    with pytest.raises(UserError, match=r"one\.jsonl: config\.data\.held_out_share is 0\.05"):
+        files.comparisons(SourceInputs(config))

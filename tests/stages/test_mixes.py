@@ -104,5 +104,8 @@ def test_a_mix_of_red_team_prompts_only_is_warned_about(context, capsys):
 
 
 def test_alarms_need_helpful_prompts(context):
-    with pytest.raises(UserError, match="alarms.every is 2, which needs helpful prompts, but config.data.source .* has none"):
+    with pytest.raises(UserError, match="alarms.every is 2, which needs helpful prompts, but config.data.helpful is empty"):
         context({"alarms": {"every": 2}})
+    with pytest.raises(UserError, match="needs helpful prompts, but config.data.source 'arithmetic' has none: set it to"):
+        from_config_dict({"stages": ("ppo",), "data": {"source": "arithmetic"}, "reward": {"source": "verifier"},
+                          "ppo": {"alarms": {"every": 2}}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -72,6 +73,13 @@ def test_early_stopping_chooses_on_one_half_of_the_held_out_dialogues(tmp_path, 
     assert not questions(pairs.choosing) & questions(pairs.held_out)
     said = "5 of the 10 held-out dialogues choose the weights, and the other 5 measure the accuracy"
     assert f"[preference] {said}, fewer than data.min_held_out (8)" in capsys.readouterr().out
+
+
+def test_all_lines_of_a_later_round_name_it(tmp_path, capsys):
+    made = context(tmp_path, human=[*range(60), *range(60)], early_stopping=True, held_out_share=0.2)
+    preference_pairs(dataclasses.replace(made, round=2), WordTokenizer())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 2 and all(line.startswith("[preference, round 2] ") for line in lines)
 
 
 def test_without_the_options_the_split_is_that_of_compare(tmp_path):

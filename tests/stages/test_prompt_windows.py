@@ -58,6 +58,15 @@ def test_a_window_reads_only_some_rows_of_each_file_from_all_parts_of_it(tmp_pat
     assert "red.jsonl: 32 of 100 rows read, 32 prompts kept" in capsys.readouterr().out
 
 
+def test_the_report_on_windows_gives_the_reason_of_the_first_broken_row(tmp_path, capsys):
+    pairs = [{"prompt": f"why {i}?", "chosen": "yes", "rejected": "no"} for i in range(29)]
+    path = table_files.write_jsonl(tmp_path / "pairs.jsonl", [*pairs, {**pairs[0], "weight": -1}, {}])
+    made = context(tmp_path, stage="evaluate", source="preferences_jsonl", train=str(path), window=32, max_bad_share=0.1)
+    sources.prompt_sets(made, WordTokenizer())
+    assert ("2 broken; dropped (lines 30, 31); line 30: weight is '-1'; a number of at least 0 is expected"
+            in capsys.readouterr().out)
+
+
 def test_a_window_of_all_rows_gives_the_prompts_of_a_run_without_windows(tmp_path):
     assert read(tmp_path, "jsonl", window=100) == read(tmp_path, "jsonl")
 

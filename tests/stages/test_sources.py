@@ -14,6 +14,7 @@ from jaxalign.records import Demonstration, Message, Prompt
 from jaxalign.registry.data_sources import DataSourceRecord
 from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.breakdown import prompt_shares
 from tests import made_tokenizers
 from tests.feedback.fakes import WordTokenizer
 
@@ -38,7 +39,7 @@ def test_a_file_of_prompts_is_split_and_keeps_its_columns(tmp_path, capsys):
     assert len(sources.prompts(made, WordTokenizer(), "rl", 4, 8)) == 4
     shown = capsys.readouterr().out
     assert "sums.jsonl: 21 rows read, 20 prompts kept" in shown
-    assert "1 broken or not a prompt; dropped (lines 21)" in shown
+    assert "1 broken; dropped (lines 21); line 21: not JSON: " in shown
     assert reads.data_files(made.config) == {tmp_path / "sums.jsonl": "data.train"}
 
 
@@ -51,6 +52,16 @@ def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys)
     assert made.left_out == {"the rl prompts": {"total": 3, "dropped": 1, "cut": 0}}
     with pytest.raises(UserError, match="no evaluate prompt"):
         sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
+
+
+def test_lines_about_the_prompts_of_a_later_round_name_it(tmp_path, capsys):
+    rows = [{"question": "word " * n, "answer": 0} for n in (3, 4, 60)]
+    made = dataclasses.replace(context(tmp_path, rows, held_out_share=0.0), round=2)
+    sources.prompts(made, WordTokenizer(), "rl", 10, 8)
+    prompt_shares(made, ["helpful", "red_team"])
+    prompt_shares(made, ["red_team"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and all(line.startswith("[ppo, round 2] ") for line in lines)
 
 
 def long_rows(lengths, name):

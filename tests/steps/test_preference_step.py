@@ -68,6 +68,13 @@ def test_loss_and_accuracy_by_hand(pairs):
     assert metrics.accuracy == pytest.approx(((margin > 0) == (label > 0.5))[decided].mean())
 
 
+@pytest.mark.parametrize("tokens", [None, 32])
+def test_the_accuracy_of_pairs_without_a_preference_is_unknown(pairs, tokens):
+    _, metrics = step(dataclasses.replace(pairs, label=np.full(8, 0.5, np.float32)), tokens)
+    assert np.isnan(metrics.accuracy) and np.isfinite(metrics.loss)
+    assert (metrics.skipped, metrics.grad_norm > 0) == (0, True)
+
+
 def test_a_margin_by_hand(pairs):
     """The better answer must lead by the margin, whichever side the label favours; an array of zeros is no margin."""
     margin = np.linspace(0, 2, 8).astype(np.float32)

@@ -235,6 +235,22 @@ def test_cut_texts_of_every_stage_that_cuts_are_counted(tmp_path):
         assert sentence in shown, sentence
 
 
+@pytest.mark.parametrize(("unit", "place"), [({}, "line 31"), ({"unit": "row"}, "row 31")])
+def test_the_reason_of_the_first_broken_row_is_shown(tmp_path, unit, place):
+    run, broken = make_run(tmp_path), [{"line": 31, "reason": "weight is '-1'; a number of at least 0 is expected"}]
+    report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 79, "broken": broken, **unit}
+    change(run / "preference" / "summary.json", data=report)
+    expected = f"(1 broken, dropped, {place}: weight is '-1', a number of at least 0 is expected)."
+    assert f"in/pairs.jsonl: 80 rows, 79 pairs kept {expected}" in lead(run)
+
+
+def test_the_good_and_the_bad_answers_kept_of_a_file_are_counted(tmp_path):
+    run = make_run(tmp_path)
+    report = {"path": "in/judged.jsonl", "rows": 1240, "desirable": 1012, "undesirable": 228, "broken": []}
+    change(run / "sft" / "summary.json", data=report)
+    assert "in/judged.jsonl: 1,240 rows, 1,012 good and 228 bad answers kept." in row_sentences(read_run(run))
+
+
 def test_a_file_of_which_most_rows_were_dropped_has_a_warning(tmp_path):
     run = make_run(tmp_path)
     report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 20, "too_long": list(range(60)), "cut": [], "broken": []}

@@ -6,6 +6,7 @@ import pytest
 
 import jaxalign as ja
 from jaxalign.errors import UserError
+from tests.folders import write_model
 from tests.trainers.small import language_model
 
 RULES = ["Be brief."]
@@ -27,6 +28,18 @@ def test_too_many_failed_requests_name_the_argument():
 def test_a_missing_method_does_not_name_a_config_field():
     with pytest.raises(UserError, match="has no method 'rate', which is needed here; add it, or give another judge$"):
         ja.Judge(Failing(), RULES, reasoning=False).rate(["Hello"], ["Hi."])
+
+
+def test_revise_gives_the_call_for_a_model_without_a_chat_template(tmp_path):
+    model = ja.load_model(write_model(tmp_path / "model", template=None, max_length=512))
+    for judge, name in ((None, "model"), (model, "judge")):
+        with pytest.raises(UserError) as error:
+            ja.revise(model, ["Hello"], RULES, judge=judge)
+        assert str(error.value).endswith("has no chat template; put chat_template.jinja there, or call revise with "
+                                         f"judge=Judge({name}, constitution, templates='transcript')")
+    judge = ja.Judge(model, RULES, templates="transcript", max_new_tokens=4)
+    (revision,) = ja.revise(model, ["Hello"], judge=judge, max_new_tokens=4)
+    assert revision.prompt.messages[-1].content == "Hello"
 
 
 @pytest.mark.parametrize(("fields", "message"), (

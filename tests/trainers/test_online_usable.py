@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import types
 
 import numpy as np
 import pytest
@@ -37,14 +38,15 @@ def test_a_smaller_share_than_required_stops_the_stage():
 
 
 def test_by_default_few_pairs_are_a_warning_once(caplog):
-    trainer = OnlineDPO.from_inputs(None, OnlineDPOConfig())
+    loop = types.SimpleNamespace(stage="online_dpo, round 2")
+    trainer = OnlineDPO.from_inputs(types.SimpleNamespace(loop=loop), OnlineDPOConfig())
     with caplog.at_level(logging.WARNING, "jaxalign"):
         trainer._require_usable(0, pairs(2), np.arange(40) < 2)
         assert not caplog.records
         trainer._require_usable(1, pairs(1), np.arange(40) < 1)
         trainer._require_usable(2, pairs(0), np.arange(40) < 0)
-    assert [record.message[:77] for record in caplog.records] == [
-        "online_dpo: only 1 of 40 pairs of iteration 1 can be trained on; left out: 39"]
+    assert [record.message[:86] for record in caplog.records] == [
+        "online_dpo, round 2: only 1 of 40 pairs of iteration 1 can be trained on; left out: 39"]
 
 
 def test_advice_names_the_fields_of_online_dpo():

@@ -250,6 +250,8 @@ class PPOConfig(SamplingFields, Trained):
             return
         source = data_source(config)
         where = f"config.ppo.alarms.every is {self.alarms.every}, which needs helpful prompts"
+        if source.name == "prompts_jsonl" and not config.data.helpful:
+            raise UserError(f"{where}, but config.data.helpful is empty: set it to a file, or alarms.every to 0")
         if source.prompts is None or source.alphabet or (source.rows and not config.data.helpful):
             raise UserError(f"{where}, but config.data.source {source.name!r} has none: set it to 'prompts_jsonl' and "
                             "config.data.helpful to a file, or alarms.every to 0")

@@ -289,11 +289,12 @@ def few_held_out(total: int, held_out: int, minimum: int, rows: str = "dialogues
     if not 0 < held_out < minimum:
         return ""
     held = f"1 {rows[:-1]} is" if held_out == 1 else f"{held_out} {rows} are"
-    return f"{held} held out of {total}: data.min_held_out is {minimum}, but it holds out at most a fifth"
+    return f"{held} held out of {total}: data.min_held_out is {minimum}, but it raises the number to at most a fifth"
 
 
 def split_by_prompt(
-    rows: Sequence[Prompted], held_out_share: float, seed: int = 0, minimum: int = 0
+    rows: Sequence[Prompted], held_out_share: float, seed: int = 0, minimum: int = 0, *, where: str = "the rows",
+    field: str = "held_out_share",
 ) -> tuple[list[Prompted], list[Prompted]]:
     """Splits rows into (train, held out) so that no dialogue is in both; independent of the order of the rows.
 
@@ -302,6 +303,7 @@ def split_by_prompt(
       held_out_share: the fraction of distinct dialogues to hold out, in [0, 1); at least one dialogue if it is above 0.
       seed: selects the split.
       minimum: the minimum number of dialogues to hold out if the share is above 0; see `held_out_count`.
+      where, field: the origin of the rows and the name of the share, for error messages.
 
     Raises:
       UserError: nothing would be left to train on.
@@ -311,8 +313,9 @@ def split_by_prompt(
     total = len(distinct)
     count = held_out_count(total, max(1, round(held_out_share * total)), minimum) if held_out_share > 0 else 0
     if count >= total:
-        raise UserError(f"a held-out share of {held_out_share:g} leaves none of {total} distinct dialogues to train on; "
-                        "lower held_out_share or give more rows")
+        dialogues = "1 distinct dialogue" if total == 1 else f"{total} distinct dialogues"
+        raise UserError(f"{where}: {field} is {held_out_share:g}, which leaves none of {dialogues} to train on; "
+                        f"{'set it to 0' if total == 1 else 'lower it'}, or give more rows")
     held = np.isin(digests, distinct[:count])
     if isinstance(rows, LazyRecords):
         return rows.take(np.flatnonzero(~held)), rows.take(np.flatnonzero(held))
@@ -320,10 +323,12 @@ def split_by_prompt(
     return [row for row, out in pairs if not out], [row for row, out in pairs if out]
 
 
-def split_rows(config: Config, rows: Sequence[Prompted], report: SourceReport | None = None, fitted: bool = False) -> Split:
-    """The rows of files, split by `config.data`. The other arguments are fields of `Split`."""
-    data = config.data
-    parts = split_by_prompt(rows, data.held_out_share, config.seed, data.min_held_out)
+def split_rows(
+    config: Config, rows: Sequence[Prompted], where: str, report: SourceReport | None = None, fitted: bool = False
+) -> Split:
+    """The rows of files, split by `config.data`. where: their origin for error messages. The others are fields of `Split`."""
+    data, field = config.data, "config.data.held_out_share"
+    parts = split_by_prompt(rows, data.held_out_share, config.seed, data.min_held_out, where=where, field=field)
     return Split(*parts, report, fitted, few_dialogues(*parts, data.min_held_out))
 
 

@@ -54,7 +54,7 @@ def comparisons(inputs: SourceInputs) -> Split[Comparison]:
         reports.append(report)
     report = reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
     pairs = parts[0] if len(parts) == 1 else [pair for part in parts for pair in part]
-    return split_rows(inputs.config, pairs, report, fitted=True)
+    return split_rows(inputs.config, pairs, ", ".join(map(str, named.values())), report, fitted=True)
 
 
 def judgements(inputs: SourceInputs) -> Split[Judgement]:
@@ -79,7 +79,7 @@ def _single_answers(inputs: SourceInputs, judged: bool) -> Split:
         max_tokens=inputs.max_tokens,
         columns=data.columns,
     )
-    return split_rows(inputs.config, rows, report, fitted=True)
+    return split_rows(inputs.config, rows, report.path, report, fitted=True)
 
 
 def window_rows(inputs: SourceInputs, kind: str) -> WindowRows:

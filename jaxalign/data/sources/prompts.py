@@ -175,7 +175,8 @@ def prompts(inputs: SourceInputs) -> PromptSets:
     if evaluated is not None:
         held_out = evaluated.prompts
     else:
-        split = split_rows(inputs.config, interleaved([read[name].prompts for name in trained]))
+        files = ", ".join(read[name].report.path for name in trained)
+        split = split_rows(inputs.config, interleaved([read[name].prompts for name in trained]), files)
         held_out, few = split.held_out, split.few
     read = {name: without(file, held_out, "evaluated") for name, file in read.items()}
     train = {name: file.prompts for name, file in read.items()}

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from jaxalign.data.sources.jsonl import BrokenLine
 from jaxalign.reasons import mostly_dropped, often_contradicted
 
+BROKEN = "broken; dropped"
 FORMATTED = ("with the markers of a chat template in their text, such as <|im_start|> or a first 'Human:'; kept as plain text, "
              "so the template is applied again")
 REPEATED = "with the dialogue and the answers of an earlier row; kept, so they weigh more in training"
@@ -47,7 +48,8 @@ class FileReport:
             numbers = [str(place.line if isinstance(place, BrokenLine) else place) for place in places]
             more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
             if numbers:
-                sentences.append(f"{len(numbers)} {meaning} ({self.unit}s {', '.join(numbers[:_LISTED])}{more})")
+                first = first_broken(self.unit, places[0].line, places[0].reason) if field == "broken" else ""
+                sentences.append(f"{len(numbers)} {meaning} ({self.unit}s {', '.join(numbers[:_LISTED])}{more}){first}")
         kept = sum(vars(self)[field] for _, field, _, _ in string.Formatter().parse(self.kept) if field)
         warnings = (mostly_dropped(self.path, self.rows, kept, len(getattr(self, "too_long", ()))),
                     often_contradicted(self.path, kept, len(getattr(self, "contradicted", ()))))
@@ -84,7 +86,7 @@ class PreferenceReport(FileReport):
 
     kept = "{pairs} pairs"
     reasons = {  # noqa: RUF012
-        "broken": "broken, not JSON or not a pair of dialogues; dropped",
+        "broken": BROKEN,
         "differing_contexts": "with contexts that differ (dropped unless data.differing_contexts is keep)",
         "identical": "with two equal answers; dropped",
         "no_common_question": "without a common user turn that both dialogues answer; dropped",
@@ -123,7 +125,7 @@ class AnswerReport(FileReport):
     unit: str = "line"
 
     reasons = {  # noqa: RUF012
-        "broken": "broken, not JSON or not a judged answer; dropped",
+        "broken": BROKEN,
         "empty_prompts": "with an empty question; dropped",
         "empty_answers": "with an empty answer (dropped unless data.empty_answers is keep)",
         "cut": "too long, oldest turns cut",
@@ -152,7 +154,6 @@ class DemonstrationReport(AnswerReport):
     answers: int
 
     kept = "{answers} answers"
-    reasons = AnswerReport.reasons | {"broken": "broken, not JSON or not an answered dialogue; dropped"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +179,7 @@ class PromptReport(FileReport):
     kept = "{prompts} prompts"
     names_unit = True
     reasons = {  # noqa: RUF012
-        "broken": "broken or not a prompt; dropped",
+        "broken": BROKEN,
         "duplicates": "with the dialogue of an earlier row; dropped",
         "evaluated": "used only for evaluation",
         "in_red_team": "also in config.data.red_team; used only there",
@@ -191,6 +192,11 @@ WINDOW_REASONS = {
     "equal_when_cut": "whose answers differ only in tokens beyond the stage's max_length; dropped",
 }
 """Further reasons in reports on windows (`window_rows.WindowReport`), which have the rows of each reason as "counts"."""
+
+
+def first_broken(unit: str, line: int, reason: str) -> str:
+    """The end of a sentence about broken rows: the reason of the first one. unit: what `line` counts, as in `FileReport`."""
+    return f"; {unit} {line}: {reason}"
 
 
 def rows_of_reason(report: Mapping[str, Any], reason: str) -> int:

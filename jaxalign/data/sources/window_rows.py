@@ -13,7 +13,7 @@ from jaxalign.data.sources.base import PromptSets, dialogue_digest, unique_promp
 from jaxalign.data.sources.indexed_lines import IndexedLines
 from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share
 from jaxalign.data.sources.lazy import RowReader
-from jaxalign.data.sources.reports import WINDOW_REASONS
+from jaxalign.data.sources.reports import WINDOW_REASONS, first_broken
 from jaxalign.data.sources.row_files import ListedRows
 from jaxalign.data.sources.tables import TableRows
 from jaxalign.data.windows import WindowNotes, WindowOrder, noted
@@ -126,7 +126,8 @@ class WindowReport:
             if count := self.counts[reason]:
                 numbers = [str(place[0] if reason == "broken" else place) for place in self.first[reason]]
                 more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
-                lines.append(f"{count} {meaning} ({table.unit}s {', '.join(numbers)}{more})")
+                first = first_broken(table.unit, *self.first[reason][0]) if reason == "broken" else ""
+                lines.append(f"{count} {meaning} ({table.unit}s {', '.join(numbers)}{more}){first}")
         warning = mostly_dropped(str(table.path), self.rows, self.answers + self.held_out, self.counts["too_long"])
         return [*lines, *([f"warning: {warning}"] if warning else [])]
 

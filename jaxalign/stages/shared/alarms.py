@@ -38,7 +38,7 @@ def make_alarms(context: StageContext, model: Model, tokenizer: Tokenizer, promp
     sampling = engines.sampling(drawn, tokenizer, config.data.style)
     questions = Questions(prompts, ids, sampling, context.key("ppo", "alarms"), config.data.style)
     compare = _win_rate(context, model) if section.judge else None
-    return AlarmRun(section, questions, _records(context.directory), config.ppo.iterations, compare)
+    return AlarmRun(section, questions, _records(context.directory), config.ppo.iterations, compare, context.title)
 
 
 def best_folder(directory: Path, iteration: int) -> Path:

@@ -101,11 +101,11 @@ def prompt_shares(context: StageContext, row_sources: Iterable[str], unit: str =
       unit: the name of the rows in the sentence.
     """
     counts = collections.Counter(row_sources)
-    total, stage = sum(counts.values()), context.directory.name
+    total = sum(counts.values())
     shares = {source: count / total for source, count in sorted(counts.items())}
     listed = ", ".join(f"{percent(share)} {source}" for source, share in shares.items())
-    print(f"[{stage}] {total:,} {unit}: {listed}", flush=True)
+    print(f"[{context.title}] {total:,} {unit}: {listed}", flush=True)
     if set(counts) == {RED_TEAM}:
-        print(f"[{stage}] warning: all {total:,} {unit} are red-team prompts; a model that learns from no helpful prompts "
-              "becomes evasive: set config.data.helpful to a file of prompts", flush=True)
+        print(f"[{context.title}] warning: all {total:,} {unit} are red-team prompts; a model that learns from no helpful "
+              "prompts becomes evasive: set config.data.helpful to a file of prompts", flush=True)
     return {"prompt_shares": shares}

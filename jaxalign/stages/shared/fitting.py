@@ -76,7 +76,7 @@ def rejecting(config: Config) -> str:
 
 def report_fitting(context: StageContext, purpose: str, total: int, fitted: FittedPrompts, most: int) -> None:
     """Prints and records the prompts that were cut or left out."""
-    config, stage = context.config, context.directory.name
+    config, stage = context.config, context.title
     dropped = len(fitted.too_long) + len(fitted.refused)
     if dropped or fitted.cut:
         context.left_out[f"the {purpose} prompts"] = {"total": total, "dropped": dropped, "cut": len(fitted.cut)}

@@ -99,7 +99,10 @@ def labelled_split(
         return sources.source_rows(context, tokenizer, "comparisons", margins)
     (pairs,) = fit_rows(context, tokenizer, (labelled_pairs(context),), section.max_length, "stage compare")
     minimum = context.config.data.min_held_out
-    train, held_out = split_by_prompt(pairs, section.held_out_share, context.config.seed, minimum)
+    field = f"config.{'preference' if isinstance(section, PreferenceConfig) else 'dpo'}.held_out_share"
+    train, held_out = split_by_prompt(
+        pairs, section.held_out_share, context.config.seed, minimum, where="the pairs of stage compare", field=field
+    )
     sources.print_few(context, few_dialogues(train, held_out, minimum))
     return train, held_out, None
 

@@ -76,8 +76,8 @@ def held_out_parts(context: StageContext, held_out: Sequence[Comparison]) -> tup
     choosing, measured = split_by_prompt(held_out, 0.5, context.config.seed)
     number, least = len(unique_prompts(measured)), context.config.data.min_held_out
     few = f", fewer than data.min_held_out ({least}); raise held_out_share for a precise accuracy" if number < least else ""
-    print(f"[{context.directory.name}] {total - number} of the {total} held-out dialogues choose the weights, and the other "
-          f"{number} measure the accuracy{few}", flush=True)
+    print(f"[{context.title}] {total - number} of the {total} held-out dialogues choose the weights, and the other {number} "
+          f"measure the accuracy{few}", flush=True)
     return choosing, measured
 
 
@@ -99,7 +99,7 @@ def _human_pairs(context: StageContext, tokenizer: Tokenizer) -> tuple[list[Comp
         pairs += file_pairs
         reports.append(report)
         for sentence in report.sentences():
-            print(f"[{context.directory.name}] {sentence}", flush=True)
+            print(f"[{context.title}] {sentence}", flush=True)
     return [dataclasses.replace(pair, weight=section.human_weight * pair.weight) for pair in pairs], tuple(reports)
 
 
@@ -112,7 +112,8 @@ def _with_human(
     """
     config = context.config
     human_train, human_held_out = split_by_prompt(
-        human, config.preference.held_out_share, config.seed, config.data.min_held_out
+        human, config.preference.held_out_share, config.seed, config.data.min_held_out, where="config.preference.human",
+        field="config.preference.held_out_share",
     )
     held = {pair.prompt.messages for pair in (*held_out, *human_held_out)}
     parts = [[], []]

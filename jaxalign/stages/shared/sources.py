@@ -141,11 +141,11 @@ def prompts(
         raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
     report_fitting(context, purpose, len(every), fitted, most)
     if config.data.window and len(fitted.prompts) < count:
-        print(f"[{stage}] warning: {len(fitted.prompts):,} {purpose} prompts are used, not the {count:,} of the config, since "
-              f"config.data.window is {config.data.window:,}; raise it", flush=True)
+        print(f"[{context.title}] warning: {len(fitted.prompts):,} {purpose} prompts are used, not the {count:,} of the "
+              f"config, since config.data.window is {config.data.window:,}; raise it", flush=True)
     elif every and len(every) < count:
-        print(f"[{stage}] {len(fitted.prompts):,} {purpose} prompts are used, since there are fewer than the {count:,} of the "
-              "config", flush=True)
+        print(f"[{context.title}] {len(fitted.prompts):,} {purpose} prompts are used, since there are fewer than the {count:,} "
+              "of the config", flush=True)
     first = first_prompt(context.round, len(fitted.prompts), count)
     return in_turn(fitted.prompts, config)[first : first + count]
 
@@ -253,7 +253,7 @@ def _split(config: Config, given: Any, kind: str) -> Split:
             number = min(len(rows) - 1, max(1, round(config.data.held_out_share * len(rows))))
             split = Split(rows[number:], rows[:number])
         else:
-            split = split_rows(config, rows) if rows else Split([], [])
+            split = split_rows(config, rows, _where(config)) if rows else Split([], [])
     if isinstance(split.train, DataSource) and not len(split.train):
         raise UserError(f"{_where(config)} has no {kind} to learn from; give at least one row")
     return split

@@ -12,6 +12,7 @@ from jaxalign.data.sources.reports import (
     JudgementReport,
     PreferenceReport,
     PromptReport,
+    first_broken,
     rows_of_reason,
 )
 from jaxalign.reasons import (
@@ -35,12 +36,12 @@ from jaxalign.tracking.report.roles import joined
 from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _REPORTS = {
-    "prompts": (PromptReport, "prompts kept"),
-    "pairs": (PreferenceReport, "pairs kept"),
-    "desirable": (JudgementReport, "good answers kept"),
-    "answers": (DemonstrationReport, "answers kept"),
+    "prompts": (PromptReport, "{prompts:,} prompts kept"),
+    "pairs": (PreferenceReport, "{pairs:,} pairs kept"),
+    "desirable": (JudgementReport, "{desirable:,} good and {undesirable:,} bad answers kept"),
+    "answers": (DemonstrationReport, "{answers:,} answers kept"),
 }
-"""By a field that only one kind of report on a file has: the report, and the meaning of the field."""
+"""By a field that only one kind of report on a file has: the report, and the rows kept, with fields of the report in braces."""
 
 
 def row_sentences(run: RunFiles) -> list[str]:
@@ -212,10 +213,16 @@ def _file_sentences(run: RunFiles) -> Iterator[str]:
     """What was read from each file, once."""
     for field, content in _files(run):
         report, kept = _REPORTS[field]
-        reasons = [f"{count} {meaning.replace('; ', ', ')}" for name, meaning in (report.reasons | WINDOW_REASONS).items()
-                   if (count := rows_of_reason(content, name))]
+        reasons = [f"{count} {meaning.replace('; ', ', ')}{_first(content) if name == 'broken' else ''}"
+                   for name, meaning in (report.reasons | WINDOW_REASONS).items() if (count := rows_of_reason(content, name))]
         listed = f" ({'; '.join(reasons)})" if reasons else ""
-        yield f"{content['path']}: {content['rows']:,} rows, {content[field]:,} {kept}{listed}."
+        yield f"{content['path']}: {content['rows']:,} rows, {kept.format_map(content)}{listed}."
+
+
+def _first(content: Mapping[str, Any]) -> str:
+    """The reason of the first broken row of a report."""
+    (place, *_), unit = content["broken"], content.get("unit", "line")
+    return first_broken(unit, place["line"], place["reason"]).replace("; ", ", ")
 
 
 def _files(run: RunFiles) -> Iterator[tuple[str, Mapping[str, Any]]]:
