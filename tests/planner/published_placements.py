@@ -49,13 +49,12 @@ best separate placement of 13B on 128 had the published sizes before it.
 
 Where they fail. 34B on 16 GPUs: weights and optimizer states take 59.5 of 80 GB on a device, and an update in micro-batches
 holds its gradients twice and the cast weights, 21.4 GB; the paper does not say which sizes ran on 16. 34B on 96: without the
-gaps in the memory of an update, the published split is within 3.7%. 13B on 96: the published split is the second best of the
-15; the reward model is better beside the policy on 64 GPUs, because the critic on 32 trains longest. 13B on 128: the published
-sizes are 64, 32, 16 and 16, the best separate placement has 48, 32, 24 and 24, and the GPUs of the reference and of the reward
-wait during generation and training. 13B with 70B on 128: the best placement with the critic apart has the published sizes, 64
-and 64, but the critic's update takes 1.8 times as long on 64 GPUs as on 128. The last two would follow if an update gained
-less from more GPUs than assumed here. An efficiency that falls with the rows of a device would do this, but no published
-figure fixes its size, so none is assumed.
+gaps in the memory of an update, the published split is within 3.7%. 13B on 96: the reward model is better beside the policy on
+64 GPUs, because the critic on 32 trains longest. 13B on 128: the published sizes are 64, 32, 16 and 16, the best separate
+placement has 48, 32, 24 and 24, and the GPUs of the reference and of the reward wait during generation and training. 13B with
+70B on 128: the best placement with the critic apart has the published sizes, 64 and 64, but the critic's update takes 1.8
+times as long on 64 GPUs as on 128. The last two would follow if an update gained less from more GPUs than assumed here. An
+efficiency that falls with the rows of a device would do this, but no published figure fixes its size, so none is assumed.
 
 Generation: the paper measures 60.3% less time with tensor 2 instead of 8 for 7B on 16 GPUs, and 36.4% less with 4 for 13B.
 These assumptions give 2% and 2% less if memory is ample, and no gain on this testbed, where larger copies of the weights
