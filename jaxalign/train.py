@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         group, rest = distributed.take_flags(argv[1:])
         options, rest = take_options(rest, (), switches=("dry-run",))
-        config, workdir, overwrite = read_arguments([argv[0], *rest])
+        config, workdir, overwrite = _read([argv[0], *rest], group)
         with output_may_fail(), plain_warnings(), distributed.running(group, _explain):
             (pipeline.dry_run if options else pipeline.run)(config, workdir, overwrite)
         return 0
@@ -73,6 +73,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         if explained is None:
             raise
         return print_error(*explained)
+
+
+def _read(argv: Sequence[str], group: distributed.ProcessGroup) -> tuple[Config, Path, bool]:
+    """`read_arguments`; refusals of sizes that the mesh does not divide come after that of a mesh of too many devices.
+
+    group: the flags of several processes. The devices of such a run are known only after it starts.
+    """
+    values, workdir, overwrite = read_values(argv)
+    try:
+        return from_config_dict(values), workdir, overwrite
+    except UserError as error:
+        if "config.mesh." in str(error) and distributed.find(group) is None:
+            first = _missing_devices(values.mesh)
+            raise UserError(f"{first}\n{error}" if first else str(error)) from None
+        raise
+
+
+def _missing_devices(sizes: Mapping[str, Any]) -> str:
+    """The refusal of a mesh of more devices than this process has; "" if there is none."""
+    from jaxalign.parallel.mesh import AXES, make_mesh  # Imported here, with JAX, which valid arguments need later.
+
+    try:
+        make_mesh(**{axis: sizes[axis] for axis in AXES})
+    except UserError as error:
+        return str(error)
+    except (RuntimeError, TypeError, KeyError):  # No device, or a size that the config refuses.
+        pass
+    return ""
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:

@@ -108,6 +108,16 @@ def test_gpus_and_a_model_from_scratch(capsys):
     assert "pretrain update" in capsys.readouterr().out
 
 
+def test_a_small_model_has_figures_in_smaller_units(capsys):
+    small = [f"--config.model.{name}" for name in ("layers=1", "embed=16", "mlp=32", "heads=2", "kv_heads=2", "head_dim=8")]
+    own = ("--config=configs/quickstart.py", "--config.stages=pretrain", "--config.mesh.fsdp=4", "--gpus=H100x4")
+    assert plan(*own, *small) == 0
+    printed = capsys.readouterr().out
+    assert "B on each device, 78.3 GB usable" in printed and "GB over fsdp" not in printed and " 0.0 " not in printed
+    parameters = next(line for line in printed.splitlines() if line.startswith("policy")).split()[1]
+    assert parameters[-1] == "K" and 1 < float(parameters[:-1]) < 100
+
+
 def test_files_of_prompts_may_be_unset_or_partly_set(capsys):
     own = ("--config=configs/quickstart.py", "--config.data.source=prompts_jsonl", "--config.data.style=hh", "--gpus=L4x1",
            "--config.reward.source=callable", "--config.reward.callable=mine.py:score", RUN[1])

@@ -73,6 +73,15 @@ def refusal(capsys, *arguments: str) -> str:
     return captured.err.strip()
 
 
+def test_a_mesh_of_too_many_devices_is_refused_before_the_batches_that_it_does_not_divide(capsys):
+    assert train.main(["train", "--config.mesh.data=16", "--config.pretrain.batch_rows=8"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "config.mesh asks for data=16 = 16 devices, but 8 are available; data=8 would fit" in lines[0]
+    assert "config.pretrain.batch_rows is 8; it must be a multiple of config.mesh.data (16)" in lines[1]
+    assert train.main(["train", "--config.mesh.data=8", "--config.pretrain.batch_rows=9"]) == 2
+    assert capsys.readouterr().err.startswith("config.pretrain.batch_rows is 9; it must be a multiple of config.mesh.data (8)")
+
+
 def test_without_arguments_the_quickstart_is_run(folder):
     config, workdir, overwrite = read()
     assert config == Config()

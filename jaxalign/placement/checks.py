@@ -89,17 +89,23 @@ def check_mesh(
       limits: the limits of each role that uses the mesh.
       axes: the axes that may be above 1.
     """
-    names = " and ".join(limits)
-    problem = ""
-    if meshes.size(mesh) != devices.count:
-        problem = f"has {meshes.size(mesh)} devices, but {names} has {devices.count} ({devices})"
-    for role, limit in limits.items():
-        problem = problem or (f"{found} for {role}" if (found := limit.problem(mesh)) else "")
-    outside = [axis for axis in meshes.AXES if mesh[axis] > 1 and axis not in axes]
-    if outside:
-        problem = f"uses {' and '.join(outside)} for {names}, which decodes over {' and '.join(axes)} only"
+    problem = mesh_problem(mesh, devices, limits, axes)
     if problem:
         raise UserError(f"the mesh {meshes.text(mesh)} {problem}; {remedy(mesh, devices, machine, limits, axes)}")
+
+
+def mesh_problem(
+    mesh: Mapping[str, int], devices: DeviceSlice, limits: Mapping[str, Limits], axes: Sequence[str] = meshes.AXES
+) -> str:
+    """Completes the sentence "the mesh ..." if `check_mesh` refuses it; else empty. The arguments are those of `check_mesh`."""
+    names = " and ".join(limits)
+    outside = [axis for axis in meshes.AXES if mesh[axis] > 1 and axis not in axes]
+    if outside:
+        return f"uses {' and '.join(outside)} for {names}, which decodes over {' and '.join(axes)} only"
+    if meshes.size(mesh) != devices.count:
+        have = "have" if len(limits) > 1 else "has"
+        return f"has {meshes.size(mesh)} devices, but {names} {have} {devices.count} ({devices})"
+    return next((f"{found} for {role}" for role, limit in limits.items() if (found := limit.problem(mesh))), "")
 
 
 def remedy(

@@ -16,6 +16,7 @@ from jaxalign.placement.checks import (
     check_world,
     host_part,
     limits_of,
+    mesh_problem,
     possible,
     remedy,
     slice_problem,
@@ -70,8 +71,8 @@ def resolve(
     check_roles(roles)
     mesh = meshes.complete(mesh)
     if generation_devices and strategy != "separate":
-        raise UserError(f"generation_devices is {generation_devices}, but placement {strategy} has no devices for generation "
-                        "only; set it to 0, or use separate")
+        raise UserError(f"config.placement.generation_devices is {generation_devices}, but placement {strategy} has no devices "
+                        "for generation only; set it to 0, or use separate")
     if bool(custom) != (strategy == "custom"):
         raise UserError("placement custom has no entries; add some, such as policy+critic=0-3:fsdp=4" if not custom else
                         f"placement {strategy} cannot have entries; leave them out, or use custom")
@@ -169,7 +170,11 @@ def _separate(
     """Trained roles on the first devices, and on the remaining ones their shadows and the other roles."""
     trained = [name for name in roles if role_of(name).trained]
     training, inference = _split(machine, generation_devices)
-    check_mesh(mesh, training, machine, _by_role(trained, limits))
+    own = _by_role(trained, limits)
+    problem = mesh_problem(mesh, training, own)
+    if problem:
+        near = _nearest_split(mesh, training, machine, own, bool(generation_devices))
+        raise UserError(f"the mesh {meshes.text(mesh)} {problem}; {near or remedy(mesh, training, machine, own)}")
     placed = _on(trained, training, mesh)
     within = host_part(inference, machine)
     for name in (*(SHADOWS[name] for name in trained), *(name for name in roles if name not in trained)):
@@ -181,25 +186,51 @@ def _separate(
     return placed
 
 
+def _nearest_split(
+    mesh: Mapping[str, int], training: DeviceSlice, machine: Machine, limits: Mapping[str, Limits], asked: bool
+) -> str:
+    """The end of an error on the mesh of training: the nearest mesh, or number of generation devices, or both; "" if none work.
+
+    asked: whether the config has a number of generation devices. Then the mesh is kept if another number allows it.
+    """
+    axes = [axis for axis in meshes.AXES if axis in ("data", "fsdp", "tensor") or mesh[axis] > 1]
+    wanted = meshes.size(mesh) if asked else training.count
+    for left in sorted(_able(machine), key=lambda n: (abs(machine.count - n - wanted), -n)):
+        count = machine.count - left
+        near = meshes.nearest(mesh, count, meshes.joint(limits.values()), axes)
+        if near is not None:
+            flags = [meshes.text(near)] if near != mesh else []
+            flags += [f"config.placement.generation_devices={left}"] if count != training.count else []
+            return f"{' with '.join(flags)} would work"
+    return ""
+
+
+def _sides(machine: Machine, generation: int) -> tuple[DeviceSlice, DeviceSlice]:
+    """The devices for training, and the last ones for inference."""
+    training = machine.count - generation
+    return DeviceSlice(0, training), DeviceSlice(training, generation)
+
+
+def _able(machine: Machine) -> list[int]:
+    """The numbers of devices for inference with which both sides are possible."""
+    return [n for n in range(1, machine.count) if all(possible(side, machine) for side in _sides(machine, n))]
+
+
 def _split(machine: Machine, generation_devices: int) -> tuple[DeviceSlice, DeviceSlice]:
     """The devices for training and those for inference. Raises UserError if a side has none, splits a host or mixes kinds."""
-    count = machine.count
-
-    def sides(generation: int) -> tuple[DeviceSlice, DeviceSlice]:
-        return DeviceSlice(0, count - generation), DeviceSlice(count - generation, generation)
-
-    able = [n for n in range(1, count) if all(possible(side, machine) for side in sides(n))]
+    count, able = machine.count, _able(machine)
     best = min(able, key=lambda n: abs(n - (generation_devices or count / 2)), default=None)
     if best is None:
         raise UserError(f"placement separate cannot divide the {count} device{'s' * (count > 1)} of this machine into two "
                         "sides, each of one kind and of whole hosts; use flat")
+    named = f"config.placement.generation_devices is {generation_devices}"
+    near = f"{best} would work with a config.mesh of {count - best} device{'s' * (count - best > 1)}"
     if not 0 <= generation_devices < count:
-        raise UserError(f"generation_devices is {generation_devices} of {count} devices, which leaves none for "
-                        f"{'training' if generation_devices > 0 else 'generation'}; {best} would work")
+        raise UserError(f"{named} of {count} devices, which leaves none for "
+                        f"{'training' if generation_devices > 0 else 'generation'}; {near}")
     if generation_devices not in (0, best):
-        for name, side in zip(("training", "generation"), sides(generation_devices), strict=True):
+        for name, side in zip(("training", "generation"), _sides(machine, generation_devices), strict=True):
             problem = slice_problem(side, machine)
             if problem:
-                raise UserError(f"generation_devices is {generation_devices}, so that devices {side} for {name} {problem}; "
-                                f"{best} would work")
-    return sides(best)
+                raise UserError(f"{named}, so that devices {side} for {name} {problem}; {near}")
+    return _sides(machine, best)

@@ -21,7 +21,7 @@ from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.network import bandwidths
 from jaxalign.planner.programs import Run, Task, estimated_tasks
 from jaxalign.planner.weights import WeightBytes
-from jaxalign.planner.work import KERNEL_SECONDS, Work
+from jaxalign.planner.work import Work
 
 if TYPE_CHECKING:
     from jaxalign.planner.placed_estimate import PlacedStage
@@ -243,8 +243,7 @@ class TaskEstimator:
     def weights(self, role: str) -> tuple[Model, WeightBytes]:
         """The role's model and its weights, with the copies that the devices make."""
         model, own = role_weights(self.config, self.policy, role)
-        copies = (own.transposed, 0.0) if self.cluster.chip.kind == "gpu" else own.copies
-        return model, dataclasses.replace(own, copies=copies)
+        return model, own.on(self.cluster.chip.kind)
 
     def of(self, task: Task, trained: tuple[str, ...]) -> TaskEstimate:
         slices = self.config.mesh.slices
@@ -266,7 +265,7 @@ class TaskEstimator:
         times = [self._seconds(step, task) for step in steps]
         whole = sum((step * count for step, count in zip(steps, counts, strict=True)), Work())
         each = [sum(time[i] * count for time, count in zip(times, counts, strict=True)) for i in range(3)]
-        launch = whole.kernels * KERNEL_SECONDS if gpu else 0.0
+        launch = work.launch_seconds(whole, self.cluster.chip.kind)
         early = [self._sent_seconds("fsdp", step.early) for step in steps]
         seconds = launch + sum(
             (first + max(compute, hbm, network - first)) * count

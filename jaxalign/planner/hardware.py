@@ -8,11 +8,13 @@ import functools
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxalign.errors import UserError
 from jaxalign.planner.gpu_topology import USABLE, GpuTopology, gpu_kinds
-from jaxalign.planner.topology import Topology
+from jaxalign.planner.topology import GENERATIONS, Topology
 
 _DATA = Path(__file__).with_name("hardware.json")
 _GPUS = re.compile(r"(?P<name>.+?)x(?P<count>\d+)", re.IGNORECASE)
@@ -26,7 +28,8 @@ class Chip:
     Attributes:
       name: the chip's name.
       kind: "tpu" or "gpu".
-      memory: bytes.
+      memory: bytes, as the vendor states them.
+      usable: bytes of `memory` that are available to a program.
       bf16_flops, f32_flops: peak FLOP/s of matrix products at JAX's default precision (float32 runs in one bfloat16 pass on
         TPUs and in TF32 on GPUs).
       hbm: memory bandwidth in bytes/s.
@@ -44,6 +47,7 @@ class Chip:
     name: str
     kind: str
     memory: float
+    usable: float
     bf16_flops: float
     f32_flops: float
     hbm: float
@@ -67,9 +71,9 @@ def chips() -> dict[str, Chip]:
     table = json.loads(_DATA.read_text(encoding="utf-8"))
     return {
         name: Chip(
-            name, row["kind"], row["memory_gb"] * _GIB_OF[row["kind"]], row["bf16_tflops"] * 1e12, row["f32_tflops"] * 1e12,
-            row["hbm_gbs"] * 1e9, row["link_gbs"] * 1e9, row.get("torus_axes", 0), row["chips_per_host"],
-            row.get("linked", row["chips_per_host"]),
+            name, row["kind"], row["memory_gb"] * _GIB_OF[row["kind"]], _usable(name, row), row["bf16_tflops"] * 1e12,
+            row["f32_tflops"] * 1e12, row["hbm_gbs"] * 1e9, row["link_gbs"] * 1e9, row.get("torus_axes", 0),
+            row["chips_per_host"], row.get("linked", row["chips_per_host"]),
             None if row["host_network_gbs"] is None else row["host_network_gbs"] * 1e9, row.get("wrap", ""), row["largest"],
             row["source"],
         )
@@ -88,9 +92,29 @@ def chip_of(device_kind: str) -> Chip | None:
     """The chip with this `device.device_kind`, or None if it is unknown."""
     for name, kinds in _KINDS.items():
         chip = chips()[name]
-        if device_kind in kinds or (chip.kind == "gpu" and any(kind in device_kind for kind in kinds)):
+        if device_kind in kinds or (chip.kind == "gpu" and _names_gpu(name, device_kind)):
             return chip
     return None
+
+
+def _usable(name: str, row: Mapping[str, Any]) -> float:
+    """Bytes of a chip that are available to a program.
+
+    Those of a TPU are from its compiler. Those of a GPU are the share `USABLE` of the memory that CUDA reports, or of the
+    vendor's figure if that is not known.
+
+    Args:
+      name: the chip's name.
+      row: its entry in the table of chips.
+    """
+    if row["kind"] == "tpu":
+        return GENERATIONS[name].usable
+    reported = [kind["device"]["device_memory_size"] for kind in gpu_kinds().values() if _names_gpu(name, kind["name"])]
+    return USABLE * (reported[0] if reported else row["memory_gb"] * _GIB_OF["gpu"])
+
+
+def _names_gpu(name: str, device_kind: str) -> bool:
+    return any(kind in device_kind for kind in _KINDS[name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +167,7 @@ def tpu_cluster(topology: Topology) -> Cluster:
     if topology.chips // topology.slices > chip.largest:
         raise UserError(f"topology {topology.name} has {topology.chips // topology.slices} chips; the largest slice of "
                         f"{chip.name} has {chip.largest}: connect several with config.mesh.slices")
-    return Cluster(chip, topology.sizes, topology.slices, topology.usable)
+    return Cluster(chip, topology.sizes, topology.slices, chip.usable)
 
 
 def topology_cluster(topology: Topology | GpuTopology) -> Cluster:
@@ -172,14 +196,12 @@ def _described_gpus(topology: GpuTopology) -> Cluster:
         raise UserError(f"topology {topology.name} has {topology.chips} GPUs; at most {most} of {chip.name} can be planned")
     part = None if chip.host_network is None else chip.host_network * gpus / chip.chips_per_host
     linked = gpus if chip.linked == chip.chips_per_host else chip.linked
-    chip = dataclasses.replace(chip, chips_per_host=gpus, linked=linked, host_network=part)
-    return Cluster(chip, (topology.chips,), 1, topology.usable)
+    chip = dataclasses.replace(chip, usable=topology.usable, chips_per_host=gpus, linked=linked, host_network=part)
+    return Cluster(chip, (topology.chips,), 1, chip.usable)
 
 
 def gpu_cluster(text: str) -> Cluster:
     """The GPUs that `text` names with their count, as in H100x8.
-
-    Their memory is what CUDA reports, or the vendor's figure if that is not known, less the share that a topology leaves out.
 
     Raises:
         UserError: the text is malformed, names an unknown or ambiguous GPU, or asks for several hosts of a GPU without a
@@ -201,5 +223,4 @@ def gpu_cluster(text: str) -> Cluster:
     if count > chip.chips_per_host and chip.host_network is None:
         raise UserError(f"--gpus asks for {count} of {chip.name}, but no network between hosts is known for it; plan at most "
                         f"{chip.chips_per_host}, on one host")
-    described = [row["device"]["device_memory_size"] for row in gpu_kinds().values() if chip_of(row["name"]) == chip]
-    return Cluster(chip, (count,), 1, USABLE * (described[0] if described else chip.memory))
+    return Cluster(chip, (count,), 1, chip.usable)

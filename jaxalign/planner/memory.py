@@ -228,7 +228,7 @@ def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: 
     """
     at, first = local(models[0][0], rows), models[0][0]
     adapted = first.lora is not None
-    held = {} if adapted else {id(own): own.casts for _, own in models}
+    held = 0.0 if adapted else sum(own.casts for _, own in models)
     each = models[:1] if adapted else models
     kept = sum(own.copies[0] + own.table for _, own in each)
     if gpu and counted and first.config.tie_embeddings and _gathers(first):
@@ -237,7 +237,7 @@ def scoring(models: list[tuple[Model, WeightBytes]], rows: BatchShape, counted: 
         kept += sum(own.head for model, own in each if model.head != "scalar")
     layer = layer_forward(at) + max(own.layer for _, own in models) / 3
     beside = 0.0 if first.config.tie_embeddings else at.tokens * at.D * at.size
-    return {"casts": sum(held.values()) + kept, "activations": max(layer, models[0][1].copies[1]) + beside}
+    return {"casts": held + kept, "activations": max(layer, models[0][1].copies[1]) + beside}
 
 
 def generation(model: Model, weights: WeightBytes, rows: BatchShape, gpu_memory: float | None) -> Parts:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 
 from jaxalign.placement.roles import role_of
+from jaxalign.planner.memory import GPU_GAPS
 from jaxalign.planner.placement_schedules import INTERLEAVE
 from jaxalign.planner.placement_search import Found, Problem
 from jaxalign.planner.placement_sets import PlacedSet, SetMember
@@ -68,4 +69,4 @@ def _beside(one: SetMember, group: PlacedSet, parts: int, problem: Problem) -> f
         if other is not one and other.role.trained and other.times.mesh == one.times.mesh and other.role.model.lora is None:
             own = placed(other.role, other.times.mesh, part_of(group.chip, group.count), problem.engine)[1]
             size += own.casts + (own.table if parts > 1 else 0.0)
-    return size
+    return size * GPU_GAPS if group.chip.kind == "gpu" else size

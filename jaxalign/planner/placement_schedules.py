@@ -88,7 +88,7 @@ def _interleaved(problem: Problem, kind: int, count: int, trained: tuple[RoleMod
                  parts: Sequence[tuple[RoleModel, ...]]) -> Iterator[Found]:
     """Placements that leave a different share of the memory to the roles that only score."""
     chip = problem.devices[kind].chip
-    for beside in (share * part_of(chip, count).usable for share in (0.05, 0.1, 0.2, 0.35, 0.5)):
+    for beside in (share * chip.usable for share in (0.05, 0.1, 0.2, 0.35, 0.5)):
         main = place_set(trained, chip, count, problem.workload, problem.engine, frozenset(), beside)
         if main is None:
             continue

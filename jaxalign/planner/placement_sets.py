@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jaxalign.planner.hardware import Chip
-from jaxalign.planner.role_models import PHASES, ExecutionModel, RoleModel, Workload, part_of
+from jaxalign.planner.role_models import PHASES, ExecutionModel, RoleModel, Workload
 from jaxalign.planner.role_times import RoleTimes, TaskVariant, role_options
 
 _FREE = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
@@ -93,7 +93,7 @@ def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Wo
       shadowed: roles that have a shadow on other devices.
       beside: bytes of a device that other arrays take.
     """
-    usable = part_of(chip, count).usable - beside
+    usable = chip.usable - beside
     options = [role_options(role, chip, count, workload, engine, role.role in shadowed) for role in roles]
     if not all(options):
         return None
@@ -111,7 +111,7 @@ def place_set(roles: tuple[RoleModel, ...], chip: Chip, count: int, workload: Wo
         SetMember(role, times, {phase: times.fastest(phase, left) for phase in times.tasks})
         for role, times in zip(roles, best, strict=True)
     )
-    return PlacedSet(members, chip, count, part_of(chip, count).usable, beside)
+    return PlacedSet(members, chip, count, chip.usable, beside)
 
 
 def _shortlist(options: Sequence[RoleTimes], free: float, usable: float) -> list[tuple[RoleTimes, float, float]]:

@@ -35,13 +35,28 @@ def text(
     lines.append(f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""))
     if run.tasks:
         lines += [
-            "", "Weights, GB on each device", *ruled(_weight_rows(run, weights)),
-            "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *ruled(_memory_rows(run)),
+            "", f"Weights, {_unit(run)[0]} on each device", *ruled(_weight_rows(run, weights)),
+            "", f"Peak memory, {_unit(run)[0]} on each device, {_usable(run)} usable", *ruled(_memory_rows(run)),
             "", f"Time per call, at {_shares(assumptions)}", *ruled(_time_rows(run)),
         ]
     if run.placed:
         lines += [*_placed_lines(run.placed), f"Times are at {_shares(assumptions)}."]
     return "\n".join([*lines, "", *_totals(run, prices)])
+
+
+def _unit_of(size: float) -> tuple[str, float]:
+    """(name, bytes) of the unit for sizes of which `size` is the largest: GB, or smaller if all of them would be 0.00 GB."""
+    return ("GB", GB) if size >= 0.01 * GB else ("MB", 1e6) if size >= 1e6 else ("KB", 1e3)
+
+
+def _unit(run: RunEstimate) -> tuple[str, float]:
+    """The unit of the tables of weights and of memory."""
+    return _unit_of(max(task.peak for task in run.tasks))
+
+
+def _usable(run: RunEstimate) -> str:
+    """The usable memory of a device, with its unit if that of the table is another one."""
+    return f"{run.cluster.usable / GB:.1f}" + (" GB" if _unit(run)[0] != "GB" else "")
 
 
 def _shares(assumptions: Assumptions) -> str:
@@ -55,7 +70,8 @@ def verdict(run: RunEstimate) -> str:
     needs += [(group.peak, group.cluster.usable, f"{stage.stage} {group.largest} on devices {group.devices}")
               for stage in run.placed for group in stage.groups]
     peak, usable, name = max(needs, key=lambda need: need[0] / need[1])
-    where = f"{name} needs {peak / GB:.1f} GB of the {usable / GB:.1f} GB usable on a device"
+    unit, size = _unit_of(peak)
+    where = f"{name} needs {peak / size:.1f} {unit} of the {usable / GB:.1f} GB usable on a device"
     return f"It fits: {where}." if run.fits else f"It does not fit: {where}."
 
 
@@ -99,16 +115,16 @@ def _number(value: float) -> str:
 
 def _weight_rows(run: RunEstimate, weights: dict[str, WeightBytes]) -> list[list[str]]:
     rows = [["role", "parameters", "trained", "parameter memory", "gradients", "optimizer", "frozen base", "for sampling"]]
-    trained = {role for task in run.tasks for role in task.task.trains}
+    trained, size = {role for task in run.tasks for role in task.task.trains}, _unit(run)[1]
     sampled = {role for task in run.tasks if task.task.phase == "generate" for role in task.task.runs}
     for role, own in weights.items():
         learns = role in trained
         # The most that the role's optimizer takes in any stage.
         optimizer = max((task.resident.get(f"{role}'s optimizer", 0.0) for task in run.tasks), default=0.0)
         rows.append([
-            role, _count(own.count), _count(own.trained) if learns else "-", _number(own.parameters / GB),
-            _number(own.gradients / GB * learns), _number(optimizer / GB), _number(own.frozen / GB),
-            _number(own.generation / GB * (role in sampled)),
+            role, _count(own.count), _count(own.trained) if learns else "-", _number(own.parameters / size),
+            _number(own.gradients / size * learns), _number(optimizer / size), _number(own.frozen / size),
+            _number(own.generation / size * (role in sampled)),
         ])
     return rows
 
@@ -118,31 +134,34 @@ def _short(value: float) -> str:
 
 
 def _count(number: float) -> str:
-    return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
+    large = f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
+    return large if number >= 1e5 else f"{number / 1e3:.2f}K"
 
 
 def _memory_rows(run: RunEstimate) -> list[list[str]]:
     sizes = [{"resident": sum(task.resident.values())} | task.temporary for task in run.tasks]
-    shown = [part for part in _PARTS if any(parts.get(part) for parts in sizes)]
+    shown, unit = [part for part in _PARTS if any(parts.get(part) for parts in sizes)], _unit(run)[1]
     rows = [["task", "peak", "", *shown]]
     for task, parts in zip(run.tasks, sizes, strict=True):
         fits = "" if task.peak <= run.cluster.usable else "does not fit"
-        rows.append([task.task.name, _number(task.peak / GB), fits, *(_number(parts.get(part, 0.0) / GB) for part in shown)])
+        rows.append([task.task.name, _number(task.peak / unit), fits,
+                     *(_number(parts.get(part, 0.0) / unit) for part in shown)])
     return rows
 
 
 def _time_rows(run: RunEstimate) -> list[list[str]]:
     axes = [axis for axis in ("pipeline", "data", "slices", "fsdp", "context", "tensor")
             if any(task.work.sent.get(axis) for task in run.tasks)]
+    unit, size = _unit_of(max((sent for task in run.tasks for sent in task.work.sent.values()), default=GB))
     launched = any(task.launch for task in run.tasks)
     rows = [["task", "seconds", "bound by", "compute", "memory", "network", *["launch"] * launched, "TFLOP",
-             *(f"GB over {axis}" for axis in axes), "tokens/s", "calls", "hours"]]
+             *(f"{unit} over {axis}" for axis in axes), "tokens/s", "calls", "hours"]]
     for task in run.tasks:
         calls = task.task.calls
         rows.append([
             task.task.name, _short(task.seconds), task.bound, _short(task.compute), _short(task.memory), _short(task.network),
             *[_short(task.launch)] * launched, _short(task.work.flops / 1e12),
-            *(_number(task.work.sent.get(axis, 0.0) / GB) for axis in axes),
+            *(_number(task.work.sent.get(axis, 0.0) / size) for axis in axes),
             f"{task.tokens_per_second:,.0f}", "?" if calls is None else f"{calls:,}",
             "?" if calls is None else _short(task.seconds * calls / 3600),
         ])

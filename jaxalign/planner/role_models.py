@@ -15,7 +15,6 @@ from jaxalign.placement.roles import role_of
 from jaxalign.planner import weights
 from jaxalign.planner.estimate import Assumptions, abstract_sharding, check_divides, with_attention
 from jaxalign.planner.hardware import Chip, Cluster
-from jaxalign.planner.topology import GENERATIONS
 from jaxalign.planner.weights import WeightBytes
 
 GENERATION, SCORING, TRAINING = "generation", "scoring", "training"
@@ -104,13 +103,13 @@ class ExecutionModel:
 def part_of(chip: Chip, count: int) -> Cluster:
     """A part of a machine: `count` chips of one kind. A part of TPUs has the shape nearest to a cube."""
     if chip.kind == "gpu":
-        return Cluster(chip, (count,), 1, chip.memory)
+        return Cluster(chip, (count,), 1, chip.usable)
     shape, left = [1] * chip.torus_axes, count
     while left > 1:
         factor = next(n for n in range(2, left + 1) if left % n == 0)
         shape[shape.index(min(shape))] *= factor
         left //= factor
-    return Cluster(chip, tuple(sorted(shape)), 1, GENERATIONS[chip.name].usable)
+    return Cluster(chip, tuple(sorted(shape)), 1, chip.usable)
 
 
 def role_meshes(role: RoleModel, cluster: Cluster, engine: ExecutionModel) -> Iterator[dict[str, int]]:
@@ -151,7 +150,7 @@ def placed(role: RoleModel, mesh: Mapping[str, int], cluster: Cluster, engine: E
     # Copies on axis data have equal weights, so one measurement serves all sizes of it.
     alone = dataclasses.replace(model, sharding=_sharding(_mesh_config({**mesh, "data": 1}, engine)))
     own = weights.measure(alone, role.stored, frozen=not role.trained)
-    return dataclasses.replace(model, sharding=_sharding(_mesh_config(mesh, engine))), own
+    return dataclasses.replace(model, sharding=_sharding(_mesh_config(mesh, engine))), own.on(cluster.chip.kind)
 
 
 _sharding = functools.lru_cache(maxsize=4096)(abstract_sharding)

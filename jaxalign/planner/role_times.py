@@ -68,7 +68,7 @@ class TaskVariant:
     Attributes:
       seconds: seconds in an iteration, without the move of weights.
       temporary: bytes on a device besides the resident weights.
-      bound: the resource that takes the longest: "compute", "memory" or "network".
+      bound: the resource that takes the longest: "compute", "memory", "network", or "launch" of kernels.
       parts: micro-batches of an optimizer step, parts of a scored batch, or rounds of generation.
       tensor: the tensor axis of generation; 0 for other tasks.
       moved: seconds to move the weights from the mesh of training to that of generation.
@@ -172,6 +172,10 @@ class _Placed:
     def mesh(self) -> Mapping[str, int]:
         return self.model.sharding.mesh.shape
 
+    @property
+    def gpu(self) -> bool:
+        return self.cluster.chip.kind == "gpu"
+
     def rows(self, count: float) -> int:
         """Rows of a call with at least `count` of them, filled up to the same number on every copy of the weights."""
         copies = self.mesh["data"] * self.mesh["fsdp"]
@@ -189,27 +193,29 @@ class _Placed:
             network += step.sent.get(axis, 0.0) / (speed * fractions.network)
             network += gathers * (latency.launch + ring) + reductions * (latency.launch + 2 * ring)
         compute = step.flops / (chip.flops(self.model.config.compute_dtype) * fractions.mfu) / (1 - idle)
-        return _Seconds(compute, step.hbm / (chip.hbm * fractions.hbm), network, self.engine.overlapped)
+        launch = work.launch_seconds(step, chip.kind)
+        return _Seconds(compute, step.hbm / (chip.hbm * fractions.hbm), network, launch, self.engine.overlapped)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Seconds:
-    """Seconds of a step if only one resource limited it; `overlapped` is that of the `ExecutionModel`."""
+    """Seconds of a step if only one resource limited it; `launch` as in `TaskEstimate`, `overlapped` as in `ExecutionModel`."""
 
     compute: float
     memory: float
     network: float
+    launch: float
     overlapped: bool
 
     @property
     def whole(self) -> float:
         """Seconds of the step."""
         device = max(self.compute, self.memory)
-        return max(device, self.network) if self.overlapped else device + self.network
+        return self.launch + (max(device, self.network) if self.overlapped else device + self.network)
 
     @property
     def bound(self) -> str:
-        return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
+        return max(("compute", "memory", "network", "launch"), key=lambda name: getattr(self, name))
 
 
 def _update(one: _Placed) -> Iterator[TaskVariant]:
@@ -230,7 +236,7 @@ def _update(one: _Placed) -> Iterator[TaskVariant]:
         counts = {"tensor": (0, 2 * passes * layers * parts * turns), "fsdp": (passes * layers * parts, layers * parts),
                   "data": (0, layers if one.engine.local_gradients else reductions), "pipeline": (2 * turns * parts, 0)}
         seconds = one.seconds(step, counts, bubble(mesh["pipeline"], turns))
-        parts_of = memory.update(one.model, one.own, task.rows, parts, bool(counted))
+        parts_of = memory.update(one.model, one.own, task.rows, parts, bool(counted), gpu=one.gpu)
         steps = workload.minibatches * workload.epochs
         yield TaskVariant(steps * seconds.whole, sum(parts_of.values()), seconds.bound, parts)
 
@@ -246,7 +252,7 @@ def _scoring(one: _Placed) -> Iterator[TaskVariant]:
         counts = {"tensor": (0, 2 * layers * turns), "fsdp": (layers, 0), "pipeline": (turns, 0)}
         step = work.forward(one.model, one.own, task)
         seconds = one.seconds(step, counts, bubble(mesh["pipeline"], turns))
-        temporary = memory.scoring([(one.model, one.own)], shape, counted)
+        temporary = memory.scoring([(one.model, one.own)], shape, counted, one.gpu)
         yield TaskVariant(parts * seconds.whole, sum(temporary.values()), seconds.bound, parts)
 
 
@@ -274,9 +280,8 @@ def _decoding(role: RoleModel, cluster: Cluster, workload: Workload, engine: Exe
         first, each = here.seconds(prefill, counts), here.seconds(step, counts, small=True)
         seconds = rounds * (first.whole + (workload.new - 1) * each.whole)
         # A policy keeps the weights of training besides those of generation.
-        # The search assumes the temporaries of TPUs on all devices, and adds no time for the kernels of a step. The plan of the
-        # chosen placement has those of GPUs.
-        temporary = (own.generation if role.trained else 0.0) + sum(memory.generation(model, own, shape, None).values())
+        parts = memory.generation(model, own, shape, cluster.usable if here.gpu else None)
+        temporary = (own.generation if role.trained else 0.0) + sum(parts.values())
         variants.append(TaskVariant(seconds, temporary, each.bound, rounds, tensor))
     return own, tuple(variants)
 

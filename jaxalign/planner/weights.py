@@ -78,6 +78,10 @@ class WeightBytes:
     whole: float
     learnt: float
 
+    def on(self, platform: str) -> WeightBytes:
+        """The bytes with the `copies` that devices of a platform make: "gpu" or "tpu"."""
+        return dataclasses.replace(self, copies=(self.transposed, 0.0)) if platform == "gpu" else self
+
 
 def split_ways(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
     """The number of devices along mesh axes. mesh: sizes by axis."""

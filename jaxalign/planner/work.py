@@ -141,6 +141,11 @@ def decoding_kernels(model: Model) -> int:
     return model.config.layers * (LAYER_KERNELS + ADAPTER_KERNELS * adapters)
 
 
+def launch_seconds(step: Work, platform: str) -> float:
+    """Seconds that the kernels of a step add on a GPU, however little they compute. platform: "gpu" or "tpu"."""
+    return step.kernels * KERNEL_SECONDS if platform == "gpu" else 0.0
+
+
 def _generation_sent(model: Model, weights: WeightBytes, at: Local, tokens: float, split, rules) -> dict[str, float]:
     sent = {}
     if "tensor" in split and "tensor" in rules["heads"]:

@@ -107,20 +107,36 @@ def test_no_mesh_of_a_part_divides_a_model_and_its_batch(strategy, mesh, message
 
 
 @pytest.mark.parametrize(("machine", "devices", "message"), [
-    (TWO, 8, "generation_devices is 8 of 8 devices, which leaves none for training; 4 would work"),
-    (ONE, 8, "generation_devices is 8 of 8 devices, which leaves none for training; 7 would work"),
-    (ONE, -1, "generation_devices is -1 of 8 devices, which leaves none for generation; 1 would work"),
-    (TWO, 3, "generation_devices is 3, so that devices 0-4 for training split host 1, which has devices 4-7; 4 would work"),
-    (MIXED, 2, "generation_devices is 2, so that devices 0-5 for training are of unlike kinds (TPU v5p, TPU v5e); 4 would "
-               "work"),
+    (TWO, 8, "is 8 of 8 devices, which leaves none for training; 4 would work with a config.mesh of 4 devices"),
+    (ONE, 8, "is 8 of 8 devices, which leaves none for training; 7 would work with a config.mesh of 1 device"),
+    (ONE, -1, "is -1 of 8 devices, which leaves none for generation; 1 would work with a config.mesh of 7 devices"),
+    (TWO, 3, "is 3, so that devices 0-4 for training split host 1, which has devices 4-7; 4 would work with a config.mesh of 4 "
+             "devices"),
+    (MIXED, 2, "is 2, so that devices 0-5 for training are of unlike kinds (TPU v5p, TPU v5e); 4 would work with a config.mesh "
+               "of 4 devices"),
 ])
 def test_numbers_of_generation_devices(machine, devices, message):
-    assert refused("separate", POLICY, machine, {"fsdp": 4}, generation_devices=devices) == message
+    error = refused("separate", POLICY, machine, {"fsdp": 4}, generation_devices=devices)
+    assert error == f"config.placement.generation_devices {message}"
+
+
+@pytest.mark.parametrize(("machine", "devices", "rows", "message"), [
+    (ONE, 3, 8, "has 4 devices, but policy and critic have 5 (0-4); config.placement.generation_devices=4 would work"),
+    (ONE, 4, 6, "cannot split a batch of 6 rows evenly over data x fsdp = 4 for policy; "
+                "fsdp=3 with config.placement.generation_devices=5 would work"),
+    (Machine((Host("TPU v5e", 2),) * 4), 2, 8,
+     "has 4 devices, but policy and critic have 6 (0-5); config.placement.generation_devices=4 would work"),
+])
+def test_the_mesh_of_training_with_a_number_of_generation_devices(machine, devices, rows, message):
+    limits = {role: Limits(3, 3, rows) for role in ("policy", "critic")}
+    error = refused("separate", ACTOR_CRITIC, machine, {"fsdp": 4}, generation_devices=devices, limits=limits)
+    assert error == f"the mesh fsdp=4 {message}"
 
 
 def test_options_of_another_strategy():
     assert refused("flat", POLICY, ONE, {}, generation_devices=4) == (
-        "generation_devices is 4, but placement flat has no devices for generation only; set it to 0, or use separate")
+        "config.placement.generation_devices is 4, but placement flat has no devices for generation only; set it to 0, or use "
+        "separate")
     assert refused("flat", POLICY, ONE, {}, custom=("policy=0",)) == (
         "placement flat cannot have entries; leave them out, or use custom")
     assert refused("custom", POLICY, ONE, {}) == "placement custom has no entries; add some, such as policy+critic=0-3:fsdp=4"

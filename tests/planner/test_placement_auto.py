@@ -115,9 +115,9 @@ def device(kind="NVIDIA H100 80GB HBM3", platform="gpu", limit=None, process=0):
 
 def test_the_devices_of_a_run_as_a_cluster():
     cluster, sentence = attached_cluster([device()] * 4)
-    assert cluster == Cluster(chips()["H100-80"], (4,), 1, 80e9) and not sentence
+    assert cluster == Cluster(chips()["H100-80"], (4,), 1, chips()["H100-80"].usable) and not sentence
     cluster, _ = attached_cluster([device(limit=60_000_000_000), device(limit=59_000_000_000)])
-    assert cluster.usable == 59e9 and cluster.chip.hbm == chips()["H100-80"].hbm
+    assert cluster.usable == cluster.chip.usable == 59e9 and cluster.chip.hbm == chips()["H100-80"].hbm
     cluster, _ = attached_cluster([device("TPU v5 lite", "tpu", limit=1)] * 8)
     assert (cluster.chip.name, cluster.shape, cluster.usable) == ("v5e", (2, 4), 15.75 * 2**30)
 

@@ -21,7 +21,7 @@ from jaxalign.planner.shapes import policy_model
 
 LLAMA = ("--config=configs/real_size.py:llama31_8b_h100x8", "--config.model.path=unread", "--config.data.train=unread",
          "--config.stages=ppo", "--config.reward.source=callable", "--config.reward.callable=mine.py:score", "--prompt=512",
-         "--shape=Llama-3.1-8B", "--gpus=H100x4,A100-80x4", "--search")
+         "--shape=Llama-3.1-8B", "--gpus=H100x4,A100-80x8", "--search")
 HOURLY = {"H100-80": 4.0, "A100-80": 1.0}
 
 
@@ -53,13 +53,13 @@ def test_the_list_has_the_fastest_the_cheapest_and_one_that_a_program_can_run(pr
             hourly = sum(HOURLY[chip] * count for chip, count in counts)
             assert one["cost"] == pytest.approx(one["seconds"] / 3600 * hourly)
         for group in one["groups"]:
-            assert group["peak_bytes"] <= group["usable_bytes"] == 80e9
+            assert group["peak_bytes"] <= group["usable_bytes"] == gpu_cluster(f"{group['chip']}x4").usable
 
 
 def test_the_text_says_what_one_program_cannot_run(prices):
     text, listed = planned(prices), json.loads(planned(prices, "--json"))["kinds"]["listed"]
     several = sum(not one["one_program"] for one in listed)
-    assert text.count("It needs several worlds, one on each of H100-80x4 and A100-80x4") == several
+    assert text.count("It needs several worlds, one on each of H100-80x4 and A100-80x8") == several
     assert text.count("cannot be run by one program") == several
     cheapest = min(range(len(listed)), key=lambda n: listed[n]["cost"])
     assert f"Cheapest: {cheapest + 1}." in text and "Fastest: 1." in text

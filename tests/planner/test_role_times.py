@@ -6,13 +6,18 @@ import dataclasses
 
 import pytest
 from planner import published_placements as published
+from planner.planned import config
 
 from jaxalign.errors import UserError
 from jaxalign.placement import meshes
-from jaxalign.planner.estimate import check_divides
-from jaxalign.planner.hardware import chips
-from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload, part_of, role_meshes
+from jaxalign.planner import work
+from jaxalign.planner.estimate import TaskEstimator, check_divides
+from jaxalign.planner.hardware import chips, gpu_cluster, topology_cluster
+from jaxalign.planner.memory import BatchShape
+from jaxalign.planner.programs import Task
+from jaxalign.planner.role_models import ExecutionModel, RoleModel, Workload, part_of, placed, role_meshes
 from jaxalign.planner.role_times import role_times, transfer_seconds
+from jaxalign.planner.topology import parse_topology
 
 PARAMETERS = 6_738_415_616
 """Llama 2 7B, as published."""
@@ -54,7 +59,24 @@ def test_decoding_is_bound_by_the_weights_and_the_cache():
     reads = (2 * (PARAMETERS - 32000 * 4096) + cache) / 8 / (2039e9 * 0.8)
     each = reads + 64 * (6.6e-6 + 14 * 0.6e-6 + 2 * 7 / 8 * 64 * 4096 * 2 / (300e9 * 0.8))
     prefill = 64 * 1024 * 2 * PARAMETERS / 8 / (312e12 * 0.5) + 64 * 2 * 7 / 8 * 64 * 1024 * 4096 * 2 / (300e9 * 0.8)
-    assert generation.seconds == pytest.approx(1023 * each + prefill, rel=0.02)
+    kernels = 32 * 19 * 1.9e-6  # Of a step: 19 of each layer, with 1.9 us each.
+    assert generation.seconds == pytest.approx(1023 * (each + kernels) + prefill, rel=0.02)
+
+
+@pytest.mark.parametrize("machine", [gpu_cluster("H200x1"), topology_cluster(parse_topology("v5e:1x1"))])
+def test_sampling_takes_the_time_and_the_memory_of_the_plan(machine, monkeypatch):
+    """On one device, since the plan has no latency of collectives."""
+    mesh, engine = meshes.complete({}), ExecutionModel()
+    role = RoleModel("policy", published.llama("7B"))
+    model, own = placed(role, mesh, machine, engine)
+    monkeypatch.setattr(TaskEstimator, "weights", lambda *_: (model, own))
+    task = Task("ppo", "generate", ("policy",), BatchShape(64, 512, 256), counted=1)
+    planned = TaskEstimator(config(), model, machine, engine.fractions).of(task, ())
+    found = role_times(role, mesh, machine, Workload(512, 256, 64), engine).tasks["generation"]
+    (sampled,) = (one for one in found if one.parts == 1)
+    cast = work.generate(model, own, task)[0].hbm / (machine.chip.hbm * engine.fractions.hbm)  # Of the weights.
+    assert sampled.seconds == pytest.approx(planned.seconds - cast) and (planned.launch > 0) == (machine.chip.kind == "gpu")
+    assert sampled.temporary == pytest.approx(sum(planned.temporary.values()))
 
 
 @pytest.mark.parametrize("phase", ["generation", "scoring", "training"])
@@ -113,3 +135,9 @@ def test_latency_makes_small_steps_slower_on_more_devices():
 @pytest.mark.parametrize(("chip", "count", "shape"), [("v5p", 16, (2, 2, 4)), ("v5e", 8, (2, 4)), ("H100-80", 24, (24,))])
 def test_the_shape_of_a_part(chip, count, shape):
     assert part_of(chips()[chip], count).shape == shape
+
+
+@pytest.mark.parametrize("machine", [*map(gpu_cluster, ("H100x8", "RTX4090x8")),
+                                     *map(topology_cluster, map(parse_topology, ("h100:1x8", "v5e:2x4")))])
+def test_a_part_of_a_machine_has_the_usable_memory_of_its_devices(machine):
+    assert part_of(machine.chip, 4).usable == machine.usable < 80e9

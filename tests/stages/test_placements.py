@@ -200,7 +200,7 @@ def test_a_config_with_a_wrong_placement_is_refused(folder, placement, fields, m
 
 
 @pytest.mark.parametrize(("placement", "mesh", "fields", "message"), [
-    (SEPARATE, {"data": 2}, {}, "has 2 devices, but policy and critic has 4 (0-3); data=4 would work"),
+    (SEPARATE, {"data": 2}, {}, "has 2 devices, but policy and critic have 4 (0-3); data=4 would work"),
     ({"strategy": "interleave"}, {"data": 4}, {}, "needs two roles that only score, to run at the same time, but the run has "
      "reference; use flat"),
     ({"strategy": "custom", "roles": ("policy+critic=0-9", "reference=0-3")}, {}, {}, "do not all exist"),
@@ -217,6 +217,6 @@ def test_a_placement_that_the_devices_do_not_allow_stops_the_stage(folder, tmp_p
 def test_a_placement_is_checked_before_any_stage_runs(folder, tmp_path):
     values = config(folder, SEPARATE, {"data": 2}, stages=("compare", "preference", "ppo"), reward={},
                     preference={"max_length": 64}, compare={"max_new_tokens": 8}, feedback={"judge": f"{JUDGE}:Brevity"})
-    with pytest.raises(UserError, match=re.escape("has 2 devices, but policy and critic has 4 (0-3)")):
+    with pytest.raises(UserError, match=re.escape("has 2 devices, but policy and critic have 4 (0-3)")):
         pipeline.run(from_config_dict(values), tmp_path / "run")
     assert not (tmp_path / "run" / "compare").exists()

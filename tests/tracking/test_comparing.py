@@ -10,6 +10,7 @@ import pytest
 from jaxalign import compare
 from jaxalign.errors import UserError
 from jaxalign.tracking.comparing.page import render_comparison
+from jaxalign.tracking.comparing.runs import affects_results
 from jaxalign.tracking.differences import Estimate, difference
 
 from .pages import Page
@@ -78,6 +79,13 @@ def test_equal_runs_have_no_differences(base, tmp_path):
     _, page, _ = page_of(one, two)
     assert "All settings on which results can depend are the same." in page.text("lead")
     assert "two against one: no difference in the main measures." in page.text("lead")
+
+
+@pytest.mark.parametrize(("name", "affects"), [
+    ("placement.strategy", False), ("placement.generation_devices", False), ("placement.roles", False), ("mesh.fsdp", False),
+    ("ppo.sample_ahead", True), ("ppo.kl_coef", True)])
+def test_results_depend_on_sampling_ahead_and_not_on_the_placement(name, affects):
+    assert affects_results(name) == affects
 
 
 def test_curves_answers_and_rates_of_different_stages_are_side_by_side(runs):

@@ -17,8 +17,8 @@ from jaxalign.tracking.workdir import RunFiles, leaves, read_object, read_run
 MOST = 6
 """The largest number of runs: so many curves can be told apart."""
 
-NO_RESULT = ("tracking", "compile_cache", "profile", "mesh")
-"""Settings on which no result depends."""
+NO_RESULT = ("tracking", "compile_cache", "profile", "mesh", "placement")
+"""Settings on which no result depends, but for rounding. `ppo.sample_ahead` is none of them."""
 
 
 @dataclasses.dataclass(frozen=True)
