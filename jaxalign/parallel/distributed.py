@@ -252,5 +252,5 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
 
 def _tell(code: int, why: str) -> None:
     """Notifies the other processes that this one ends."""
-    _watch.stop()
+    _watch.stop(code)
     hosts.announce_failure(code, why)
