@@ -36,6 +36,7 @@ _GRACE_SECONDS = 10.0  # Time for the others to read a failure notice before the
 _FAST = 0.05  # Part of the usual interval between polls while the processes agree on their last step.
 _KILLED = "it was killed, or its host was lost"
 _numbers = itertools.count()
+_before_end: list[Callable[[int, str], None]] = []
 _inside = False  # Whether the action of `once` is running.
 _NOTICES, _FAILED, _CONFIRMED = "jaxalign/notice/", "jaxalign/notice/failed", "jaxalign/confirmed/"
 
@@ -128,11 +129,25 @@ def first_alone(manager: Callable[[], contextlib.AbstractContextManager]) -> Ite
         yield
 
 
+@contextlib.contextmanager
+def before_end(action: Callable[[int, str], None]) -> Iterator[None]:
+    """While the body runs, the watch calls `action(exit code, sentence)` before it ends this process because another one has
+    ended. It does not wait for that if process 0 was killed and this is another process."""
+    _before_end.append(action)
+    try:
+        yield
+    finally:
+        _before_end.remove(action)
+
+
 class Watch:
     """Ends this process when another one reports a failure or ends without a word, whatever this one is waiting for.
 
     A call to the service does not return while process 0 is stopped, and JAX aborts this process some seconds after process 0
     was killed. One thread therefore only watches the connections. Another one calls the service.
+
+    Attributes:
+      ending: set as soon as the watch ends this process.
 
     Args:
       connections: open connections by process (`roll_call.call`).
@@ -140,7 +155,7 @@ class Watch:
 
     def __init__(self, connections: dict[int, socket.socket]) -> None:
         state = _state()
-        self._woken, self._lock = threading.Event(), threading.Lock()
+        self._woken, self._lock, self.ending = threading.Event(), threading.Lock(), threading.Event()
         self._over, self._code = False, None  # Whether `stop` was called; the exit code of this process, once it is known.
         self._lost: int | None = None
         self._last_step = LastStep(state.client, state.process_id, state.num_processes, wait)
@@ -188,9 +203,13 @@ class Watch:
                         self._lost = key.data
                         self._woken.set()
 
-    def _report(self, failure: dict[str, Any]) -> None:
+    def _report(self, failure: dict[str, Any]) -> str:
+        """Prints why this process ends, and returns the sentence."""
+        sentence = f"process {index()} ends because process {failure['process']} did: {failure['why']}"
         self._code = failure["code"]
-        print(f"process {index()} ends because process {failure['process']} did: {failure['why']}", file=sys.stderr, flush=True)
+        self.ending.set()
+        print(sentence, file=sys.stderr, flush=True)
+        return sentence
 
     def _look(self) -> None:
         state, failure = _state(), None
@@ -202,8 +221,14 @@ class Watch:
         with self._lock:
             if self._over:  # This process has failed too, and reports its own failure.
                 return
-            self._report(failure)
-        _in_time(lambda: _confirm_failure(state))
+            sentence = self._report(failure)
+
+        def finish() -> None:
+            for action in list(_before_end):
+                action(self._code, sentence)
+            _confirm_failure(state)
+
+        _in_time(finish)
         os._exit(self._code)
 
     def _failure(self, state: Any) -> dict[str, Any] | None:
