@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import logging
+import signal
 import socket
 import threading
 import time
@@ -20,6 +21,8 @@ from jaxalign.stages.shared.base import Stage
 from jaxalign.tracking.tracker import Trackers
 from jaxalign.tracking.watching.run import RunView
 from jaxalign.tracking.webhook import Webhook
+from tests import processes
+from tests.parallel import host_programs
 
 SECRET = "services/T0/hook-81a7"
 
@@ -169,6 +172,29 @@ def test_alerts_and_the_end_are_posted_and_the_url_is_in_no_file_or_message(tmp_
     assert caplog.text.count("the webhook of MY_HOOK failed (HTTP status 500)") == 1
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not [path for path in files if SECRET.encode() in path.read_bytes()] and SECRET not in caplog.text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "code", "event", "why"), [
+    (signal.SIGKILL, 1, "failed", "it was killed, or its host was lost"), (signal.SIGTERM, 143, "interrupted", "interrupted"),
+])
+def test_the_end_of_another_process_is_recorded_and_posted_as_the_cause(tmp_path, server, number, code, event, why):
+    """Not the error of a collective that fails because a process is killed, which may be raised before that is noticed."""
+    program = f"from {host_programs.__name__} import recording; recording()"
+    with processes.started(2, ["-c", program, str(tmp_path)]) as running:
+        for process in running:
+            while process.stderr.readline() not in ("up\n", ""):
+                pass
+        if number == signal.SIGKILL:
+            (tmp_path / "fails").touch()
+            time.sleep(0.2)
+        running[1].send_signal(number)
+        first, _ = processes.ends(running, timeout=120)
+    sentence = f"process 0 ends because process 1 did: {why}"
+    assert first.code == code and first.err.splitlines()[-1] == sentence and "Traceback" not in first.err
+    last = json.loads((tmp_path / "system.jsonl").read_text().splitlines()[-1])
+    assert (last["stage"], last["event"], last["error"]) == ("ppo", event, sentence)
+    assert [(posted["event"], posted["text"].partition(": ")[2]) for _, posted in server] == [(event, sentence)]
 
 
 def test_a_webhook_that_cannot_be_reached_is_warned_of_with_the_cause(monkeypatch, caplog):

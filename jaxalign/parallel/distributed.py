@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-import time
+import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +41,7 @@ _ENVIRONMENT = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _FIRST_PORT, _PORTS = 61440, 4096  # Ephemeral ports, as in JAX's Slurm support.
 _watch: hosts.Watch | None = None
+_unrelated: BaseException | None = None  # An error of this process that no other one has caused.
 
 
 class ProcessGroup(NamedTuple):
@@ -236,8 +237,7 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
         explained = explain(error)
         why, code = explained or (f"{type(error).__name__}: {error}", 1)
         if explained is None:
-            # A collective fails on all processes if one of them was killed. The watch then reports it and ends this process.
-            time.sleep(2 * hosts.poll_seconds(hosts.count()))
+            end_with_others(error)
             traceback.print_exc()
         else:
             print_error(f"process {hosts.index()}: {why}", code)
@@ -250,7 +250,21 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
     jax.distributed.shutdown()
 
 
+def end_with_others(error: BaseException) -> None:
+    """Leaves the end of this process to the watch if another process has ended, which may be the cause of `error`.
+
+    A collective fails on all processes if one of them was killed. Call this before the error is recorded or printed. It returns
+    if no process has ended, after the time in which the watch would notice that; at once if it was called with this error.
+    """
+    global _unrelated
+    if _watch is None or error is _unrelated:
+        return
+    if _watch.ending.wait(2 * hosts.poll_seconds(hosts.count())):
+        threading.Event().wait()
+    _unrelated = error
+
+
 def _tell(code: int, why: str) -> None:
     """Notifies the other processes that this one ends."""
-    _watch.stop()
+    _watch.stop(code)
     hosts.announce_failure(code, why)

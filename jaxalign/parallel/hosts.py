@@ -36,6 +36,7 @@ _GRACE_SECONDS = 10.0  # Time for the others to read a failure notice before the
 _FAST = 0.05  # Part of the usual interval between polls while the processes agree on their last step.
 _KILLED = "it was killed, or its host was lost"
 _numbers = itertools.count()
+_before_end: list[Callable[[int, str], None]] = []
 _inside = False  # Whether the action of `once` is running.
 _NOTICES, _FAILED, _CONFIRMED = "jaxalign/notice/", "jaxalign/notice/failed", "jaxalign/confirmed/"
 
@@ -128,8 +129,25 @@ def first_alone(manager: Callable[[], contextlib.AbstractContextManager]) -> Ite
         yield
 
 
+@contextlib.contextmanager
+def before_end(action: Callable[[int, str], None]) -> Iterator[None]:
+    """While the body runs, the watch calls `action(exit code, sentence)` before it ends this process because another one has
+    ended. It does not wait for that if process 0 was killed and this is another process."""
+    _before_end.append(action)
+    try:
+        yield
+    finally:
+        _before_end.remove(action)
+
+
 class Watch:
     """Ends this process when another one reports a failure or ends without a word, whatever this one is waiting for.
+
+    A call to the service does not return while process 0 is stopped, and JAX aborts this process some seconds after process 0
+    was killed. One thread therefore only watches the connections. Another one calls the service.
+
+    Attributes:
+      ending: set as soon as the watch ends this process.
 
     Args:
       connections: open connections by process (`roll_call.call`).
@@ -137,55 +155,85 @@ class Watch:
 
     def __init__(self, connections: dict[int, socket.socket]) -> None:
         state = _state()
-        self._over = threading.Event()
+        self._woken, self._lock, self.ending = threading.Event(), threading.Lock(), threading.Event()
+        self._over, self._code = False, None  # Whether `stop` was called; the exit code of this process, once it is known.
+        self._lost: int | None = None
         self._last_step = LastStep(state.client, state.process_id, state.num_processes, wait)
         interrupts.agree_by(self._last_step)
-        self._connections = selectors.DefaultSelector()
-        for process, connection in connections.items():
-            connection.setblocking(False)
-            self._connections.register(connection, selectors.EVENT_READ, process)
+        self._connections = connections
+        threading.Thread(target=self._watch_connections, name="jaxalign-connections", daemon=True).start()
         self._thread = threading.Thread(target=self._look, name="jaxalign-watch", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the watch. The end of this process is no news to the others from now on."""
-        self._over.set()
-        self._thread.join()
-        for key in self._connections.get_map().values():
-            with contextlib.suppress(OSError):  # It has ended.
-                key.fileobj.send(b".")
+    def stop(self, code: int | None = None) -> None:
+        """Ends the watch. The end of this process is no news to the others from now on.
 
-    def _lost(self) -> int | None:
-        """The number of a process whose connection has closed before `stop`; None if there is none."""
-        for key, _ in self._connections.select(0):
-            try:
-                stopped = key.fileobj.recv(1)
-            except OSError:
-                stopped = b""
-            if not stopped:
-                return key.data
-            self._connections.unregister(key.fileobj)
-        return None
+        Args:
+          code: the exit code if this process ends by a failure of its own. It then also exits with it if process 0 is killed.
+        """
+        with self._lock:
+            self._over = True
+            self._code = code if self._code is None else self._code
+        self._woken.set()
+        self._thread.join(_GRACE_SECONDS)  # Its call does not return if process 0 is stopped.
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # It has ended.
+                connection.send(b".")
+
+    def _watch_connections(self) -> None:
+        """Finds processes that end before `stop`. Calls no service, and ends this process at once if process 0 was killed: the
+        service has ended with it."""
+        with selectors.DefaultSelector() as selector:
+            for process, connection in self._connections.items():
+                connection.setblocking(False)
+                selector.register(connection, selectors.EVENT_READ, process)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    try:
+                        stopped = key.fileobj.recv(1)
+                    except OSError:
+                        stopped = b""
+                    selector.unregister(key.fileobj)
+                    if not stopped and key.data == 0:
+                        with self._lock:
+                            if self._code is None:
+                                self._report({"process": 0, "code": 1, "why": _KILLED})
+                            os._exit(self._code)
+                    if not stopped:
+                        self._lost = key.data
+                        self._woken.set()
+
+    def _report(self, failure: dict[str, Any]) -> str:
+        """Prints why this process ends, and returns the sentence."""
+        sentence = f"process {index()} ends because process {failure['process']} did: {failure['why']}"
+        self._code = failure["code"]
+        self.ending.set()
+        print(sentence, file=sys.stderr, flush=True)
+        return sentence
 
     def _look(self) -> None:
-        state = _state()
-        while not self._over.wait(poll_seconds(state.num_processes) * (_FAST if self._last_step.settling else 1.0)):
-            failure = self._failure(state)
-            if failure is None:
-                continue
-            if self._over.is_set():  # This process has failed too, and reports its own failure.
+        state, failure = _state(), None
+        while failure is None:
+            self._woken.wait(poll_seconds(state.num_processes) * (_FAST if self._last_step.settling else 1.0))
+            if self._over:
                 return
-            print(f"process {state.process_id} ends because process {failure['process']} did: {failure['why']}",
-                  file=sys.stderr, flush=True)
-            if failure["process"] != 0 or failure["why"] != _KILLED:
-                _confirm_failure(state)
-            os._exit(failure["code"])
+            failure = self._failure(state)
+        with self._lock:
+            if self._over:  # This process has failed too, and reports its own failure.
+                return
+            sentence = self._report(failure)
+
+        def finish() -> None:
+            for action in list(_before_end):
+                action(self._code, sentence)
+            _confirm_failure(state)
+
+        _in_time(finish)
+        os._exit(self._code)
 
     def _failure(self, state: Any) -> dict[str, Any] | None:
         """What another process has reported of its end, or that it was killed; None if all go on."""
-        lost = self._lost()  # First: a process that reports a failure does so before it ends.
-        if lost == 0:  # The service has ended with it.
-            return {"process": 0, "code": 1, "why": _KILLED}
+        lost = self._lost  # First: a process that reports a failure does so before it ends.
         try:
             notices = dict(state.client.key_value_dir_get(_NOTICES))
             if _FAILED in notices:
@@ -211,8 +259,19 @@ def announce_failure(code: int, why: str) -> None:
     state = _state()
     if state is None:
         return
-    _set_failure(state, {"process": state.process_id, "code": code, "why": why})
-    _confirm_failure(state)
+
+    def announce() -> None:
+        _set_failure(state, {"process": state.process_id, "code": code, "why": why})
+        _confirm_failure(state)
+
+    _in_time(announce)
+
+
+def _in_time(action: Callable[[], None]) -> None:
+    """Calls `action`, and returns after some seconds although it has not: a stopped process 0 answers no call."""
+    thread = threading.Thread(target=action, name="jaxalign-failure", daemon=True)
+    thread.start()
+    thread.join(2 * _GRACE_SECONDS + poll_seconds(count()))
 
 
 def _set_failure(state: Any, failure: dict[str, Any]) -> None:

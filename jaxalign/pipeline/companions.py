@@ -19,7 +19,7 @@ from jaxalign import interrupts
 from jaxalign.config import Config
 from jaxalign.endpoint.redaction import redact_secrets
 from jaxalign.errors import UserError, shown
-from jaxalign.parallel import hosts
+from jaxalign.parallel import distributed, hosts
 from jaxalign.stages.shared.manifest import DONE, find_manifest
 from jaxalign.storage import Storage
 from jaxalign.tracking.alerts import stalled
@@ -28,6 +28,7 @@ from jaxalign.tracking.watching.run import step_times
 from jaxalign.tracking.webhook import Webhook, announce, posted_to
 
 _REPORT = "report"
+_SIGNALLED = (130, 143)  # Exit codes of a process that SIGINT or SIGTERM has ended.
 _ROWS = 40  # Rows of system metrics from which the time of a step is computed.
 
 MOST_SHARE = 0.01
@@ -128,6 +129,7 @@ class Companions:
         log = SystemLog(workdir)
         log.begin(title)
         enter(interrupts.before_end(lambda code, reason: log.end(INTERRUPTED)))
+        enter(hosts.before_end(self._end_with_others))
         if tracking.system_seconds:
             enter(Repeating("the log of system metrics", tracking.system_seconds, _Beat(log)))
         report = find_manifest(self._storage, _REPORT)
@@ -146,6 +148,13 @@ class Companions:
         if self._webhook is not None:
             text = f"The run {self._run} {'was ' * (event == INTERRUPTED)}{event}{': ' * bool(error)}{error}"
             self._post({"event": event, "stage": self._stage, "text": text})
+
+
+    def _end_with_others(self, code: int, sentence: str) -> None:
+        """As `end`, if another process of the run has ended. Waits some seconds until the end is posted."""
+        self.end(INTERRUPTED if code in _SIGNALLED else FAILED, shown(redact_secrets(sentence.split("\n")[0])))
+        if self._webhook is not None:
+            self._webhook.finish()
 
 
 class _Beat:
@@ -228,6 +237,8 @@ def accompanied(config: Config, storage: Storage) -> Iterator[Companions]:
             companions.end(INTERRUPTED)
             raise
         except Exception as error:
+            if not isinstance(error, UserError):
+                distributed.end_with_others(error)
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             companions.end(FAILED, shown(redact_secrets(f"{kind}{error}".split("\n")[0])))
             raise

@@ -55,7 +55,10 @@ class Webhook:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits some seconds for objects that are still to be posted."""
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits some seconds for objects that are still to be posted. Later ones are dropped."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._thread.join(_JOIN_SECONDS)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxalign import interrupts
-from jaxalign.config import Mesh
+from jaxalign.config import Mesh, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel import distributed, hosts
 from jaxalign.parallel.rows import fetch, place_rows
@@ -97,6 +97,22 @@ def failing() -> None:
             time.sleep(0.1)  # Short sleeps: a signal that arrives just before a long one would be noticed only at its end.
         hosts.wait()
         time.sleep(300)
+
+
+def recording() -> None:
+    """Both processes are in a stage until one ends. Process 0 fails as soon as the work directory has a file "fails"."""
+    from jaxalign.pipeline.companions import accompanied
+    from jaxalign.storage import LocalStorage
+
+    interrupts.install()
+    group, (folder,) = distributed.take_flags(sys.argv[1:])
+    config = from_config_dict({"stages": ("ppo",), "tracking": {"system_seconds": 1, "webhook": "MY_HOOK"}})
+    with distributed.running(group, explain), accompanied(config, LocalStorage(folder)) as companions:
+        companions.begin("ppo")
+        print("up", file=sys.stderr, flush=True)
+        while not hosts.is_first() or not pathlib.Path(folder, "fails").exists():
+            time.sleep(0.02)
+        raise RuntimeError("a collective failed")
 
 
 def stepping() -> None:

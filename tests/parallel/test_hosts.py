@@ -112,6 +112,28 @@ def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("how", "code", "said"), [
+    ("kill", 1, "process 1 ends because process 0 did: it was killed, or its host was lost\n"),
+    ("signal", 130, "process 1: interrupted\n"),
+])
+def test_if_the_first_process_is_stopped_and_then_killed_the_other_ends_soon_in_one_sentence(how, code, said):
+    """All its calls to the service wait for an answer. With how="signal" it ends by a failure of its own while they wait."""
+    with processes.started(2, ["-c", f"from {host_programs.__name__} import failing; failing()", how]) as running:
+        for process in running:
+            while process.stderr.readline() not in ("up\n", ""):
+                pass
+        running[0].send_signal(signal.SIGSTOP)
+        time.sleep(2.5)  # The watch calls the service every second.
+        if how == "signal":
+            running[1].send_signal(signal.SIGTERM)
+            time.sleep(1)
+        running[0].kill()
+        began = time.monotonic()
+        _, other = processes.ends(running, timeout=120)
+    assert (other.code, other.err) == (code, said) and time.monotonic() - began < 5
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("signalled", [(0,), (0, 1)])
 def test_after_sigterm_all_processes_end_after_the_same_step(signalled):
     """`test_many_processes.py` sends the signal to the second process."""
