@@ -149,7 +149,6 @@ class Companions:
             text = f"The run {self._run} {'was ' * (event == INTERRUPTED)}{event}{': ' * bool(error)}{error}"
             self._post({"event": event, "stage": self._stage, "text": text})
 
-
     def _end_with_others(self, code: int, sentence: str) -> None:
         """As `end`, if another process of the run has ended. Waits some seconds until the end is posted."""
         self.end(INTERRUPTED if code in _SIGNALLED else FAILED, shown(redact_secrets(sentence.split("\n")[0])))
