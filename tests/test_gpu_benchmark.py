@@ -22,6 +22,7 @@ def parts(**found) -> dict[str, gpu.Part]:
     return {name: gpu.Part(*part) for name, part in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_parts_are_written_to_one_file_with_their_output(tmp_path):
     """A file of tests and a benchmark run at the same time; a third part fails, and a fourth is ended at its limit."""

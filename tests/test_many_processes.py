@@ -170,6 +170,7 @@ def rows(workdir: pathlib.Path, stage: str) -> list[dict]:
     return [json.loads(line) for path in sorted((workdir / stage).glob("rows-*.jsonl")) for line in open(path)]
 
 
+@pytest.mark.slow
 def test_one_and_two_processes_write_the_same_files(runs):
     def names(workdir):
         kinds = (".json", ".jsonl", ".html", ".model")

@@ -59,7 +59,7 @@ def these_devices() -> Cluster:
 
 def cluster_of(name: str, platform: str, usable: float, count: int) -> Cluster:
     """Devices of a machine, of which only the memory is known. usable: bytes of each."""
-    chip = Chip(name, platform, usable, 1.0, 1.0, 1.0, 1.0, 1, count, count, 1.0, "", count, "this machine")
+    chip = Chip(name, platform, usable, usable, 1.0, 1.0, 1.0, 1.0, 1, count, count, 1.0, "", count, "this machine")
     return Cluster(chip, (count,), 1, usable)
 
 

@@ -105,6 +105,7 @@ def output(folder, name):
     return [(folder / f"{name}.{kind}").read_text() for kind in ("out", "err")]
 
 
+@pytest.mark.slow
 def test_faults_in_a_fifth_of_the_requests_do_not_change_the_rows(folder, undisturbed, proxy, capfd):
     proxy.share = 0.2
     run(folder, proxy, "faults", timeout=1.0)
@@ -113,6 +114,7 @@ def test_faults_in_a_fifth_of_the_requests_do_not_change_the_rows(folder, undist
     assert_key_is_absent(folder / "faults", *capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_returns_does_not_change_the_rows(folder, undisturbed, proxy, capfd):
     proxy.leave_at, proxy.away = undisturbed.requests // 2, 2.0
     run(folder, proxy, "away", max_retries=1)
@@ -123,6 +125,7 @@ def test_a_server_that_goes_away_and_returns_does_not_change_the_rows(folder, un
     assert_key_is_absent(folder / "away", out, err)
 
 
+@pytest.mark.slow
 def test_a_run_whose_key_is_revoked_ends_with_one_sentence_and_goes_on_with_a_valid_key(
     folder, undisturbed, proxy, capfd
 ):
@@ -140,6 +143,7 @@ def test_a_run_whose_key_is_revoked_ends_with_one_sentence_and_goes_on_with_a_va
     assert_key_is_absent(folder / "revoked", *capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_killed_runs_pay_at_most_the_requests_in_flight_twice(folder, undisturbed, proxy, capfd):
     choices = random.Random(0)
     for _ in range(KILLS):

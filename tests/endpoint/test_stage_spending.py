@@ -52,6 +52,7 @@ def stored_sums(workdir):
         ).fetchone()
 
 
+@pytest.mark.slow
 def test_the_stages_of_an_interrupted_run_add_up_to_the_stored_answers(interrupted):
     counts = recorded(interrupted)
     assert sorted(counts) == sorted(ASKING)

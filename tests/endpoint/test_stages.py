@@ -24,6 +24,7 @@ def finished(tiny_server, folder):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_rows_name_the_way_in_which_a_verdict_was_read(finished):
     pairs = [json.loads(line) for path in sorted((finished / "compare").glob("rows-*.jsonl")) for line in open(path)]
     verdicts = [row for row in pairs if row["response_a"] != row["response_b"] and row.get("outcome") != "missing_answer"]

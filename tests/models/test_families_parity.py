@@ -170,6 +170,7 @@ def test_logits_of_a_ragged_batch_and_cached_decoding_past_the_window(pair):
             _close(found[t][row], expected[row][t])
 
 
+@pytest.mark.variants(6)
 def test_gradients_of_the_sft_loss(pair, tmp_path):
     """Torch's gradients are saved as if they were weights, so that they pass through the same names and layouts."""
     reference, _, model, params = pair

@@ -87,6 +87,7 @@ def test_only_the_stage_depends_on_its_judge():
                        "retries": [], "max_failed_share": []}  # So a run may be resumed with other limits.
 
 
+@pytest.mark.slow
 def test_a_stage_continues_after_its_judge_was_corrected(done, tmp_path, capsys):
     for stage in ("pretrain", "revise", "sft"):
         shutil.copytree(done / stage, tmp_path / stage)

@@ -241,6 +241,7 @@ def program() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_processes_choose_the_same_size_also_if_one_is_late(folder):
     (folder / "preference").mkdir()
     processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(folder)])

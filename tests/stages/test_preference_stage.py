@@ -64,6 +64,7 @@ def test_the_first_member_equals_a_single_preference_model(ensemble, done):
     assert "members" not in read(done / "preference" / "summary.json")
 
 
+@pytest.mark.slow
 def test_an_interruption_between_members_changes_nothing(ensemble, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(ensemble, again)

@@ -97,6 +97,7 @@ def same(found: dict, expected: dict, rtol: float = 0.0, atol: float = 0.0) -> N
         np.testing.assert_allclose(found[name], value, rtol=rtol, atol=atol, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_resume_bit_exactly_on_the_same_mesh(folder):
     same(np.load(folder / "resumed.npz"), np.load(folder / "whole.npz"))
     assert (folder / "cut" / "metrics.jsonl").read_bytes() == (folder / "whole" / "metrics.jsonl").read_bytes()

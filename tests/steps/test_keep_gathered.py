@@ -59,6 +59,7 @@ def test_gradients_are_equal(mesh, changes):
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_of_bfloat16_weights_are_float32_and_equal_up_to_their_rounding():
     expected, found = (step(on(Mesh(fsdp=4), keep, compute_dtype="bfloat16"), 2) for keep in ("never", "always"))
     for one, other in zip(*map(jax.tree.leaves, (found[0], expected[0])), strict=True):
