@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(argv: Sequence[str], group: distributed.ProcessGroup) -> tuple[Config, Path, bool]:
-    """`read_arguments`; refusals of sizes that the mesh does not divide come after that of a mesh of too many devices.
+    """As `read_arguments`, but an error about the mesh comes after the error that the mesh has too many devices, if it has.
 
-    group: the flags of several processes. The devices of such a run are known only after it starts.
+    group: the flags of several processes. The devices of such a run are known only after it starts, so they are not counted.
     """
     values, workdir, overwrite = read_values(argv)
     try:
@@ -91,14 +91,14 @@ def _read(argv: Sequence[str], group: distributed.ProcessGroup) -> tuple[Config,
 
 
 def _missing_devices(sizes: Mapping[str, Any]) -> str:
-    """The refusal of a mesh of more devices than this process has; "" if there is none."""
-    from jaxalign.parallel.mesh import AXES, make_mesh  # Imported here, with JAX, which valid arguments need later.
+    """The error for a mesh of more devices than this process has; "" if it has enough."""
+    from jaxalign.parallel.mesh import AXES, make_mesh  # Imported here, because it imports JAX.
 
     try:
         make_mesh(**{axis: sizes[axis] for axis in AXES})
     except UserError as error:
         return str(error)
-    except (RuntimeError, TypeError, KeyError):  # No device, or a size that the config refuses.
+    except (RuntimeError, TypeError, ValueError, KeyError):  # No device, or a size that the config refuses.
         pass
     return ""
 

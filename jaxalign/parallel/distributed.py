@@ -41,7 +41,7 @@ _ENVIRONMENT = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _FIRST_PORT, _PORTS = 61440, 4096  # Ephemeral ports, as in JAX's Slurm support.
 _watch: hosts.Watch | None = None
-_unrelated: BaseException | None = None  # An error of this process that no other one has caused.
+_unrelated: BaseException | None = None  # An error that the end of another process has not caused.
 
 
 class ProcessGroup(NamedTuple):
@@ -253,8 +253,9 @@ def running(given: ProcessGroup, explain: Callable[[BaseException], tuple[str, i
 def end_with_others(error: BaseException) -> None:
     """Leaves the end of this process to the watch if another process has ended, which may be the cause of `error`.
 
-    A collective fails on all processes if one of them was killed. Call this before the error is recorded or printed. It returns
-    if no process has ended, after the time in which the watch would notice that; at once if it was called with this error.
+    A collective fails on all processes if one of them was killed. Call this before the error is recorded or printed. If another
+    process has ended, this does not return. Otherwise, it returns after the time in which the watch would have noticed, and a
+    second call with the same error returns at once.
     """
     global _unrelated
     if _watch is None or error is _unrelated:

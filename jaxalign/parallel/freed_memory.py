@@ -1,4 +1,4 @@
-"""Memory of the host that the compiler has freed."""
+"""Returns host memory that the compiler has freed to the system."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _SHARE = 0.02
 
 @functools.cache
 def return_freed_memory() -> None:
-    """Makes this process return freed memory to the system whenever a program was compiled or read from the compile cache.
+    """Makes this process return freed memory to the system after a program was compiled or read from the compile cache.
 
-    glibc's malloc otherwise keeps most of what the compiler has freed, in up to eight arenas per processor core; from now on it
-    makes one per core. Without glibc, this does nothing.
+    Otherwise, glibc's malloc keeps most of the memory that the compiler has freed, in up to eight arenas per processor core.
+    This also limits malloc to one arena per core. Compilations in quick succession may share one return of memory (`_SHARE`).
+    Without glibc, this does nothing.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):

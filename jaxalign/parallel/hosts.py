@@ -132,7 +132,7 @@ def first_alone(manager: Callable[[], contextlib.AbstractContextManager]) -> Ite
 @contextlib.contextmanager
 def before_end(action: Callable[[int, str], None]) -> Iterator[None]:
     """While the body runs, the watch calls `action(exit code, sentence)` before it ends this process because another one has
-    ended. It does not wait for that if process 0 was killed and this is another process."""
+    ended. The action is skipped, or cut short, if the process that was killed is process 0."""
     _before_end.append(action)
     try:
         yield
@@ -141,13 +141,13 @@ def before_end(action: Callable[[int, str], None]) -> Iterator[None]:
 
 
 class Watch:
-    """Ends this process when another one reports a failure or ends without a word, whatever this one is waiting for.
+    """Ends this process when another one reports a failure or ends without a report, whatever this one is waiting for.
 
     A call to the service does not return while process 0 is stopped, and JAX aborts this process some seconds after process 0
     was killed. One thread therefore only watches the connections. Another one calls the service.
 
     Attributes:
-      ending: set as soon as the watch ends this process.
+      ending: set once the watch has begun to end this process.
 
     Args:
       connections: open connections by process (`roll_call.call`).
@@ -166,23 +166,24 @@ class Watch:
         self._thread.start()
 
     def stop(self, code: int | None = None) -> None:
-        """Ends the watch. The end of this process is no news to the others from now on.
+        """Ends the watch. From now on, the others do not take the end of this process for a failure.
 
         Args:
-          code: the exit code if this process ends by a failure of its own. It then also exits with it if process 0 is killed.
+          code: the exit code if this process ends by a failure of its own. The process also exits with this code if process 0
+            is killed before it has ended.
         """
         with self._lock:
             self._over = True
             self._code = code if self._code is None else self._code
         self._woken.set()
-        self._thread.join(_GRACE_SECONDS)  # Its call does not return if process 0 is stopped.
+        self._thread.join(_GRACE_SECONDS)  # It may wait for the service, which does not answer while process 0 is stopped.
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # It has ended.
                 connection.send(b".")
 
     def _watch_connections(self) -> None:
-        """Finds processes that end before `stop`. Calls no service, and ends this process at once if process 0 was killed: the
-        service has ended with it."""
+        """Finds processes that end before they call `stop`. Does not call the service. Ends this process at once if process 0
+        was killed, because the service has ended with it."""
         with selectors.DefaultSelector() as selector:
             for process, connection in self._connections.items():
                 connection.setblocking(False)
@@ -232,7 +233,7 @@ class Watch:
         os._exit(self._code)
 
     def _failure(self, state: Any) -> dict[str, Any] | None:
-        """What another process has reported of its end, or that it was killed; None if all go on."""
+        """The failure that another process has reported, or the one that its lost connection shows; None if all go on."""
         lost = self._lost  # First: a process that reports a failure does so before it ends.
         try:
             notices = dict(state.client.key_value_dir_get(_NOTICES))
@@ -268,7 +269,8 @@ def announce_failure(code: int, why: str) -> None:
 
 
 def _in_time(action: Callable[[], None]) -> None:
-    """Calls `action`, and returns after some seconds although it has not: a stopped process 0 answers no call."""
+    """Calls `action` in a thread. Returns after some seconds even if the action has not: calls to the service do not return
+    while process 0 is stopped."""
     thread = threading.Thread(target=action, name="jaxalign-failure", daemon=True)
     thread.start()
     thread.join(2 * _GRACE_SECONDS + poll_seconds(count()))

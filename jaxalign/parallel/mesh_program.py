@@ -16,8 +16,8 @@ OVERLAP = {"xla_gpu_enable_analytical_latency_estimator": True}
 assumes fixed times, and on 64 GPUs three quarters of the gathered bytes of an update arrive before the next product starts
 (docs/gpus.md)."""
 ON_CPUS = {"xla_cpu_use_fusion_emitters": False}
-"""Options for programs on CPUs. Without its newer emitters for fusions, XLA takes less time and 200 to 400 MB less memory to
-compile a program of a training step, and the program takes up to 3% longer (benchmarks/RESULTS.md)."""
+"""Options for programs on CPUs. Without XLA's newer fusion emitters, compilation takes less time, and the peak memory of a
+stage that compiles its programs is 275 to 410 MB lower. Steps take up to 3% longer (benchmarks/RESULTS.md)."""
 
 
 @functools.cache
@@ -33,11 +33,12 @@ def supports(option: str, value: bool | int) -> bool:
 
 
 class MeshProgram:
-    """A jitted function whose compiler options depend on the devices of the first array of its arguments that has a mesh: on
-    several GPUs `OVERLAP`, on CPUs `ON_CPUS`.
+    """A jitted function with compiler options for its devices: `OVERLAP` on several GPUs, `ON_CPUS` on CPUs.
+
+    The devices are those of the first array among its arguments that has a mesh; if none has, there are no options.
 
     It is called, traced and lowered like the result of `jax.jit`. An option that XLA_FLAGS sets keeps that value, and one that
-    XLA does not have is left out. Inside another jitted function it has the options of that function.
+    XLA does not have is left out. Inside another jitted function, the options of that function apply.
 
     Args:
       function: the function.

@@ -150,7 +150,7 @@ class Companions:
             self._post({"event": event, "stage": self._stage, "text": text})
 
     def _end_with_others(self, code: int, sentence: str) -> None:
-        """As `end`, if another process of the run has ended. Waits some seconds until the end is posted."""
+        """Records and posts the end of the run because another process has ended. Waits some seconds until it is posted."""
         self.end(INTERRUPTED if code in _SIGNALLED else FAILED, shown(redact_secrets(sentence.split("\n")[0])))
         if self._webhook is not None:
             self._webhook.finish()

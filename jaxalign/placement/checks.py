@@ -97,7 +97,8 @@ def check_mesh(
 def mesh_problem(
     mesh: Mapping[str, int], devices: DeviceSlice, limits: Mapping[str, Limits], axes: Sequence[str] = meshes.AXES
 ) -> str:
-    """Completes the sentence "the mesh ..." if `check_mesh` refuses it; else empty. The arguments are those of `check_mesh`."""
+    """Why `check_mesh` refuses a mesh, as the end of a sentence that begins with "the mesh ..."; "" if it accepts the mesh. The
+    arguments are those of `check_mesh`."""
     names = " and ".join(limits)
     outside = [axis for axis in meshes.AXES if mesh[axis] > 1 and axis not in axes]
     if outside:

@@ -170,11 +170,11 @@ def _separate(
     """Trained roles on the first devices, and on the remaining ones their shadows and the other roles."""
     trained = [name for name in roles if role_of(name).trained]
     training, inference = _split(machine, generation_devices)
-    own = _by_role(trained, limits)
-    problem = mesh_problem(mesh, training, own)
+    trained_limits = _by_role(trained, limits)
+    problem = mesh_problem(mesh, training, trained_limits)
     if problem:
-        near = _nearest_split(mesh, training, machine, own, bool(generation_devices))
-        raise UserError(f"the mesh {meshes.text(mesh)} {problem}; {near or remedy(mesh, training, machine, own)}")
+        near = _nearest_split(mesh, training, machine, trained_limits, bool(generation_devices))
+        raise UserError(f"the mesh {meshes.text(mesh)} {problem}; {near or remedy(mesh, training, machine, trained_limits)}")
     placed = _on(trained, training, mesh)
     within = host_part(inference, machine)
     for name in (*(SHADOWS[name] for name in trained), *(name for name in roles if name not in trained)):
@@ -189,9 +189,9 @@ def _separate(
 def _nearest_split(
     mesh: Mapping[str, int], training: DeviceSlice, machine: Machine, limits: Mapping[str, Limits], asked: bool
 ) -> str:
-    """The end of an error on the mesh of training: the nearest mesh, or number of generation devices, or both; "" if none work.
+    """The end of an error about the mesh of training: the nearest mesh, number of generation devices, or both; "" if none.
 
-    asked: whether the config has a number of generation devices. Then the mesh is kept if another number allows it.
+    asked: whether the config sets the number of generation devices. If it does, the mesh is kept if another number allows it.
     """
     axes = [axis for axis in meshes.AXES if axis in ("data", "fsdp", "tensor") or mesh[axis] > 1]
     wanted = meshes.size(mesh) if asked else training.count
@@ -212,7 +212,7 @@ def _sides(machine: Machine, generation: int) -> tuple[DeviceSlice, DeviceSlice]
 
 
 def _able(machine: Machine) -> list[int]:
-    """The numbers of devices for inference with which both sides are possible."""
+    """The possible numbers of devices for inference: those for which both sides are possible."""
     return [n for n in range(1, machine.count) if all(possible(side, machine) for side in _sides(machine, n))]
 
 

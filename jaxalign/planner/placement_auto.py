@@ -85,7 +85,7 @@ def attached_cluster(devices: Sequence[jax.Device]) -> tuple[Cluster | None, str
         sentence = f"the planner does not know {kinds[0]}, so the times are those of as many {ASSUMED}"
     own = [device for device in devices if device.process_index == jax.process_index()]
     limits = [stats["bytes_limit"] for device in own if (stats := device.memory_stats()) and "bytes_limit" in stats]
-    if limits and chip.kind == "gpu":  # What JAX allows programs. That of a TPU is in its `Chip`.
+    if limits and chip.kind == "gpu":  # The memory that JAX lets programs use. `Chip` has that of a TPU.
         chip = dataclasses.replace(chip, usable=float(min(limits)))
     return part_of(chip, len(devices)), sentence
 

@@ -45,7 +45,7 @@ def text(
 
 
 def _unit_of(size: float) -> tuple[str, float]:
-    """(name, bytes) of the unit for sizes of which `size` is the largest: GB, or smaller if all of them would be 0.00 GB."""
+    """(name, bytes) of the unit for sizes of which `size` is the largest: GB, or MB or KB if it is below 0.01 GB."""
     return ("GB", GB) if size >= 0.01 * GB else ("MB", 1e6) if size >= 1e6 else ("KB", 1e3)
 
 
@@ -55,7 +55,7 @@ def _unit(run: RunEstimate) -> tuple[str, float]:
 
 
 def _usable(run: RunEstimate) -> str:
-    """The usable memory of a device, with its unit if that of the table is another one."""
+    """The usable memory of a device, with its unit if the table has another one."""
     return f"{run.cluster.usable / GB:.1f}" + (" GB" if _unit(run)[0] != "GB" else "")
 
 

@@ -68,7 +68,7 @@ class TaskVariant:
     Attributes:
       seconds: seconds in an iteration, without the move of weights.
       temporary: bytes on a device besides the resident weights.
-      bound: the resource that takes the longest: "compute", "memory", "network", or "launch" of kernels.
+      bound: the resource that takes the longest: "compute", "memory", "network" or "launch" (of kernels).
       parts: micro-batches of an optimizer step, parts of a scored batch, or rounds of generation.
       tensor: the tensor axis of generation; 0 for other tasks.
       moved: seconds to move the weights from the mesh of training to that of generation.
@@ -279,8 +279,8 @@ def _decoding(role: RoleModel, cluster: Cluster, workload: Workload, engine: Exe
         counts = {"tensor": (1, 2 * model.config.layers)}
         first, each = here.seconds(prefill, counts), here.seconds(step, counts, small=True)
         seconds = rounds * (first.whole + (workload.new - 1) * each.whole)
-        # A policy keeps the weights of training besides those of generation.
         parts = memory.generation(model, own, shape, cluster.usable if here.gpu else None)
+        # A policy keeps the weights of training besides those of generation.
         temporary = (own.generation if role.trained else 0.0) + sum(parts.values())
         variants.append(TaskVariant(seconds, temporary, each.bound, rounds, tensor))
     return own, tuple(variants)

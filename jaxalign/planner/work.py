@@ -142,7 +142,7 @@ def decoding_kernels(model: Model) -> int:
 
 
 def launch_seconds(step: Work, platform: str) -> float:
-    """Seconds that the kernels of a step add on a GPU, however little they compute. platform: "gpu" or "tpu"."""
+    """Seconds that starting the kernels of a step adds on a GPU (`KERNEL_SECONDS`); 0 on a TPU. platform: "gpu" or "tpu"."""
     return step.kernels * KERNEL_SECONDS if platform == "gpu" else 0.0
 
 

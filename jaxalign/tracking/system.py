@@ -38,7 +38,7 @@ class RunFailure:
 
 
 def read_failure(workdir: Path) -> RunFailure | None:
-    """The failure of the run; None if the last row of its file records none, or is damaged."""
+    """The failure of the run; None if the last row of `system.jsonl` is damaged or records no failure."""
     last = next((line for line in reversed(jsonl.read_lines(workdir / FILE)) if line.strip()), "{}")
     row: dict[str, Any] = {}
     with contextlib.suppress(UserError):
@@ -66,7 +66,7 @@ class SystemLog:
         self._lock, self._ended = threading.Lock(), False
 
     def begin(self, stage: str) -> None:
-        """Names the first stage. If the last process failed, appends a row, so that the file does not end with the failure."""
+        """Names the first stage. If the file ends with a failure, appends a row: the run has been resumed."""
         self.stage = stage
         with contextlib.suppress(OSError):
             if read_failure(self.path.parent) is not None:

@@ -166,8 +166,8 @@ def revise(
         try:
             judge = Judge(model if judge is None else judge, constitution, **options)
         except UserError as error:
-            asked = "model" if judge is None else "judge"
-            call = f"call revise with judge=Judge({asked}, constitution, templates='transcript')"
+            argument = "model" if judge is None else "judge"
+            call = f"call revise with judge=Judge({argument}, constitution, templates='transcript')"
             raise UserError(str(error).replace("set Judge(templates) to 'transcript'", call)) from None
     samples = Sampler(model, temperature=temperature, batch=batch, seed=seed).generate(asked, max_new_tokens)
     return judge._revise(asked, [Text(sample.text, sample.ended) for sample in samples], rounds)

@@ -31,7 +31,8 @@ class TrackingConfig(Section):
     samples: int = field(16, "Number of rows in the table of samples that a stage with generated rows sends at its end; 0: no "
                          "table.", at_least(0), _TRACKED)
     system_seconds: float = field(10.0, "Seconds between two rows of WORKDIR/system.jsonl: load, memory, disk, device memory "
-                                  "and the stage's progress. 0: no file.", at_least(0))
+                                  "and the stage's progress. 0: only a last row, if the run fails or is interrupted.",
+                                  at_least(0))
     live_report_seconds: float = field(60.0, "Seconds between two versions of report.html while the run goes on, if stage "
                                        "report is planned; at most 1% of the time is spent on it. 0: only the report at the "
                                        "end.", at_least(0))

@@ -105,8 +105,8 @@ class _ParquetPart:
         import pyarrow as pa
         from pyarrow import parquet
 
-        # A file allocates from the pool that is the default when it is opened. pyarrow's own pools keep freed memory to
-        # themselves: 30 MB after a window of small rows.
+        # A file allocates from the pool that is the default when it is opened. pyarrow's own pools do not return freed memory
+        # to the system: 30 MB after a window of small rows.
         pool = pa.default_memory_pool()
         pa.set_memory_pool(pa.system_memory_pool())
         try:

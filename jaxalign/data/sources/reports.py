@@ -195,7 +195,7 @@ WINDOW_REASONS = {
 
 
 def first_broken(unit: str, line: int, reason: str) -> str:
-    """The end of a sentence about broken rows: the reason of the first one. unit: what `line` counts, as in `FileReport`."""
+    """The end of a sentence about broken rows: the first one and its reason. unit: what `line` counts, as in `FileReport`."""
     return f"; {unit} {line}: {reason}"
 
 

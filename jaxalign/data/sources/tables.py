@@ -66,7 +66,8 @@ class TableRows(RowFile):
         self._parts, self._map = parts, columns
         self._ends = list(itertools.accumulate(len(part) for part in parts))
         self._chunk, self._of = Chunk(0, []), -1
-        self._reading = -1  # The part with a reader: an open file, and buffers of about a megabyte for each column.
+        # The part that keeps an open file, with buffers of about a megabyte for each column; -1 before the first read.
+        self._reading = -1
         names = parts[0].columns if parts else ()
         columns.check(path, names)
         self.columns = tuple(columns.apply(dict.fromkeys(names)))
@@ -98,7 +99,7 @@ class TableRows(RowFile):
 
     def _read(self, number: int, index: int) -> Chunk:
         """The rows of part `number` that contain its row `index`."""
-        if number != self._reading >= 0:
+        if self._reading not in (-1, number):
             self._parts[self._reading].release()
         self._reading = number
         return self._parts[number].chunk(index)

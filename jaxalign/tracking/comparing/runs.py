@@ -18,7 +18,7 @@ MOST = 6
 """The largest number of runs: so many curves can be told apart."""
 
 NO_RESULT = ("tracking", "compile_cache", "profile", "mesh", "placement")
-"""Settings on which no result depends, but for rounding. `ppo.sample_ahead` is none of them."""
+"""Settings on which results do not depend, except for rounding. `ppo.sample_ahead` changes results, so it is not listed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.report.roles import rewards_rl
 from jaxalign.tracking.workdir import RunFiles
 
-_NO_PARTS = ("score_std", "score_changed")
-"""Metrics of RL whose names begin like those of the parts of a score (`jaxalign.rl.metrics`)."""
+_NOT_PARTS = ("score_std", "score_changed")
+"""Metrics of RL that are no parts of a score although their names begin with "score_" (`jaxalign.rl.metrics`)."""
 _RL_CURVES = (
     Curves("Standard deviation of the scores", {"score_std": "standard deviation"}),
     Curves("Response length", {"response_length": "tokens"}),
@@ -73,7 +73,7 @@ def reinforcement(run: RunFiles) -> ReportSection:
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
     intro = " ".join(filter(None, [intro, _scale_sentence(run), *alarm_sentences(run), without_samples(run)]))
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
-    parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names if name not in _NO_PARTS})
+    parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names if name not in _NOT_PARTS})
     score = Curves("Score and reward", {"score": "score", "reward": "reward"})
     kl = Curves(f"KL to {kl_reference(run, 'ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
     figures = (*alarm_figures(run), *curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)))
@@ -82,7 +82,7 @@ def reinforcement(run: RunFiles) -> ReportSection:
 
 
 def _scale_sentence(run: RunFiles) -> str:
-    """The scale of the preference model's scores in RL; "" if they are no part of its reward, or were not normalised."""
+    """The scale of the preference model's scores in RL; "" if RL does not use them, or if they were not normalised."""
     shift, scale = (run.stage("preference").summary.get(name) for name in ("shift", "scale"))
     if not rewards_rl(run) or shift is None or scale is None or (shift, scale) == (0, 1):
         return ""

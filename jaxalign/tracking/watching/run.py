@@ -165,7 +165,7 @@ class RunView:
             return None
         notes = {FAILED: f"The run failed: {row.get('error') or 'its log has the reason'}",
                  INTERRUPTED: "The run was interrupted; the same command resumes it."}
-        if row.get("stage", status.stage) != status.stage:  # It ended in a stage that has written nothing.
+        if row.get("stage", status.stage) != status.stage:  # It ended in a stage without files, so no progress is shown.
             status = RunStatus(status.name, status.path, status.state, status.note, row["stage"], status.finished_stages,
                                status.stages, idle=status.idle, system=status.system, alerts=status.alerts)
         return dataclasses.replace(status, state=row["event"], note=notes[row["event"]])
