@@ -155,7 +155,7 @@ class Watch:
 
     def __init__(self, connections: dict[int, socket.socket]) -> None:
         state = _state()
-        self._woken, self._lock, self.ending = threading.Event(), threading.Lock(), threading.Event()
+        self._woken, self._lock, self.ending = threading.Event(), threading.RLock(), threading.Event()
         self._over, self._code = False, None  # Whether `stop` was called; the exit code of this process, once it is known.
         self._lost: int | None = None
         self._last_step = LastStep(state.client, state.process_id, state.num_processes, wait)
@@ -226,7 +226,10 @@ class Watch:
 
         def finish() -> None:
             for action in list(_before_end):
-                action(self._code, sentence)
+                try:
+                    action(self._code, sentence)
+                except Exception as error:  # The other processes wait for the confirmation.
+                    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             _confirm_failure(state)
 
         _in_time(finish)

@@ -150,8 +150,11 @@ class Companions:
             self._post({"event": event, "stage": self._stage, "text": text})
 
     def _end_with_others(self, code: int, sentence: str) -> None:
-        """Records and posts the end of the run because another process has ended. Waits some seconds until it is posted."""
+        """Records and posts the end of the run because another process has ended, and writes the last page. Waits some seconds
+        for both."""
         self.end(INTERRUPTED if code in _SIGNALLED else FAILED, shown(redact_secrets(sentence.split("\n")[0])))
+        if self._report is not None:
+            self._report.__exit__()
         if self._webhook is not None:
             self._webhook.finish()
 

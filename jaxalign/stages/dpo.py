@@ -98,7 +98,7 @@ def _train_in_memory(context: StageContext, tokenizer: Tokenizer, judged: bool) 
         rows, held_out_rows, report = labelled_split(context, tokenizer, section)
         held_out_rows = held_out_once(context, held_out_rows)
     extra = print_report(context.title, report)
-    extra |= {"balance": balance(section, [row.desirable for row in rows])} if judged else {}
+    extra |= {"balance": balance(section, [row.desirable for row in rows], context.title)} if judged else {}
     make = judged_arrays if judged else pair_arrays
     train = make(tokenizer, rows, config.data.style, section, _learns_from_single(section))
     held_out = make(tokenizer, held_out_rows, config.data.style, section)
@@ -126,7 +126,7 @@ def _train_in_windows(context: StageContext, tokenizer: Tokenizer, judged: bool)
     windows = Windows(context, tokenizer, WindowUse(kind, encode, builder, unit, "dpo.max_length"))
     with contextlib.closing(windows.rows):
         labels = windows.rows.first().arrays.label
-        extra = {"balance": balance(section, (labels > 0.5).tolist())} if judged else {}
+        extra = {"balance": balance(section, (labels > 0.5).tolist(), context.title)} if judged else {}
         held_out = make(tokenizer, windows.held_out, config.data.style, section)
         steps, trainer = windows.steps(section, section.batch), _trainer(context, tokenizer)
         for _ in trainer.fit_windows(windows.rows, steps, held_out):
@@ -139,12 +139,12 @@ def _learns_from_single(section: DPOConfig) -> bool:
     return not objectives_of(section.objective)[0].pairs
 
 
-def balance(section: DPOConfig, desirable: Sequence[bool]) -> dict[str, float | int | None]:
+def balance(section: DPOConfig, desirable: Sequence[bool], title: str) -> dict[str, float | int | None]:
     """The numbers of good and bad training answers and their weighted ratio.
 
     Warns if the ratio is far from the range that the KTO paper (arXiv 2402.01306) recommends.
 
-    desirable: whether each answer is good.
+    desirable: whether each answer is good. title: the stage and its round, for the warning.
     """
     good = sum(desirable)
     bad = len(desirable) - good
@@ -158,7 +158,7 @@ def balance(section: DPOConfig, desirable: Sequence[bool]) -> dict[str, float | 
             wanted = (low + high) / 2 * section.undesirable_weight * bad / good
             advice = f"set config.dpo.desirable_weight to {wanted:.3g}"
         logging.getLogger("jaxalign").warning(
-            f"dpo: the weighted ratio of {good} good answers (weight {section.desirable_weight:g}) to {bad} bad ones (weight "
+            f"{title}: the weighted ratio of {good} good answers (weight {section.desirable_weight:g}) to {bad} bad ones (weight "
             f"{section.undesirable_weight:g}) is {shown}; the KTO paper recommends {low:g} to {high:g}: {advice}"
         )
     return {"desirable": good, "undesirable": bad, "ratio": ratio}

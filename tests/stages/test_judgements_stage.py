@@ -67,7 +67,7 @@ def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog
     """The paper recommends a ratio of 1 to 1.5; below half or above twice that range a warning is logged."""
     section = DPOConfig(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        found = balance(section, [i < good for i in range(good + bad)])
+        found = balance(section, [i < good for i in range(good + bad)], "dpo")
     assert found == {"desirable": good, "undesirable": bad, "ratio": pytest.approx(ratio) if ratio is not None else None}
     messages = [record.getMessage() for record in caplog.records]
     assert (len(messages) == 1 and warning in messages[0]) if warning else not messages
