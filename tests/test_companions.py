@@ -174,6 +174,7 @@ def test_alerts_and_the_end_are_posted_and_the_url_is_in_no_file_or_message(tmp_
     assert files and not [path for path in files if SECRET.encode() in path.read_bytes()] and SECRET not in caplog.text
 
 
+@pytest.mark.variants(1)
 @pytest.mark.process
 @pytest.mark.parametrize(("number", "code", "event", "why"), [
     (signal.SIGKILL, 1, "failed", "it was killed, or its host was lost"), (signal.SIGTERM, 143, "interrupted", "interrupted"),

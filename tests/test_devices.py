@@ -50,6 +50,7 @@ def test_a_model_is_on_the_device_of_its_committed_parameters(device):
         assert default_device() == device
 
 
+@pytest.mark.slow
 def test_training_from_parameters_on_another_device_changes_nothing(device):
     """The mesh of a language model follows its parameters, and training stays there."""
     start = small.language_model()

@@ -31,7 +31,7 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "hf")
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_script_runs(path, model, tmp_path, capsys):
     spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)

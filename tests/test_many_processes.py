@@ -185,6 +185,7 @@ def test_one_and_two_processes_write_the_same_files(runs):
         assert read(runs[2][0] / stage / "manifest.json")["status"] == "done"
 
 
+@pytest.mark.slow
 def test_the_checks_before_the_first_update_pass_in_two_processes(runs):
     checks = read(runs[2][0] / "ppo" / "checks.json")
     assert len(checks) == 5 and all(check["passed"] for check in checks)
@@ -283,6 +284,7 @@ def test_after_sigterm_to_one_process_all_save_a_checkpoint_at_one_step(made, ru
     assert steps == [len(read_metrics(stage / "metrics.jsonl"))]
 
 
+@pytest.mark.slow
 def test_if_a_process_is_killed_in_training_the_other_says_so_in_one_sentence(made):
     """The first process, which has JAX's coordination service. `parallel/test_hosts.py` kills each of several processes."""
     workdir = made / "killed"

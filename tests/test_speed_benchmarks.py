@@ -65,6 +65,7 @@ def peer(tmp_path):
     return ["--peer-python", sys.executable, "--peer-script", str(script)]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("name", "words"), [("sft", TEXT), ("dpo", TEXT), ("preference", TEXT),
                                              ("rollout", [*ROLLS, "--queue", "6"])])
 def test_without_a_peer_every_round_and_the_median_are_reported(name, words, capsys, tmp_path):

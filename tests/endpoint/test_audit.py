@@ -49,12 +49,14 @@ def test_an_audit_asks_the_server_in_both_orders_and_can_be_repeated_offline(fol
     assert audited(folder, capsys, *server, "--config.endpoint.offline=True")[0] == found
 
 
+@pytest.mark.slow
 def test_an_audit_does_not_change_the_counts_of_a_stage(folder, tiny_server, capsys):
     audited(folder, capsys, "--config.feedback.judge=endpoint", f"--config.endpoint.url={tiny_server.server.url}")
     with sqlite3.connect(folder / "audited" / "endpoint.sqlite") as connection:
         assert connection.execute("SELECT COUNT(*) FROM stage_counts").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_the_preview_shows_the_messages_that_the_server_gets(folder, tiny_server):
     values = resolve_auto(dataclasses.replace(config(folder, tiny_server.server.url), stages=("compare",)))
     shown = preview.rows(StageContext(values, folder / "run", folder / "run" / "compare", False), "compare", 16)[1]

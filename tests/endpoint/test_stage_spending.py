@@ -92,6 +92,7 @@ def test_a_replay_is_answered_from_the_store(folder, interrupted, tiny_server, c
         assert f"[{name}] 0 requests sent, {each['stored_hits']} answered from the store" in lines
 
 
+@pytest.mark.slow
 def test_progress_shows_the_money_spent(folder, tiny_server, capsys):
     run = config(folder, tiny_server.server.url, **PRICES)
     pipeline.run(run, folder / "shown")

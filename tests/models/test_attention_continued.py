@@ -40,6 +40,7 @@ def check(model: Model, T: int = 6, each: int = 3):
         np.testing.assert_allclose(own, expected[i, begin : begin + T], atol=1e-5)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("changes", [
     {}, {"window": 4}, GEMMA, {"cache_dtype": "int8"}, {"experts": Experts(4, 2)}, {"remat": True},
 ], ids=["plain", "window", "gemma", "int8 cache", "experts", "remat"])

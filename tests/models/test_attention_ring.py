@@ -121,7 +121,7 @@ def model_start():
     return tiny.to_host(Model(GEMMA).init(jax.random.key(1)))
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_local_and_global_layers_have_the_same_loss_and_gradients_as_on_one_device(mesh):
     assert len(ROWS.tokens) == 4 and (ROWS.segment_ids == 0).any() and ROWS.segment_ids.max() == 3

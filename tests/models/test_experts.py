@@ -23,6 +23,7 @@ def _loss(model, params):
     return jnp.einsum("btd,d->", jnp.sin(hidden), jnp.arange(16.0)) + balance
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (4, 1, 2), (1, 4, 2), (1, 2, 2, 2)])
 def test_experts_split_over_a_mesh_have_the_same_outputs_and_gradients(mesh):
     alone, split = tiny.model(**CHANGES), tiny.model(mesh, **CHANGES)

@@ -75,6 +75,7 @@ def _assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parity
 @pytest.mark.parametrize("meshed", [False, True])
 @pytest.mark.parametrize("name", list(_CONFIGS))

@@ -40,6 +40,7 @@ _CONFIG = {
 }
 
 
+@pytest.mark.slow
 def test_two_processes_load_a_model_and_the_first_writes_it(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "config.json").write_text(json.dumps(_CONFIG))

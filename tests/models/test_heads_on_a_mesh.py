@@ -75,7 +75,7 @@ def expected(temperature: float, cap: float | None, used: int):
     return values_and_gradients(functools.partial(whole, temperature, cap, WEIGHTS * (np.arange(T) < used)), HIDDEN, HEAD)
 
 
-@pytest.mark.variants(6)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(("chunks", "temperature", "cap", "used", "transposed"), [
     (3, 1.3, 2.5, None, True), (1, 0.7, None, None, False), (5, 0.7, None, None, True), (5, 1.3, 2.5, 4, False),

@@ -42,6 +42,7 @@ def adapters_of(model, decoder, read):
     return jax.tree.map(np.stack, tree, is_leaf=lambda x: isinstance(x, list))
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_logits_and_gradients_equal_pefts(kind, variant):

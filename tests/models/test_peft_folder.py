@@ -78,6 +78,7 @@ def test_adapters_of_peft_are_read_and_written_back(kind, scalar, changes, tmp_p
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("kind", "scalar", "settings"),
     [("llama", False, {}), ("llama", True, {"dora": True}), ("gpt_neox", False, {}),

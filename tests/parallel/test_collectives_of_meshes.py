@@ -67,6 +67,7 @@ def test_fsdp_gathers_the_kernels_of_each_layer_inside_the_loop_over_layers():
     assert all(one.axes == ("fsdp",) for one in updated(Mesh(fsdp=8)) if one.weight)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("mesh", [Mesh(fsdp=8), Mesh(data=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(fsdp=2, context=4)], ids=str)
 def test_the_gradient_of_the_head_is_not_sent_once_per_chunk(mesh):
     """The loop over chunks is the one whose number of iterations is decided at run time."""

@@ -76,6 +76,7 @@ def test_only_the_first_process_writes_and_prints(pair):
     assert "printed by" not in second.out and "[stage]" not in second.err
 
 
+@pytest.mark.variants(1)
 @pytest.mark.process
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("fault", 1, "ZeroDivisionError: a bug"), ("signal", 130, "interrupted"),
@@ -111,6 +112,7 @@ def test_if_one_process_is_killed_all_end_soon_in_one_sentence(killed):
             assert ended.err == f"process {number} ends because process {killed} did: it was killed, or its host was lost\n"
 
 
+@pytest.mark.variants(1)
 @pytest.mark.process
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("kill", 1, "process 1 ends because process 0 did: it was killed, or its host was lost\n"),
@@ -133,6 +135,7 @@ def test_if_the_first_process_is_stopped_and_then_killed_the_other_ends_soon_in_
     assert (other.code, other.err) == (code, said) and time.monotonic() - began < 5
 
 
+@pytest.mark.variants(1)
 @pytest.mark.process
 @pytest.mark.parametrize("signalled", [(0,), (0, 1)])
 def test_after_sigterm_all_processes_end_after_the_same_step(signalled):

@@ -116,6 +116,7 @@ def adaptive(buffer):
     return tiny.setup(kl_controller="adaptive", kl_target=target, kl_horizon=40, epochs=2, minibatches=1, target_kl=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stop_after_the_last_update_does_not_count(buffer, adaptive):
     state, metrics = ppo_update(adaptive, tiny.state(adaptive), buffer)
     assert counts(state.policy) == {2} and float(metrics.approx_kl) > 1e-6

@@ -138,7 +138,7 @@ def experience():
     return dataclasses.replace(found, weight=np.where(np.arange(8) == 5, 0, found.weight), importance=importance)
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UPDATES)
 def test_packing_micro_batches_and_uncounted_rows_change_nothing(name, experience):
     setup = tiny.setup(**UPDATES[name])
@@ -158,6 +158,7 @@ def test_without_a_critic_there_is_no_critic_state():
     assert int(state.step) == 1
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing():
     alone, meshed = (tiny.setup(mesh=m, **VARIANTS["grpo"]) for m in (None, (2, 2, 2)))
     _, experience, _ = collected(alone)

@@ -174,6 +174,7 @@ def test_queues_of_one_and_of_many_prompts_have_separate_forecasts(monkeypatch):
     assert third == []
 
 
+@pytest.mark.slow
 def test_the_queue_uses_the_programs_compiled_in_threads_for_a_mesh(monkeypatch):
     add = Ahead.add
 

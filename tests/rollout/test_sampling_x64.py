@@ -14,6 +14,7 @@ print(rollout.tokens.dtype, rollout.logprobs.dtype, int(rollout.response_length.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_sampling_works_with_64_bit_numbers():
     done = subprocess.run(

@@ -87,7 +87,7 @@ def test_a_prompt_too_long_for_the_short_tier(params, small):
     assert found[20].ids == expected and small["2 tiers"] > 0 < small["1 tiers"]
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "layered"), [
     ({"layers": 2, "window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, False),
     ({"cache_dtype": "int8"}, True),

@@ -103,6 +103,7 @@ def test_two_processes_resume_bit_exactly_on_the_same_mesh(folder):
     assert (folder / "cut" / "metrics.jsonl").read_bytes() == (folder / "whole" / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [MANY, ONE, None])
 def test_one_process_reads_bit_exactly_what_two_wrote(folder, mesh):
     same(flat(restored(folder / "of many", mesh)), np.load(folder / "restored.npz"))

@@ -154,7 +154,7 @@ SORTING = tuple(record.name for record in map(OBJECTIVES.get, OBJECTIVES.names()
 ALONE = tuple(name for name in OBJECTIVES.names() if name not in QUADRATIC + LOGISTIC + SORTING)
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["+".join(LOGISTIC), "+".join(QUADRATIC), "+".join(SORTING), *ALONE])
 def test_pitfall_08_packed_micro_batches_and_uncounted_rows_change_nothing(objective):
     """The content of padding rows changes nothing either, although KTO's KL and BCO's mean reward cover the whole batch.
@@ -178,7 +178,7 @@ def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
     assert_same(step(section(objective, batch=8), batch, mesh, packed=True), step(section(objective, batch=8), batch))
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "objective", "tokens"),
     [((2, 2, 2), "sigmoid+bco_pair", 0), (None, "kto", 0), (None, "orpo", 96), ((4, 1, 2), "sigmoid+bco_pair", 48)],
@@ -243,6 +243,7 @@ def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
         jax.eval_shape(answer_logprobs, LogprobArguments(model=model, params=other.abstract(), pairs=pairs()))
 
 
+@pytest.mark.slow
 def test_a_sum_of_objectives_is_the_sum_of_their_losses():
     """MPO, arXiv 2411.10442: .8 sigmoid + .2 bco_pair + an SFT term. In each part the anchor of bco is that of the whole
     batch."""

@@ -46,7 +46,7 @@ def on(mesh: Mesh, keep: str, **changes) -> Model:
     return Model(dataclasses.replace(DECODER, **changes), sharding=make_sharding(dataclasses.replace(mesh, keep_gathered=keep)))
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "changes"),
     [(Mesh(data=2, fsdp=2, tensor=2), {"tie_embeddings": True, "experts": Experts(count=4, per_token=2)}),

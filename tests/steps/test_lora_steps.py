@@ -97,6 +97,7 @@ def assert_unchanged(base, host):
     chex.assert_trees_all_equal(tiny.to_host(base), host)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("kind", STEPS)
 def test_an_update_follows_the_chain_rule_and_leaves_the_base_unchanged(kind):
     step, head = STEPS[kind]
@@ -112,7 +113,7 @@ def test_an_update_follows_the_chain_rule_and_leaves_the_base_unchanged(kind):
     assert_unchanged(base, frozen(params))
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 def test_a_ppo_update_follows_the_chain_rule_and_leaves_the_base_unchanged(critic):
     """Policy and critic share one base, with separate or shared adapters."""

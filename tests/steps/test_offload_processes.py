@@ -53,6 +53,7 @@ def move(folder: pathlib.Path) -> None:
     print("all moved")
 
 
+@pytest.mark.slow
 def test_two_processes_move_their_shards_and_read_them_back(tmp_path):
     found = processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(tmp_path)])
     assert "all moved" in found[0].out  # The others print nothing.

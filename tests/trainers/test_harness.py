@@ -86,6 +86,7 @@ def evaluated(model, tasks, chat):
                            task_manager=TaskManager(include_path=tasks, include_defaults=False))
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parity
 def test_tasks_have_the_numbers_of_the_hugging_face_backend(folder, ours, theirs, tasks, monkeypatch):
     """As a chat with bos and without, and as text that begins with a space. The next test has text for every tokenizer."""
