@@ -158,7 +158,7 @@ def balance(section: DPOConfig, desirable: Sequence[bool], title: str) -> dict[s
             wanted = (low + high) / 2 * section.undesirable_weight * bad / good
             advice = f"set config.dpo.desirable_weight to {wanted:.3g}"
         logging.getLogger("jaxalign").warning(
-            f"{title}: the weighted ratio of {good} good answers (weight {section.desirable_weight:g}) to {bad} bad ones (weight "
-            f"{section.undesirable_weight:g}) is {shown}; the KTO paper recommends {low:g} to {high:g}: {advice}"
+            f"{title}: the weighted ratio of {good} good answers (weight {section.desirable_weight:g}) to {bad} bad ones "
+            f"(weight {section.undesirable_weight:g}) is {shown}; the KTO paper recommends {low:g} to {high:g}: {advice}"
         )
     return {"desirable": good, "undesirable": bad, "ratio": ratio}
