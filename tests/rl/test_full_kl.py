@@ -140,7 +140,7 @@ def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
     chex.assert_trees_all_equal(tiny.to_host(base), tiny.host_params())
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("reference_seed", [0, 1])
 @pytest.mark.parametrize("settings", [REWARD, LOSS], ids=["reward", "loss"])
 def test_the_checks_of_step_0_pass_and_detect_another_reference(settings, reference_seed):

@@ -24,7 +24,7 @@ from jaxalign.steps.state import abstract_state, init_state
 from jaxalign.tracking.metrics import read_metrics
 from tests import processes, tiny
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 # data, fsdp, tensor: of two processes with four devices each, and of one process. Both processes are needed for a whole weight,
 # and both have the weights of the norms.
@@ -97,13 +97,11 @@ def same(found: dict, expected: dict, rtol: float = 0.0, atol: float = 0.0) -> N
         np.testing.assert_allclose(found[name], value, rtol=rtol, atol=atol, err_msg=name)
 
 
-@pytest.mark.slow
 def test_two_processes_resume_bit_exactly_on_the_same_mesh(folder):
     same(np.load(folder / "resumed.npz"), np.load(folder / "whole.npz"))
     assert (folder / "cut" / "metrics.jsonl").read_bytes() == (folder / "whole" / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [MANY, ONE, None])
 def test_one_process_reads_bit_exactly_what_two_wrote(folder, mesh):
     same(flat(restored(folder / "of many", mesh)), np.load(folder / "restored.npz"))

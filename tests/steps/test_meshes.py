@@ -60,7 +60,7 @@ def result(mesh, keep=False):
     return jax.tree.map(np.subtract, starts, tiny.to_host(params)), tiny.to_host(metrics)
 
 
-@pytest.mark.variants(1)
+@pytest.mark.slow
 # Weights stay gathered over an update on the mesh that splits them most; `test_mesh_grid.py` has it without.
 @pytest.mark.parametrize(("mesh", "keep"), [(mesh, mesh == (1, 4, 2)) for mesh in tiny.MESHES])
 def test_pitfall_21_losses_and_gradients_equal_those_on_one_device(mesh, keep):
