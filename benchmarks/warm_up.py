@@ -31,11 +31,11 @@ def warm_up(engine: Engine, params, sampling: Sampling, longest: int) -> None:
 
 
 def _run_all(session: Session, longest: int) -> None:
-    parts, most = session.parts, session.sizes[-1]
+    parts, most, platform = session.parts, session.sizes[-1], session.model.sharding.platform
     lengths = _lengths(session, longest)
     made = []
     for length in lengths:
-        for count in sorted(set(prefill_sizes(length, parts, most))):
+        for count in sorted(set(prefill_sizes(length, parts, most, platform))):
             made.append(session.prefill(np.zeros((parts, count, length), np.int32)))
     for layout, others in _layouts(session, lengths).items():
         session.empty(layout)

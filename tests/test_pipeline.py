@@ -16,7 +16,9 @@ from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
 from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
+from jaxalign.pipeline import running
 from jaxalign.pipeline.changes import MovedFiles
+from jaxalign.rollout import forecast
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import read_manifest
 
@@ -523,3 +525,14 @@ def test_a_run_returns_summaries_evaluation_and_report(stages, tmp_path):
 def test_a_path_with_an_unknown_user_was_not_moved():
     """A path may be recorded on another machine, whose users this one does not have."""
     assert MovedFiles([], None, None).find("~no-such-user/model", "/elsewhere/model") == set()
+
+
+@pytest.mark.parametrize(("done", "later", "released"), [
+    ("revise", ["sft"], True), ("revise", ["sft", "evaluate", "report"], False), ("evaluate", ["report"], False),
+    ("pretrain", ["sft"], False), ("ppo", [], False),
+])
+def test_programs_of_sampling_are_released_if_later_stages_only_train(done, later, released, monkeypatch):
+    calls = []
+    monkeypatch.setattr(forecast, "release_programs", lambda: calls.append(1))
+    running._release_programs(done, later)
+    assert len(calls) == released

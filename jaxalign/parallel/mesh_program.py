@@ -60,6 +60,12 @@ class MeshProgram:
     def lower(self, *args: Any) -> jax.stages.Lowered:
         return self._for(args).lower(*args)
 
+    def clear_cache(self) -> None:
+        """Frees the compiled programs."""
+        for name in ("_plain", "_overlapping", "_on_cpus"):
+            if name in self.__dict__:
+                getattr(self, name).clear_cache()
+
     def _for(self, args: tuple) -> Callable:
         leaves = jax.tree.leaves(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

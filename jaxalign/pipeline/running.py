@@ -21,6 +21,7 @@ from jaxalign.pipeline.changes import CONFIG, Changes, compare_stages, refusal, 
 from jaxalign.pipeline.companions import Companions, accompanied
 from jaxalign.pipeline.graph import Load, inputs, loader, unread
 from jaxalign.registry.judges import judge_file
+from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared import manifest as manifests
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import DONE, find_manifest, fingerprint, new_manifest
@@ -105,8 +106,10 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
         _check_alike(config, storage)
         hosts.once(lambda: _make_ready(config, storage, overwrite, load))
         with accompanied(config, storage) as companions:
-            for name in rounds.folders(config):
-                _bring_to_done(name, config, storage, load, companions)
+            names = rounds.folders(config)
+            for number, name in enumerate(names):
+                if _bring_to_done(name, config, storage, load, companions):
+                    _release_programs(name, names[number + 1 :])
         hosts.wait()
         result = read_results(storage, rounds.folders(config))
         if hosts.is_first() and result.evaluation is not None:
@@ -184,19 +187,21 @@ def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -
             print(f"warning: {sentence}", flush=True)
 
 
-def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, companions: Companions) -> None:
+def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, companions: Companions) -> bool:
+    """Runs a stage, or what is left of it. Returns whether anything was left."""
     resumed = hosts.once(lambda: _begin(name, config, storage, load))
     if resumed is None:
-        return
+        return False
     companions.begin(rounds.label(name))
     # Imported here, with JAX, so that a mistake in the arguments is reported at once.
-    from jaxalign.parallel.freed_memory import return_freed_memory
+    from jaxalign.parallel.host_memory import return_freed_memory, shorten_locations
     from jaxalign.parallel.precision import use_matmul_precision
     from jaxalign.stages.shared.micro_batches import with_micro_batches
     from jaxalign.stages.shared.spending import counted
 
     use_compile_cache(config.compile_cache)
     return_freed_memory()
+    shorten_locations()
     use_matmul_precision(config.model.matmul_precision)
     _show_devices()
     (stage_name, number), directory = rounds.parse(name), storage.path(name)
@@ -216,6 +221,19 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
     hosts.once(lambda: _finish(stage, name, config, storage, context.left_out))
     if hosts.is_first():
         print(f"[{rounds.label(name)}] finished", flush=True)
+    return True
+
+
+def _release_programs(name: str, later: Sequence[str]) -> None:
+    """Frees the programs of sampling after the last stage that samples, if later stages need memory for others.
+
+    name: a stage that has finished. later: the stages after it.
+    """
+    done, *left = (STAGES.get(rounds.parse(other)[0], "config.stages") for other in (name, *later))
+    if done.samples and not any(record.samples for record in left) and any(record.programs for record in left):
+        from jaxalign.rollout.forecast import release_programs
+
+        release_programs()
 
 
 @functools.cache  # once in a process

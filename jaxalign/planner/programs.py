@@ -279,7 +279,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     held = {**held, **moved}
     rows = functools.partial(run.rows, sampling=True)
     parts = own.sharding.batch_size
-    count = prefill_sizes(P, parts, batch // parts)[1] * parts
+    count = prefill_sizes(P, parts, batch // parts, own.sharding.platform)[1] * parts
     slots = slot_counts(P + N)[-1]
     cache, half, prefilled = (own.abstract_cache(*size) for size in ((batch, slots), (batch, -(-slots // 2)), (count, P)))
     row, prompts, slot = rows(jnp.int32, batch), rows(jnp.int32, count, P), run.scalar(jnp.int32)

@@ -15,7 +15,7 @@ from jaxalign.models.cache import Tiers
 from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.rollout.layouts import Layout, single
 from jaxalign.rollout.responses import SampledRow
-from jaxalign.rollout.ring import DECODING, NOTHING, Drawn, prefill, prefill_after, reroll
+from jaxalign.rollout.ring import DECODING, NOTHING, Drawn, exchange, insert, prefill, prefill_after, reroll
 from jaxalign.rollout.session import LEFT, STEPS, Session
 
 Described = tuple[Callable, tuple]
@@ -88,6 +88,13 @@ def forget() -> None:
     """Forgets every program; call it after `jax.clear_caches`."""
     _known.clear()
     _begun.clear()
+
+
+def release_programs() -> None:
+    """Frees all compiled programs of sampling. A later call compiles its program again, or reads it from the compile cache."""
+    for program in (prefill, prefill_after, insert, exchange, reroll, *DECODING):
+        program.clear_cache()
+    forget()
 
 
 def _kind(session: Session) -> tuple:

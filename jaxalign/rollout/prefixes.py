@@ -93,13 +93,14 @@ class SharedPrefill(NamedTuple):
         ]
 
 
-def shared_prefills(groups: Sequence[Sequence[Related]], bucket: int, most: int) -> list[SharedPrefill]:
+def shared_prefills(groups: Sequence[Sequence[Related]], bucket: int, most: int, platform: str) -> list[SharedPrefill]:
     """The prefills of groups of prompts.
 
     Args:
       groups: the groups of each part of the mesh.
       bucket: see `padded_length`.
       most: the maximum number of rows of a part.
+      platform: see `prefill_sizes`.
     """
     def shape(group: Related) -> tuple[int, int, int]:
         rest, each = max(map(len, group.prompts)) - group.shared, 1 << (len(group.prompts) - 1).bit_length()
@@ -108,7 +109,7 @@ def shared_prefills(groups: Sequence[Sequence[Related]], bucket: int, most: int)
     prefills = []
     for prefix, rest, each in sorted({shape(group) for part in groups for group in part}):
         left = [[group for group in part if shape(group) == (prefix, rest, each)] for part in groups]
-        few, many = prefill_sizes(prefix + each * rest, len(groups), max(1, most // each))
+        few, many = prefill_sizes(prefix + each * rest, len(groups), max(1, most // each), platform)
         while any(left):
             count = few if max(map(len, left)) <= FEW * few else many
             prefills.append(SharedPrefill(prefix, rest, count, each, [part[:count] for part in left]))

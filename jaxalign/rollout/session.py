@@ -274,12 +274,13 @@ class Session:
 
     def _prefill(self, fresh: Fresh) -> None:
         """Prefills the entering prompts that are not kept: first groups with a common prefix, then the others."""
-        for shared in shared_prefills(self.prefills.groups(fresh), self.bucket, self.sizes[-1]):
+        platform = self.model.sharding.platform
+        for shared in shared_prefills(self.prefills.groups(fresh), self.bucket, self.sizes[-1], platform):
             arrays = [self._place(x, ("batch", None)[: x.ndim]) for x in shared.arrays()]
             caches = self.call(prefill_after, self.model, self.params, *arrays)
             self.enter(caches, self.prefills.plan(caches, shared.sources(), fresh))
             del caches  # Free them, unless they are kept, before the next prefill.
-        for length, count, prompts in prefill_groups(fresh, self.padded, self.sizes[-1]):
+        for length, count, prompts in prefill_groups(fresh, self.padded, self.sizes[-1], platform):
             tokens = np.zeros((self.parts, count, length), np.int32)
             for part, entering in enumerate(prompts):
                 for source, prompt in enumerate(entering):

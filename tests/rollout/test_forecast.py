@@ -219,3 +219,17 @@ def test_a_queue_whose_forecast_fails_is_answered_with_a_warning(monkeypatch, ca
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         assert tiny.respond(engine, params, SHORT, KEY, ENDLESS, range(5)) == expected
     assert "sampling could not be compiled ahead;" in caplog.text and "division" in caplog.text
+
+
+def test_released_programs_are_compiled_again():
+    """The second queue compiles nothing, the third everything."""
+    model = tiny.model(embed=24)
+    params, counts = tiny.place(model, model.init(jax.random.key(0))), []
+    for release in (True, False, True):
+        if release:
+            module.release_programs()
+        SEEN.clear()
+        tiny.respond(Engine(model, 2, 64, 8), params, [[1, 7]] * 2, KEY, ENDLESS, range(2))
+        counts.append([len(compiled(f"({name})")) for name in ("prefill", "insert", "decode_chunk")])
+    first, second, third = counts
+    assert first == third and min(first) > 0 and second == [0, 0, 0]

@@ -146,3 +146,10 @@ def test_tiers_need_an_even_number_of_slots_and_enough_rows():
 
 def test_a_ring_has_no_more_slots_than_the_longest_row_needs():
     assert slot_counts(39, limit=41) == [42] and slot_counts(150, limit=150) == [64, 150] and slot_counts(150, 999) == [64, 160]
+
+
+@pytest.mark.parametrize(("platform", "sizes"), [("cpu", (4, 4)), ("gpu", (4, 64)), ("tpu", (4, 64))])
+def test_prefills_on_a_cpu_have_one_size(platform, sizes, monkeypatch):
+    """64 prompts of 32 tokens are 2,048 tokens, the largest prefill; a small one has a sixteenth of them."""
+    monkeypatch.undo()
+    assert layouts.prefill_sizes(32, 1, 64, platform) == sizes
