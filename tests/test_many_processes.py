@@ -191,6 +191,7 @@ def test_the_checks_before_the_first_update_pass_in_two_processes(runs):
     assert len(checks) == 5 and all(check["passed"] for check in checks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["pretrain", "ppo"])
 def test_metrics_agree_to_rounding(runs, stage):
     expected, found = (read_metrics(runs[count][0] / stage / "metrics.jsonl") for count in (1, 2))
@@ -201,6 +202,7 @@ def test_metrics_agree_to_rounding(runs, stage):
             np.testing.assert_allclose(one[name], value, rtol=1e-5, atol=5e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_one_and_two_processes_sample_the_same_responses(runs):
     expected, found = (rows(runs[count][0], "evaluate") for count in (1, 2))
     fields = ("model", "prompt_id", "response", "tokens", "gold", "complete")
@@ -211,6 +213,7 @@ def test_one_and_two_processes_sample_the_same_responses(runs):
     assert read(runs[2][0] / "evaluate" / "summary.json")["length"] == read(runs[1][0] / "evaluate" / "summary.json")["length"]
 
 
+@pytest.mark.slow
 def test_a_users_reward_is_called_once_for_all_rows(runs):
     for _, _, calls in runs.values():
         # Once in each iteration, and for the answers of each of two models in evaluate.
@@ -218,6 +221,7 @@ def test_a_users_reward_is_called_once_for_all_rows(runs):
         assert {line.split(" ", 1)[1] for line in calls} == {"8 8 8"}
 
 
+@pytest.mark.slow
 def test_a_reward_called_during_sampling_also_runs_in_one_process(made, runs):
     calls = [line.split() for line in (made / "early" / "calls").read_text().splitlines()]
     assert len({process for process, *_ in calls}) == 1 and sum(int(count) for _, count, *_ in calls) == 16
@@ -225,6 +229,7 @@ def test_a_reward_called_during_sampling_also_runs_in_one_process(made, runs):
     assert [row["score"] for row in found] == pytest.approx([row["score"] for row in expected])
 
 
+@pytest.mark.slow
 def test_only_the_first_process_prints(runs):
     first, second = runs[2][1]
     assert first.out.splitlines()[0] == "[pretrain] starting" and "Report: " in first.out
@@ -233,6 +238,7 @@ def test_only_the_first_process_prints(runs):
     assert marker and "[" + "pretrain]" not in second.out + said and "Report" not in second.out
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_reported_as_done(runs):
     first, second = runs[2][1]
     _, marker, printed = first.out.partition("FINISHED RUN:\n")
@@ -263,6 +269,7 @@ def test_a_work_directory_that_is_not_shared_is_refused(refused):
     assert not list(workdir.rglob("manifest.json"))
 
 
+@pytest.mark.slow
 def test_all_processes_report_an_error_of_the_first(runs):
     for one in runs[2][1]:
         _, marker, said = one.err.partition("REFUSED:")
@@ -276,6 +283,7 @@ def test_a_placement_is_refused_before_the_devices_are_started(refused):
         assert "PLACEMENT: placement interleave needs one process, but this run has 2" in one.err
 
 
+@pytest.mark.slow
 def test_after_sigterm_to_one_process_all_save_a_checkpoint_at_one_step(made, runs):
     found, stage = runs[2][1], made / "ended" / "pretrain"
     assert [one.code for one in found] == [143, 143] and found[0].seconds < 30
