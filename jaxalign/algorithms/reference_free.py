@@ -146,6 +146,7 @@ def _log_odds(logprobs: jax.Array) -> jax.Array:
 
 
 def _add_nll(loss: jax.Array, nll: Any, coef: Any, mask: Any) -> jax.Array:
+    """The loss with the weighted NLL of the counted rows; `loss` itself without an NLL."""
     require_scalar("nll_coef", coef, 0)
     if nll is None:
         return loss

@@ -197,6 +197,7 @@ def _paper(source: str, name: str, entry: Any) -> Principle:
 
 
 def _field(where: str, entry: Any, field: str) -> str:
+    """The text in a field of an entry, without surrounding spaces. Raises UserError if there is none."""
     if not isinstance(entry, dict):
         raise UserError(f"{where} is a {type(entry).__name__}; expected an object")
     value = entry.get(field)

@@ -146,6 +146,7 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
 
 
 def _strings(value: Any, name: str, count: int | None, where: str) -> tuple[str, ...]:
+    """The texts of a list in form.json. Raises UserError if one is empty or their number is not `count`."""
     fits = isinstance(value, list) and all(isinstance(item, str) and item for item in value) and count in (None, len(value))
     if not fits:
         number = "" if count is None else f"{count} "

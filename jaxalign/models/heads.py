@@ -238,6 +238,7 @@ def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
 
 
 def _add(way: _Way, total: jax.Array, hidden_BxCxD, gradient_BxCxV) -> jax.Array:
+    """Adds the gradient of a chunk of positions to a sum from `_no_sum`."""
     split, result = way.split, "vd" if way.transposed else "dv"
     if total.ndim == 2:
         return total + jnp.einsum(f"bcd,bcv->{result}", hidden_BxCxD, gradient_BxCxV, preferred_element_type=jnp.float32)

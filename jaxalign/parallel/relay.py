@@ -52,6 +52,7 @@ def _accept(server: socket.socket, address: tuple[str, int], hold_seconds: float
 
 
 def _pass_on(source: socket.socket, target: socket.socket, hold_seconds: float) -> None:
+    """Sends what the source sends to the target. Ends the stream `hold_seconds` after the source has ended."""
     with contextlib.suppress(OSError):
         while part := source.recv(_PART):
             target.sendall(part)

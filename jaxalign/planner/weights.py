@@ -152,6 +152,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> WeightBytes:
 
 
 def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[float, float]:
+    """See `WeightBytes.copies`; zeros if the width is not split, or each part of it fills whole lanes."""
     ways = split_ways(model.sharding.rules["embed"], model.sharding.mesh.shape)
     if ways == 1 or model.config.embed // ways % LANES == 0:
         return 0.0, 0.0

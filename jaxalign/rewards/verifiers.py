@@ -181,6 +181,7 @@ def _as_number(answer: Any) -> Fraction | None:
 
 
 def _column(verifier: str, name: str, column: Any, responses: Sequence[str]) -> Sequence[Any]:
+    """The column that a verifier reads. Raises UserError unless it has one entry per response."""
     if column is None:
         raise UserError(f"{verifier} needs the column {name!r}, with one entry per row; add it to the data set")
     if isinstance(column, str) or len(column) != len(responses):

@@ -87,6 +87,7 @@ def read_facts(folder: str | Path) -> ModelFacts:
 
 
 def _kind(tokenizer: Tokenizer, style: str) -> str:
+    """The kind of a model, by its prompt style and its chat template."""
     template = tokenizer.files.chat_template or ""
     if style != "chat":
         return MARKED if style == "compact" else BASE

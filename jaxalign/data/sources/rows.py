@@ -123,6 +123,7 @@ def _is_table(path: pathlib.Path) -> bool:
 
 
 def _folder(path: pathlib.Path, mapped: ColumnMap, prompt_field: str) -> RowFile:
+    """The rows of a folder: a table of its files if it holds tables or a saved data set, otherwise their texts in order."""
     files = _folder_files(path)
     if (path / _STATE).is_file() or files[0].suffix.lower() in _TABLES:
         parts = [arrow_part(file) for file in files]

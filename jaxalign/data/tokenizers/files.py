@@ -116,6 +116,7 @@ def _content(folder: Path, part: str, value: Any) -> str:
 
 
 def _ids(folder: Path, part: str, value: Any) -> tuple[int, ...]:
+    """The ids that a config file gives, as one number or a list. Negative ones stand for no token and are left out."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for item in ids:
         if not isinstance(item, int) or isinstance(item, bool):

@@ -147,6 +147,7 @@ def _rating(rng: np.random.Generator, good: bool) -> int:
 
 
 def _draw_request(rng: np.random.Generator, seen: tuple[Topic, ...]) -> tuple[Topic, Relation, tuple[Message, ...]]:
+    """Draws a topic, one of its relations, and a request about it. All kinds of requests are equally likely."""
     topic = pick(rng, seen)
     relation = pick(rng, topic.relations)
     requests = requests_about(relation)

@@ -269,6 +269,7 @@ def _pairs(context: StageContext, reader: str | None) -> tuple[list[Comparison],
 
 
 def _preference_row(pair: Comparison, plain: bool) -> Row:
+    """A row for trainers of preferences. The scores are the probabilities that each answer is the better one."""
     first = pair.label > 0.5
     chosen, rejected = (pair.response_a, pair.response_b) if first else (pair.response_b, pair.response_a)
     score = pair.label if first else 1 - pair.label

@@ -170,6 +170,7 @@ def _ask(context: StageContext, stage: str, questions: Sequence[_Question]) -> l
 
 
 def _measure(config: Config, questions: Sequence[_Question], verdicts: Sequence[Sequence[Verdict]]) -> Audit:
+    """The audit of the verdicts on both orders of each question."""
     trials = [
         Trial(question.pair, question.gold, tuple(map(len, question.shown)), question.principle.name,
               question.comparison.prompt.columns.get("kind"), both)

@@ -59,6 +59,7 @@ def base_params(context: StageContext, model: Model) -> Params:
 
 
 def _read_base(context: StageContext, model: Model, kind: str = "float32") -> Params:
+    """Reads the base, after checking that the length and the vocabulary of a model folder fit the run."""
     config = context.config
     if config.model.source == "huggingface":
         base = base_config(config, context.workdir)
