@@ -194,14 +194,13 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
         return False
     companions.begin(rounds.label(name))
     # Imported here, with JAX, so that a mistake in the arguments is reported at once.
-    from jaxalign.parallel.host_memory import return_freed_memory, shorten_locations
+    from jaxalign.parallel.freed_memory import return_freed_memory
     from jaxalign.parallel.precision import use_matmul_precision
     from jaxalign.stages.shared.micro_batches import with_micro_batches
     from jaxalign.stages.shared.spending import counted
 
     use_compile_cache(config.compile_cache)
     return_freed_memory()
-    shorten_locations()
     use_matmul_precision(config.model.matmul_precision)
     _show_devices()
     (stage_name, number), directory = rounds.parse(name), storage.path(name)

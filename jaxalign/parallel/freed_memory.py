@@ -1,4 +1,4 @@
-"""Memory of the host that the compiler and compiled programs take."""
+"""Returns host memory that the compiler has freed to the system."""
 
 from __future__ import annotations
 
@@ -37,10 +37,3 @@ def return_freed_memory() -> None:
             earliest = ended + (ended - began) / _SHARE
 
     jax.monitoring.register_event_duration_secs_listener(after_compiling)
-
-
-def shorten_locations() -> None:
-    """Makes JAX store one line of source code with each operation, for profiles and compiler dumps, instead of up to ten. On a
-    CPU, compiled programs keep these lines in memory. JAX_TRACEBACK_IN_LOCATIONS_LIMIT takes precedence."""
-    if "JAX_TRACEBACK_IN_LOCATIONS_LIMIT" not in os.environ:
-        jax.config.update("jax_traceback_in_locations_limit", 1)

@@ -1,4 +1,4 @@
-"""Memory of the host: what malloc keeps returns to the system, and programs name one line of source code per operation."""
+"""Memory that malloc keeps for the process is returned to the system after a compilation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import ctypes, sys
 import jax
-from jaxalign.parallel.host_memory import return_freed_memory
+from jaxalign.parallel.freed_memory import return_freed_memory
 
 def resident():  # Anonymous memory in bytes.
     lines = open("/proc/self/status").read().splitlines()
@@ -43,25 +43,3 @@ print((resident() - before) >> 20)
 def test_memory_freed_before_a_compilation_is_returned(mode, least, most):
     done = subprocess.run([sys.executable, "-c", PROGRAM, mode], check=True, stdout=subprocess.PIPE, text=True)
     assert least <= int(done.stdout) <= most, f"MB kept: {done.stdout}"
-
-
-LOCATIONS = """
-import jax
-from jaxalign.parallel.host_memory import shorten_locations
-
-def inner(x):
-    return x * 2
-
-shorten_locations()
-print(jax.jit(lambda x: inner(x) + 1).lower(1.0).as_text(debug_info=True).count("callsite"))
-"""
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(("limit", "called"), [(None, False), ("10", True)])
-def test_an_operation_names_one_line_unless_jaxs_variable_asks_for_more(limit, called, monkeypatch):
-    """JAX writes the lines that called the one of an operation as "callsite"."""
-    if limit is not None:
-        monkeypatch.setenv("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", limit)
-    done = subprocess.run([sys.executable, "-c", LOCATIONS], check=True, stdout=subprocess.PIPE, text=True)
-    assert (int(done.stdout) > 0) == called
