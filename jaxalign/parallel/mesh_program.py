@@ -19,6 +19,10 @@ ON_CPUS = {"xla_cpu_use_fusion_emitters": False}
 """Options for programs on CPUs. Without XLA's newer fusion emitters, compilation takes less time, and the peak memory of a
 stage that compiles its programs is 275 to 410 MB lower. Steps take up to 3% longer (benchmarks/RESULTS.md)."""
 
+IN_ONE_PART = ON_CPUS | {"xla_cpu_parallel_codegen_split_count": 1}
+"""`ON_CPUS` for programs that are compiled several at a time. By default XLA generates the code of a program in up to 32 parts
+in parallel; stage revise then needs 7 to 20 MB more (benchmarks/RESULTS.md)."""
+
 
 @functools.cache
 def supports(option: str, value: bool | int) -> bool:
@@ -33,7 +37,7 @@ def supports(option: str, value: bool | int) -> bool:
 
 
 class MeshProgram:
-    """A jitted function with compiler options for its devices: `OVERLAP` on several GPUs, `ON_CPUS` on CPUs.
+    """A jitted function with compiler options for its devices: `OVERLAP` on several GPUs, `on_cpus` on CPUs.
 
     The devices are those of the first array among its arguments that has a mesh; if none has, there are no options.
 
@@ -43,13 +47,14 @@ class MeshProgram:
     Args:
       function: the function.
       overlap: False leaves out `OVERLAP`.
+      on_cpus: the options on CPUs.
       jit: further arguments of `jax.jit`.
     """
 
-    def __init__(self, function: Callable, overlap: bool = True, **jit: Any):
+    def __init__(self, function: Callable, overlap: bool = True, on_cpus: dict[str, Any] = ON_CPUS, **jit: Any):
         functools.update_wrapper(self, function)
         self._jit = functools.partial(jax.jit, function, **jit)
-        self._plain, self._overlap = self._jit(), overlap
+        self._plain, self._overlap, self._options = self._jit(), overlap, on_cpus
 
     def __call__(self, *args: Any) -> Any:
         return self._for(args)(*args)
@@ -84,7 +89,7 @@ class MeshProgram:
 
     @functools.cached_property
     def _on_cpus(self) -> Callable:
-        return self._jit(compiler_options=available(ON_CPUS))
+        return self._jit(compiler_options=available(self._options))
 
 
 def available(options: dict[str, Any]) -> dict[str, Any] | None:

@@ -23,28 +23,29 @@ from jaxalign.models.heads import lm_logits
 from jaxalign.models.model import Model
 from jaxalign.models.unstacked import has_quantised_layers, unstacks
 from jaxalign.parallel.manual import on_each_device
-from jaxalign.parallel.mesh_program import MeshProgram, supports
+from jaxalign.parallel.mesh_program import IN_ONE_PART, MeshProgram, supports
 from jaxalign.rollout.layouts import Layout
 from jaxalign.rollout.sampling import Variant, sample, unpack
 
 NOTHING, NOT_FINITE = -1, -2
 """Markers in place of a token: the row generated none; the row ended because its logits were not all finite."""
+_Program = functools.partial(MeshProgram, overlap=False, on_cpus=IN_ONE_PART)
 
 
-@functools.partial(MeshProgram, overlap=False, static_argnames="model")
+@functools.partial(_Program, static_argnames="model")
 def prefill(model: Model, params, prompts) -> Caches:
     """Keys and values of right-padded prompts int32 [R, P]: token i in slot i. model: with the rules of `Model.generation`."""
     chex.assert_rank(prompts, 2)
     return model.prefill(params, prompts)[1]
 
 
-@functools.partial(MeshProgram, overlap=False, static_argnames="model")
+@functools.partial(_Program, static_argnames="model")
 def prefill_after(model: Model, params, prefixes, counts, rest) -> Caches:
     """`prefill` of prompts that share prefixes: their keys and values, token i in slot i. See `Model.prefill_after`."""
     return model.prefill_after(params, prefixes, counts, rest)
 
 
-@functools.partial(MeshProgram, overlap=False, static_argnames="model", donate_argnames="tiers")
+@functools.partial(_Program, static_argnames="model", donate_argnames="tiers")
 def insert(model: Model, tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
     """Writes prompts into rows of the rings, with their last tokens in the slot before `slot`. Overwrites these rows.
 
@@ -55,7 +56,7 @@ def insert(model: Model, tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
     return _by_part(model, _enter, (tiers, prompts), plan, slot)
 
 
-@functools.partial(MeshProgram, overlap=False, static_argnames="model", donate_argnames="tiers")
+@functools.partial(_Program, static_argnames="model", donate_argnames="tiers")
 def exchange(model: Model, tiers: Tiers, plan, slot) -> Tiers:
     """Swaps rows between two tiers. plan int32 [parts, n, 2]: n entries (row of the short tier, row of the long tier) for each
     part; a row of -1 ends the list. A row from the long tier keeps only its latest tokens, as many as the short tier has slots.
@@ -64,7 +65,7 @@ def exchange(model: Model, tiers: Tiers, plan, slot) -> Tiers:
     return _by_part(model, _exchange, (tiers,), plan, slot)
 
 
-@functools.partial(MeshProgram, overlap=False, static_argnames=("model", "layout"))
+@functools.partial(_Program, static_argnames=("model", "layout"))
 def reroll(model: Model, tiers: Tiers, index, slot, layout: Layout) -> Tiers:
     """Moves rows to rings of another layout, keeping their latest tokens; the next slot is then 0. index int32 [parts, n]: the
     old row of each new row of a part, both counted through the tiers."""
@@ -192,7 +193,7 @@ class _Loop(NamedTuple):
 _JIT = {"static_argnames": ("model", "variant", "steps"), "donate_argnames": "tiers"}
 
 
-@functools.partial(MeshProgram, overlap=False, **_JIT)
+@functools.partial(_Program, **_JIT)
 def decode_chunk(
     model: Model, params, tiers: Tiers, rows, control, variant: Variant, steps: int
 ) -> tuple[Tiers, Drawn]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxalign.parallel.mesh_program import ON_CPUS, OVERLAP, MeshProgram, available, supports
+from jaxalign.parallel.mesh_program import IN_ONE_PART, ON_CPUS, OVERLAP, MeshProgram, available, supports
 from jaxalign.rollout.ring import GPU_OPTIONS, IN_PLACE
 
 
@@ -31,7 +31,7 @@ def test_a_program_is_called_like_the_result_of_jit():
 
 
 def test_options_that_xla_does_not_have_are_left_out_with_a_warning(caplog):
-    assert all(supports(*option) for options in (OVERLAP, ON_CPUS, GPU_OPTIONS, IN_PLACE) for option in options.items())
+    assert all(supports(*option) for options in (OVERLAP, IN_ONE_PART, GPU_OPTIONS, IN_PLACE) for option in options.items())
     assert not supports("xla_gpu_an_option_of_another_version", True)
     assert "without the option xla_gpu_an_option_of_another_version" in caplog.text
 
