@@ -135,7 +135,7 @@ def test_a_run_that_fails_before_it_writes_anything_leaves_a_page_until_it_is_re
         name = "ppo"
 
         def run(self, context):
-            raise UserError("no prompts are left; give more")
+            raise UserError("no prompts are left;\n  give more")
 
     with pytest.raises(UserError):
         run(tmp_path, Fails(), system_seconds=60, live_report_seconds=seconds)

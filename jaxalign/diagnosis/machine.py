@@ -160,8 +160,13 @@ def disk(workdir: Path) -> list[Finding]:
         except OSError as error:
             findings.append(Finding(name, "problem", f"{folder} cannot be read: {error.strerror or error}"))
             continue
+        if not os.access(folder, os.W_OK):
+            remedy = "choose another --workdir" if name == "disk" else "set TMPDIR to a folder that can be written"
+            findings.append(Finding(name, "problem", f"{folder} cannot be written; {remedy}"))
+            continue
         text = f"{free / GIB:.1f} GiB free in {folder}"
         if free < FREE_NOTE:
-            text += "; a checkpoint takes 12 bytes for each trained parameter, and a run keeps several"
+            text += ("; free some space or use another disk: a checkpoint takes 12 bytes for each trained parameter, and a "
+                     "run keeps several")
         findings.append(Finding(name, "problem" if free < FREE_PROBLEM else "note" if free < FREE_NOTE else "ok", text))
     return findings

@@ -222,6 +222,13 @@ class _LiveReport:
                 logging.getLogger("jaxalign").warning(f"report.html is not written again ({type(error).__name__}: {error})")
 
 
+def _sentence(error: Exception) -> str:
+    """A failure as one line: all lines of a mistake, as a later one can have the remedy, and the first of another error."""
+    if isinstance(error, UserError):
+        return shown(redact_secrets(" ".join(line.strip() for line in str(error).split("\n"))))
+    return shown(redact_secrets(f"{type(error).__name__}: {error}".split("\n")[0]))
+
+
 @contextlib.contextmanager
 def accompanied(config: Config, storage: Storage) -> Iterator[Companions]:
     """The companions of the body of the `with` statement, which runs the stages.
@@ -241,7 +248,6 @@ def accompanied(config: Config, storage: Storage) -> Iterator[Companions]:
         except Exception as error:
             if not isinstance(error, UserError):
                 distributed.end_with_others(error)
-            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            companions.end(FAILED, shown(redact_secrets(f"{kind}{error}".split("\n")[0])))
+            companions.end(FAILED, _sentence(error))
             raise
         companions.end(FINISHED)

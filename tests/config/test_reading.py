@@ -55,6 +55,7 @@ PAIRS = {"stages": ("dpo",), "data": {"source": "preferences_jsonl", "train": "p
     ({"preference": {"combine": "mean", "std_weight": 2.0}}, "preference.std_weight is 2.0",
      "preference.combine is 'mean'"),
     ({"data": {"train": "pairs.jsonl"}}, "data.train is 'pairs.jsonl'", "data.source is 'world'"),
+    ({"data": {"max_bad_share": 0.1}}, "data.max_bad_share is 0.1", "data.source is 'world' and config.preference.human is ()"),
     ({"arithmetic": {"modulus": 7}}, "arithmetic.modulus is 7", "data.source is 'world'"),
     ({"reward": {"model_scale": 2.0}}, "reward.model_scale is 2.0", "reward.source is 'preference'"),
     ({"reward": {"retries": 5}}, "reward.retries is 5", "reward.source is 'preference'"),
@@ -79,6 +80,8 @@ def test_an_option_that_is_not_read_is_refused_with_the_standard_sentence(values
     {"stages": ("sft", "dpo"), "dpo": {"objective": "sigmoid+bco_pair", "label_smoothing": 0.1}},
     {"model": CHECKPOINT | {"load_balance_coef": 0.1}, "world": {"topics": 40}},
     PAIRS | {"world": {"topics": 40, "tokens": 20_000}},
+    {"preference": {"human": ("pairs.jsonl",)},
+     "data": {"max_bad_share": 0.1, "limit": 9, "empty_answers": "keep", "differing_contexts": "keep"}},
 ])
 def test_an_option_that_is_read_is_accepted(values):
     config = from_config_dict(values)

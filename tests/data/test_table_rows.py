@@ -203,13 +203,14 @@ def test_other_mistakes_are_refused(tmp_path, monkeypatch):
     cut.write_bytes(cut.read_bytes()[:-2000])
     (tmp_path / "none").mkdir()
     (tmp_path / "splits").mkdir()
+    table_files.save_dataset(tmp_path / "splits" / "test", ROWS)
     table_files.save_dataset(tmp_path / "splits" / "train", ROWS)
     (tmp_path / "splits" / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.json").write_text("{}")
     for path, message in (
         (cut, "damaged or cut short"), (tmp_path / "x.parquet", "does not exist"), (tmp_path / "none", "is a folder without"),
-        (tmp_path / "splits", "has the splits train of a saved data set; give the folder of one of them"),
+        (tmp_path / "splits", "has the splits test, train of a saved data set; .* such as .*/train$"),
         (tmp_path / "state", "does not list the data files"),
     ):
         with pytest.raises(UserError, match=message):

@@ -76,3 +76,10 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch, free, status):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: usage(2**40, 0, free))
     assert [finding.status for finding in machine.disk(tmp_path)] == [status, status]
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem_with_its_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine.os, "access", lambda folder, mode: folder != tmp_path)
+    found = machine.disk(tmp_path)[0]
+    assert (found.topic, found.status) == ("disk", "problem")
+    assert found.text == f"{tmp_path} cannot be written; choose another --workdir"

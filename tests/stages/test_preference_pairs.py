@@ -11,6 +11,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages.preference import PreferenceStage
+from jaxalign.stages.shared import preview
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.labelled import comparison_row, read_comparisons
 from jaxalign.stages.shared.preference_pairs import is_human, preference_pairs
@@ -109,3 +110,14 @@ def test_the_weight_of_a_pair_of_compare_reaches_both_kinds_of_arrays(tmp_path):
 def test_options_without_effect_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(fields)
+
+
+def test_the_preview_reads_the_human_files(tmp_path, monkeypatch):
+    """So `--dry-run`, which previews one row, reports their broken rows."""
+    monkeypatch.setattr(preview, "_require", lambda *arguments: None)
+    made = context(tmp_path, human=range(40, 60))
+    assert len(preview.preference_rows(made, WordTokenizer(), 1)) == 2
+    with open(tmp_path / "human.jsonl", "a") as file:
+        file.write('{"prompt": "a", "chosen": null, "rejected": "b"}\n')
+    with pytest.raises(UserError, match="1 of 21 lines of .* are broken"):
+        preview.preference_rows(made, WordTokenizer(), 1)

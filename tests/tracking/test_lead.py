@@ -171,6 +171,11 @@ def test_win_rates_without_verdicts_are_no_draw(tmp_path):
     assert "no verdict" not in render_page(run)[1].text("lead")
 
 
+def test_the_losses_of_a_run_without_evaluation_are_explained(tmp_path):
+    lead = render_page(make_run(tmp_path, ("pretrain", "sft", "report")))[1].text("lead")
+    assert "the mean cross-entropy, in nats per token, of the first step and of the last 10 steps" in lead
+
+
 @pytest.mark.parametrize("gold", [True, False])
 def test_the_numbers_of_the_lead_are_explained_by_sections_of_the_documentation(tmp_path, gold):
     lead = render_page(make_run(tmp_path, gold=gold))[1].text("lead").partition("What these numbers mean")[2]

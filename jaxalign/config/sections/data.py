@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of, registered
-from jaxalign.config.reading import chosen
+from jaxalign.config.reading import chosen, unless
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES, PROMPT_FILES, DataSourceRecord, data_source
 from jaxalign.registry.stages import STAGES, StageRecord, made_before, stages_in_order
 
 _SOURCE = chosen("source", DATA_SOURCES)
+_PAIRS = (_SOURCE, unless("preference.human", (), "to a preference file"))  # Stage preference reads both with these options.
 
 
 def parse_columns(entries: Sequence[str]) -> dict[str, str]:
@@ -64,12 +65,12 @@ class DataConfig(Section):
                               "the answers of stage revise holds out; at most a fifth is held out to reach it, and nothing if "
                               "the split's held-out share is 0.", at_least(0))
     max_bad_share: float = field(0.01, "Stop with an error if a larger fraction of lines is malformed.", between(0.0, 1.0),
-                                 _SOURCE)
+                                 _PAIRS)
     empty_answers: str = field("drop", "Drop or keep rows with an empty answer.", one_of("drop", "keep"),
-                               _SOURCE)
+                               _PAIRS)
     differing_contexts: str = field("drop", "If the dialogues of a row differ before the last turn: drop the row, or keep "
-                                    "it with their common turns as the prompt.", one_of("drop", "keep"), _SOURCE)
-    limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
+                                    "it with their common turns as the prompt.", one_of("drop", "keep"), _PAIRS)
+    limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _PAIRS)
     window: int = field(0, "Read and encode the rows in windows of at most this number of rows, for data that does not fit in "
                         "memory: stages sft, preference and dpo begin after the first window, and read the next one while "
                         "they train; stages that read prompts use those of one window of each file; 0: read all rows before "

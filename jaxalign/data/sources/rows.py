@@ -144,7 +144,7 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
     if (path / _SPLITS).is_file():
         splits = sorted(folder.name for folder in path.iterdir() if (folder / _STATE).is_file())
         raise UserError(f"{path} has the splits {', '.join(splits) or '(none)'} of a saved data set; give the folder of one of "
-                        f"them, such as {path / splits[0] if splits else path / 'train'}")
+                        f"them, such as {path / (splits[0] if splits and 'train' not in splits else 'train')}")
     found: dict[str, list[pathlib.Path]] = {}
     for file in sorted(path.iterdir()):
         ending = _ending(file)

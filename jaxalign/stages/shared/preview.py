@@ -27,6 +27,7 @@ from jaxalign.rl.iteration import PromptStream
 from jaxalign.stages.shared import engines, judge_preview, labelled, reads, run_models, sources, windows
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, read_manifest
+from jaxalign.stages.shared.preference_pairs import preference_pairs
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
 from jaxalign.trainers import answers, scoring
 from jaxalign.trainers.sft import packed
@@ -107,10 +108,13 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
 
 
 def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
-    """The rows of the first `count` pairs of stage preference."""
+    """The rows of the first `count` pairs of stage preference. Reads the files of `preference.human` too."""
     _require(context, "preference", *sources.made_in(context.config, "compare"))
     config, section, out = context.config, context.config.preference, []
-    pairs = _labelled(context, tokenizer, section, count, section.margin_weight > 0)
+    if section.human:
+        pairs: Sequence[Comparison] = preference_pairs(context, tokenizer).train[:count]
+    else:
+        pairs = _labelled(context, tokenizer, section, count, section.margin_weight > 0)
     batch = scoring.pair_arrays(tokenizer, pairs, config.data.style, section.max_length)
     for number, pair in enumerate(pairs):
         for side, answer in enumerate((pair.response_a, pair.response_b)):

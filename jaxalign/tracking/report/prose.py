@@ -216,7 +216,7 @@ def terms(run: RunFiles) -> list[tuple[str, str, str]]:
         shown.append(("Run-time checks", "measurements before the first update that detect errors of the implementation or of "
                       "the settings", "docs/ppo.md, “Checks”"))
     if not run.evaluation and (run.stage("pretrain").summary or run.stage("sft").summary):
-        shown.append(("Loss", "the mean cross-entropy, in nats per token, of the first and of the last step", _FILES))
+        shown.append(("Loss", "the mean cross-entropy, in nats per token, of the first step and of the last 10 steps", _FILES))
     return shown
 
 

@@ -93,5 +93,6 @@ class MLflow(Sink):
 
 
 def _named(item: tuple[str, Any]) -> tuple[str, Any]:
-    """An entry with a name of the characters that MLflow permits."""
-    return re.sub(r"[^\w\-. :/]", "_", item[0]), item[1]
+    """An entry with a name of the characters that MLflow permits, which is a path without empty parts."""
+    parts = re.sub(r"[^\w\-. :/]", "_", item[0]).split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts), item[1]
