@@ -534,5 +534,5 @@ def test_a_path_with_an_unknown_user_was_not_moved():
 def test_programs_of_sampling_are_released_if_later_stages_only_train(done, later, released, monkeypatch):
     calls = []
     monkeypatch.setattr(forecast, "release_programs", lambda: calls.append(1))
-    running._release_programs(done, later)
+    running._release_programs(from_config_dict({"stages": [done, *later]}), done, later)
     assert len(calls) == released

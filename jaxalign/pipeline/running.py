@@ -109,7 +109,7 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
             names = rounds.folders(config)
             for number, name in enumerate(names):
                 if _bring_to_done(name, config, storage, load, companions):
-                    _release_programs(name, names[number + 1 :])
+                    _release_programs(config, name, names[number + 1 :])
         hosts.wait()
         result = read_results(storage, rounds.folders(config))
         if hosts.is_first() and result.evaluation is not None:
@@ -223,12 +223,13 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load, comp
     return True
 
 
-def _release_programs(name: str, later: Sequence[str]) -> None:
+def _release_programs(config: Config, name: str, later: Sequence[str]) -> None:
     """Frees the programs of sampling after the last stage that samples, if later stages need memory for others.
 
     name: a stage that has finished. later: the stages after it.
     """
-    done, *left = (STAGES.get(rounds.parse(other)[0], "config.stages") for other in (name, *later))
+    records = {record.name: record for record in (STAGES.get(given, "config.stages") for given in config.stages)}
+    done, *left = (records[rounds.parse(other)[0]] for other in (name, *later))
     if done.samples and not any(record.samples for record in left) and any(record.programs for record in left):
         from jaxalign.rollout.forecast import release_programs
 

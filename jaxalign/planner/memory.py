@@ -255,7 +255,8 @@ def generation(model: Model, weights: WeightBytes, rows: BatchShape, gpu_memory:
     """
     at = local(model, rows, "generation")
     parts = model.sharding.generation.batch_size
-    count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts), model.sharding.platform)[1] * parts
+    platform = "tpu" if gpu_memory is None else "gpu"
+    count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts), platform)[1] * parts
     entering = local(model, BatchShape(count, rows.length), "generation")
     whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
     layers = 0.0
