@@ -21,7 +21,7 @@ stage that compiles its programs is 275 to 410 MB lower. Steps take up to 3% lon
 
 IN_ONE_PART = ON_CPUS | {"xla_cpu_parallel_codegen_split_count": 1}
 """`ON_CPUS` for programs that are compiled several at a time. By default XLA generates the code of a program in up to 32 parts
-in parallel; stage revise then needs 7 to 20 MB more (benchmarks/RESULTS.md)."""
+in parallel; stage revise then needs 7 to 24 MB more (benchmarks/RESULTS.md)."""
 
 
 @functools.cache
