@@ -11,8 +11,8 @@ FEW = 4
 SMALLER = 16
 """A large prefill takes this many times the prompts of a small one."""
 SMALL_ONLY = ("cpu",)
-"""Platforms without large prefills. On a CPU, large prefills save about 7% of the time of prefilling, but each size needs its own
-programs to prefill and to insert prompts, and they take time and memory to compile (benchmarks/RESULTS.md)."""
+"""Platforms without large prefills. On a CPU, large prefills save about 7% of the time of prefilling, but each size needs its
+own programs to prefill and to insert prompts, which take time and memory to compile (benchmarks/RESULTS.md)."""
 PREFILLED = 2048
 """The maximum number of prompt tokens, including padding, in one prefill; a longer prompt is prefilled alone."""
 SHARES = (1, 2, 4, 8)
