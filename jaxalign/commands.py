@@ -4,7 +4,6 @@ after a mistake of the user, Ctrl-C or a closed pipe, and output that may be clo
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jaxalign.errors import UserError, print_error, shown
+from jaxalign.errors import UserError, is_full, print_error, shown
 
 if TYPE_CHECKING:  # At run time `parse_flags` imports absl, which not all commands use.
     from absl import flags
@@ -40,7 +39,7 @@ def explain_writing(error: BaseException) -> tuple[str, int] | None:
     """As `explain`, for a command that leaves nothing behind if it does not end well; also explains a full disk."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing was written", 130
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return f"the disk is full ({error}); nothing was written: free some space and run the same command again", 2
     return explain(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -11,6 +12,10 @@ from collections.abc import Callable
 
 _GRACE_SECONDS = 5.0
 _LONGEST_LINE = 1500  # Characters of a line of a message.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE,
+             errno.ENAMETOOLONG)
+"""Errors of the file system that the user can correct. ENOENT is not one of them: it may also be a mistake in the program."""
 
 
 class UserError(Exception):
@@ -33,6 +38,28 @@ def shown(text: str) -> str:
         return text
     begin, end = text[: _LONGEST_LINE * 2 // 3], text[-_LONGEST_LINE // 4 :]
     return f"{begin} [...] {end}"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk or a quota is full."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def run_error(error: BaseException) -> str | None:
+    """Explains why a run failed, and how to correct it.
+
+    Returns:
+      The message of a UserError, or a message for an error of the file system that the user can correct; None for any other
+      error.
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    if is_full(error):
+        return f"the disk is full ({error}); free some space and run the same command again to resume"
+    if isinstance(error, OSError) and error.errno in _UNUSABLE:
+        return (f"{error.filename or 'a file of the run'} cannot be used ({error.strerror}); correct it or its permissions, "
+                "or choose another --workdir, and run the same command again to resume")
+    return None
 
 
 def print_error(sentence: str, code: int) -> int:

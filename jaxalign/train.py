@@ -12,7 +12,6 @@ if __name__ == "__main__":
     interrupts.install()  # The imports below take 0.3 s.
 
 import dataclasses
-import errno
 import os
 import re
 import sys
@@ -29,13 +28,10 @@ from jaxalign import pipeline
 from jaxalign.commands import output_may_fail, plain_warnings
 from jaxalign.config import Config, default_for, from_config_dict, overrides, reference, schema
 from jaxalign.config.root import stage_names
-from jaxalign.errors import UserError, print_error, run_to_the_end, shown
+from jaxalign.errors import UserError, print_error, run_error, run_to_the_end, shown
 from jaxalign.parallel import distributed
 
 _DEFAULT = "configs/quickstart.py"
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE,
-             errno.ENAMETOOLONG)
-"""Errors of the file system that the user can correct. ENOENT is not one of them: it may also be a mistake in the program."""
 _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--dry-run]
                                 [--config.FIELD=VALUE ...]
                                 [--coordinator=HOST:PORT --processes=N --process=I]
@@ -105,16 +101,10 @@ def _missing_devices(sizes: Mapping[str, Any]) -> str:
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
     """The message and the exit code of an error that the user can correct; None for any other error."""
-    if isinstance(error, UserError):
-        return str(error), 2
     if isinstance(error, KeyboardInterrupt):
         return interrupts.SENTENCE, interrupts.exit_code()
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({error}); free some space and run the same command again to resume", 2
-    if isinstance(error, OSError) and error.errno in _UNUSABLE:
-        return (f"{error.filename or 'a file of the run'} cannot be used ({error.strerror}); correct it or its permissions, "
-                "or choose another --workdir, and run the same command again to resume"), 2
-    return None
+    message = run_error(error)
+    return None if message is None else (message, 2)
 
 
 def read_arguments(argv: Sequence[str]) -> tuple[Config, Path, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import logging
@@ -127,6 +128,10 @@ def test_a_run_that_fails_leaves_a_page_without_refresh_and_its_reason(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Trains(waits_for_page(tmp_path), KeyboardInterrupt()))
     assert RunView(tmp_path).status().state == "interrupted"
+    with pytest.raises(OSError):
+        run(tmp_path, Trains(waits_for_page(tmp_path), OSError(errno.ENOSPC, "No space left on device")))
+    assert RunView(tmp_path).status().note == ("The run failed: the disk is full ([Errno 28] No space left on device); free "
+                                               "some space and run the same command again to resume")
 
 
 @pytest.mark.parametrize("seconds", [0, 60])

@@ -103,7 +103,7 @@ class CheckedJudge:
             except _Failure as error:
                 first_error = error
         if self.settings.retries == 0 or len(requests) == 1:
-            self._check_failed(method, len(requests), len(requests), first_error)
+            self._check_failed(method, len(requests), len(requests), len(requests), first_error)
             return [_FAILED[kind]] * len(requests)
         results, failed = [], 0
         for request, row in zip(requests, draw.rows, strict=True):
@@ -115,16 +115,22 @@ class CheckedJudge:
                 failed += 1
                 if failed > self.settings.max_failed_share * len(requests):  # Do not wait for the other requests to fail.
                     break
-        self._check_failed(method, failed, len(requests), first_error)
+        self._check_failed(method, failed, len(results), len(requests), first_error)
         return results
 
-    def _check_failed(self, method: str, failed: int, count: int, error: _Failure) -> None:
-        """Warns about the failed requests of one call. Raises UserError if there are too many."""
+    def _check_failed(self, method: str, failed: int, asked: int, count: int, error: _Failure) -> None:
+        """Warns about the failed requests of one call. Raises UserError if there are too many.
+
+        Args:
+          asked: how many of the `count` requests the judge got, one by one, before too many had failed.
+        """
         share = self.settings.max_failed_share
         if failed > share * count:
             limit, remedy = ("config.judge.max_failed_share", "fix the cause and run again: a stage continues after its last "
                              "finished rows") if self._in_run else ("Judge(max_failed_share)", "fix the cause, or raise it")
-            raise UserError(f"judge {self.name!r} failed to answer {failed} of {count} requests to {method!r} (it "
+            of = f"{count} requests to {method!r}" if asked == count else (
+                f"the first {asked} requests to {method!r}, of {count} in all")
+            raise UserError(f"judge {self.name!r} failed to answer {failed} of {of} (it "
                             f"{error}), more than {limit} ({share}) allows; {remedy}") from error.__cause__
         if failed:
             logging.getLogger("jaxalign").warning(

@@ -18,7 +18,7 @@ from typing import Any, Self
 from jaxalign import interrupts
 from jaxalign.config import Config
 from jaxalign.endpoint.redaction import redact_secrets
-from jaxalign.errors import UserError, shown
+from jaxalign.errors import UserError, run_error, shown
 from jaxalign.parallel import distributed, hosts
 from jaxalign.stages.shared.manifest import DONE, find_manifest
 from jaxalign.storage import Storage
@@ -223,9 +223,10 @@ class _LiveReport:
 
 
 def _sentence(error: Exception) -> str:
-    """A failure as one line: all lines of a mistake, as a later one can have the remedy, and the first of another error."""
-    if isinstance(error, UserError):
-        return shown(redact_secrets(" ".join(line.strip() for line in str(error).split("\n"))))
+    """A failure as one line: all lines of a message with a remedy, and the first line of another error."""
+    message = run_error(error)
+    if message is not None:
+        return shown(redact_secrets(" ".join(line.strip() for line in message.split("\n"))))
     return shown(redact_secrets(f"{type(error).__name__}: {error}".split("\n")[0]))
 
 

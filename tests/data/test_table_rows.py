@@ -225,6 +225,9 @@ def test_the_identity_of_a_folder_are_the_files_that_are_read(tmp_path):
     folder = table_files.save_dataset(tmp_path / "rows", ROWS)
     names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
     assert [file.name for file in data_identity(folder)[1]] == names
+    (folder / names[1]).unlink()
+    with pytest.raises(UserError, match=f"{names[1]} of the 2 data files that .*state.json lists cannot be found"):
+        open_rows(folder)
 
 
 def test_read_rows_is_a_sequence_of_dictionaries(tmp_path):

@@ -98,7 +98,7 @@ def test_requests_that_fail_again_are_set_aside_and_counted(method, caplog):
 def test_too_many_failed_requests_stop_the_run_at_once():
     judge = Answering(raising("0123"))
     checked = CheckedJudge(judge, "mine", JudgeConfig(retries=1, max_failed_share=0.25))
-    message = r"failed to answer 2 of 4 .*no answer to 0\), more than config.judge.max_failed_share"
+    message = r"2 of the first 2 requests to 'compare', of 4 in all .*no answer to 0\), more than config.judge.max_failed_share"
     with pytest.raises(UserError, match=message) as raised:
         checked.compare([REQUESTS["compare"](str(i)) for i in range(4)], Draw(jax.random.key(0), range(4)))
     assert isinstance(raised.value.__cause__, ConnectionError)
