@@ -59,8 +59,8 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items):
-    """Mark tests whose path, name or parameter says that they run on a mesh, tests that use a server process, and the variants
-    that the default tier leaves out. A variant that is selected by its node id counts as one of the first."""
+    """Mark tests whose path, name or parameter says that they run on a mesh, those that use a server process or the finished
+    run, and the variants that are slow. A variant that is selected by its node id counts as one of the first."""
     variants = collections.Counter()
     for item in items:
         kept = item.get_closest_marker("variants")
@@ -73,6 +73,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.mesh)
         if "tiny_server" in item.fixturenames:
             item.add_marker(pytest.mark.process)
+        if "done" in item.fixturenames:
+            item.add_marker(pytest.mark.medium)
 
 
 @pytest.fixture(scope="session", autouse=True)

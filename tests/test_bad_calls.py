@@ -74,6 +74,7 @@ def test_a_wrong_call_raises_one_clear_exception(line, names):
         assert "/jaxalign/" in traceback.extract_tb(raised.value.__traceback__)[-1].filename
 
 
+@pytest.mark.medium
 def test_numpy_numbers_and_paths_are_accepted_where_numbers_and_texts_are(names):
     p, tmp = names["p"], names["tmp"]
     ja.Mesh(data=np.int64(1)), ja.Lora(rank=np.int32(2), alpha=np.float32(4))

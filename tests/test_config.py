@@ -198,6 +198,7 @@ def test_reading_a_config_does_not_load_jax():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+@pytest.mark.medium
 def test_pitfall_11_every_field_is_read_somewhere():
     """A text search by name: a field mentioned nowhere outside the schema would be accepted and have no effect."""
     config = ROOT / "jaxalign" / "config"

@@ -116,6 +116,7 @@ def test_a_member_of_an_ensemble_is_exported_separately(workdir, tmp_path, capsy
     np.testing.assert_array_equal(loaded["score"], models["preference"].init(jax.random.key(7))["score"])
 
 
+@pytest.mark.medium
 def test_the_round_trip_through_orbax_changes_nothing(workdir, tmp_path, capsys):
     folder, _ = workdir
     assert _run(f"--source={folder / 'ppo'}", f"--target={tmp_path / 'a'}", "--dtype=bfloat16") == 0

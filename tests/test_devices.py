@@ -64,6 +64,7 @@ def test_training_from_parameters_on_another_device_changes_nothing(device):
     chex.assert_trees_all_equal(*results)
 
 
+@pytest.mark.medium
 def test_sampling_on_another_device_changes_nothing(device):
     model, sampling = tiny.model(), Sampling(8, tiny.STOPS)
     engine, params = Engine(model, 3, 32, 8), tiny.place(model, tiny.host_params(scale=1.5))
@@ -99,6 +100,7 @@ def test_ppo_on_another_device_changes_nothing(device):
     chex.assert_trees_all_equal(*results)
 
 
+@pytest.mark.medium
 def test_a_model_is_loaded_on_the_default_device(device, tmp_path):
     texts = made_tokenizers.qwen(tmp_path / "tokenizer")
     tokenizer = load_tokenizer(texts)

@@ -110,6 +110,7 @@ def test_every_command_on_a_page_can_be_run(page, tmp_path):
             assert pipeline.find_changes(config, tmp_path) == {}
 
 
+@pytest.mark.medium
 def test_the_commands_of_the_algorithm_pages_cover_every_choice():
     configs = [config_of(arguments) for page in ALGORITHMS for arguments in commands(text_of(page))]
     assert {config.dpo.objective for config in configs} == set(OBJECTIVES.names())

@@ -11,7 +11,7 @@ import jaxalign as ja
 from jaxalign.models.checkpoints.huggingface import read_config
 from tests.folders import write_model
 
-pytestmark = pytest.mark.usefixtures("few_sampling_programs", "no_checks_of_step_zero")
+pytestmark = [pytest.mark.medium, pytest.mark.usefixtures("few_sampling_programs", "no_checks_of_step_zero")]
 
 EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 SMALL = {

@@ -44,6 +44,7 @@ def test_only_evaluation_reaches_the_gold_judge_by_any_chain_of_imports(graph):
     assert graph.find_downstream_modules(GOLD) == EVALUATION
 
 
+@pytest.mark.medium
 def test_no_dynamic_import_reaches_the_gold_judge():
     """Only these places import by a name computed at run time, and no string in the package names the gold judge."""
     dynamic = {}
@@ -103,6 +104,7 @@ def imported_packages(paths: Iterable[pathlib.Path]) -> set[str]:
     return {packages.get(name, name.replace("_", "-")) for name in imported - sys.stdlib_module_names - {"jaxalign"}}
 
 
+@pytest.mark.medium
 def test_imported_packages_are_declared_and_are_not_other_frameworks():
     """Only the modules of an extra import its libraries."""
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
@@ -135,6 +137,7 @@ def test_the_train_command_is_imported_without_jax():
     run_python(code)
 
 
+@pytest.mark.medium
 def test_each_class_name_has_one_meaning():
     """A reader who meets a name in two files can rely on its being the same class."""
     defined: dict[str, list[str]] = {}

@@ -49,6 +49,7 @@ def test_pitfall_01_integer_scores_are_cast_to_float(dtype):
     np.testing.assert_allclose(rewards, [[-0.05, 0.975]], rtol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("settings", [{"temperature": 0.9}, {"temperature": 0.7, "top_k": 5, "top_p": 0.8}])
 def test_pitfall_02_equal_weights_have_a_kl_of_0(settings):
     """The log-probs of the reference were divided by the rollout temperature, those of the policy were not: a KL of .104 at
@@ -76,6 +77,7 @@ def test_pitfall_03_no_key_is_used_twice():
     assert responses(0) == first
 
 
+@pytest.mark.medium
 def test_pitfall_04_pooling_finds_the_last_token_by_length():
     """"The last token that is not padding" is wrong if pad = eos, and in a text that contains the pad token."""
     eos = pad = 2
@@ -188,6 +190,7 @@ def test_pitfall_14_the_logits_of_a_rollout_are_never_materialised():
     assert memory(chunk) < 8 * 4 * chunk < whole / 3
 
 
+@pytest.mark.medium
 def test_pitfall_20_the_preference_model_can_differ_from_the_policy():
     """Other systems need both to have the same architecture. Here it has its own sizes, weights and head; its scores are
     floats."""

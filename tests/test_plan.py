@@ -44,6 +44,7 @@ def test_json_has_every_number_of_the_table(capsys):
         assert task["seconds"] > 0 and task["flops"] > 0 and task["bound"] in ("compute", "memory", "network")
 
 
+@pytest.mark.medium
 def test_a_run_that_could_recompute_less_is_told_so(capsys):
     own = ("--config=configs/real_size.py:llama31_8b_h100x8", "--shape=Llama-3.1-8B", "--topology=h100:1x8", "--prompt=512")
     assert plan(*own, "--config.model.remat_saves=nothing") == 0
@@ -118,6 +119,7 @@ def test_a_small_model_has_figures_in_smaller_units(capsys):
     assert parameters[-1] == "K" and 1 < float(parameters[:-1]) < 100
 
 
+@pytest.mark.medium
 def test_files_of_prompts_may_be_unset_or_partly_set(capsys):
     own = ("--config=configs/quickstart.py", "--config.data.source=prompts_jsonl", "--config.data.style=hh", "--gpus=L4x1",
            "--config.reward.source=callable", "--config.reward.callable=mine.py:score", RUN[1])
@@ -127,6 +129,7 @@ def test_files_of_prompts_may_be_unset_or_partly_set(capsys):
         assert "on L4x1" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_a_shape_replaces_the_sizes_of_the_config(capsys):
     """configs/direct_rlaif.py sets the pretraining text, which a checkpoint does not need."""
     sized = ("--config=configs/direct_rlaif.py", "--config.model.layers=2", "--config.mesh.fsdp=8", "--topology=v6e:2x4")

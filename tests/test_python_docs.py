@@ -9,7 +9,7 @@ import pytest
 
 from tests.folders import write_model
 
-pytestmark = pytest.mark.usefixtures("few_sampling_programs", "no_checks_of_step_zero")
+pytestmark = [pytest.mark.medium, pytest.mark.usefixtures("few_sampling_programs", "no_checks_of_step_zero")]
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "python.md"
 SNIPPETS = dict(re.findall(r"^## (.+?)\n.*?```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))

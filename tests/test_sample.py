@@ -182,6 +182,7 @@ def test_a_file_has_the_formats_and_layouts_of_training(folder, tmp_path, capsys
     assert _answers(capsys)[0]["response"] == with_rule["response"]
 
 
+@pytest.mark.medium
 def test_a_system_message_that_the_style_cannot_write_affects_no_other(workdir, tmp_path, capsys):
     dialogue = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the cat"}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": dialogue}) + '\n"the cat"\n')

@@ -65,6 +65,7 @@ def peer(tmp_path):
     return ["--peer-python", sys.executable, "--peer-script", str(script)]
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize(("name", "words"), [("sft", TEXT), ("dpo", TEXT), ("preference", TEXT),
                                              ("rollout", [*ROLLS, "--queue", "6"])])

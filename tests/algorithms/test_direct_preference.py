@@ -183,6 +183,7 @@ def _jitted(case, lengths, label, mask, beta, smoothing, kind):
     return dpo(*case, beta, label, chosen_lengths=lengths[0], rejected_lengths=lengths[1], mask=mask, **settings)
 
 
+@pytest.mark.medium
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), smoothing=st.sampled_from([0.0, 0.2]), beta=st.sampled_from([0.05, 0.3]))
 def test_every_kind_equals_a_loop_under_soft_labels_and_masks(seed, smoothing, beta):
@@ -306,6 +307,7 @@ def test_the_gradient_of_dpo_equals_that_of_the_paper():
     np.testing.assert_allclose(gradient, [-0.1 * _s(-m) for m in (0.0, 1.0, 2.0)], rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_the_gradients_of_the_others_are_finite_differences():
     with jax.enable_x64(True):
         c, r = np.array([-0.5, -1.3, -0.02, -0.6931]), np.array([-0.7, -0.3, -2.0, -9.0])

@@ -21,6 +21,7 @@ def _require_no_nan(loss, inputs, kind):
         assert not np.isnan(array).any(), (kind, value, gradients)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", DPO_KINDS)
 def test_an_impossible_response_gives_no_nan_in_any_preference_loss(kind):
     smoothing = 0.1 if kind in ("conservative", "robust", "exo_pair") else 0.0
@@ -79,6 +80,7 @@ def test_vtrace_with_infinite_clips_is_finite(log_ratio):
     assert np.isfinite(result.targets).all() and np.isfinite(result.advantages).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 7.0])
 def test_the_discount_of_a_masked_step_does_not_matter(bad):
     rng, mask = np.random.default_rng(1), np.array([[1, 0, 1, 1], [0, 1, 1, 0]])

@@ -113,6 +113,7 @@ def test_the_text_is_reproducible_and_its_kinds_have_their_shares(world, documen
     assert facts / words == pytest.approx(chat_text.MIXES["model"]["knowledge"], abs=0.01)
 
 
+@pytest.mark.medium
 def test_no_document_is_longer_than_a_row(tokenizer, documents):
     assert max(len(chat_text.encode(tokenizer, d)[0]) for d in documents) <= chat_text.ROW_LENGTH
 

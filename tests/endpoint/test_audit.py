@@ -38,6 +38,7 @@ def audited(folder, capsys, *arguments):
     return json.loads(out.read_text()), captured.out
 
 
+@pytest.mark.slow
 def test_an_audit_asks_the_server_in_both_orders_and_can_be_repeated_offline(folder, tiny_server, capsys):
     server = ("--config.feedback.judge=endpoint", f"--config.endpoint.url={tiny_server.server.url}",
               "--config.feedback.principles_per_comparison=3")

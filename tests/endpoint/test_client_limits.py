@@ -99,6 +99,7 @@ def test_a_killed_run_loses_no_more_than_the_requests_in_flight(tmp_path):
     assert len(server.bodies) <= 120 + 8
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_client_reaches_85_percent_of_the_rate_that_the_concurrency_allows():
     """2,000 requests of 50 ms, 64 at a time: 1.56 s at best. Other programs that use the same cores slow down the client and

@@ -41,6 +41,7 @@ def test_the_client_pauses_while_the_server_is_away_and_resumes_when_it_returns(
     assert len(server.bodies) == 30
 
 
+@pytest.mark.medium
 def test_a_paused_client_sends_one_probe_at_a_time_at_growing_intervals(tmp_path):
     with Server(fault_of=lambda number, _: status(503) if number < 30 else None) as server:
         with Running(tmp_path, server.url, concurrency=8, max_retries=50) as client:
@@ -84,6 +85,7 @@ def test_a_request_that_always_fails_does_not_stop_for_max_down_while_others_suc
             assert all("paused" in line or "resumed after 0." in line for line in client.lines)
 
 
+@pytest.mark.medium
 def test_an_outage_after_a_failure_and_a_success_is_waited_for(tmp_path):
     attempts = []
 

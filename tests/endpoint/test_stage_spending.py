@@ -65,11 +65,13 @@ def test_the_stages_of_an_interrupted_run_add_up_to_the_stored_answers(interrupt
     assert sum(each["sent"] - each["retries"] for each in counts.values()) == replies + 1
 
 
+@pytest.mark.slow
 def test_a_summary_names_the_model_and_the_url(interrupted, tiny_server):
     for each in recorded(interrupted).values():
         assert each["model"] and each["urls"] == [tiny_server.server.url.rstrip("/")]
 
 
+@pytest.mark.slow
 def test_the_report_has_a_row_for_each_stage_and_the_total(interrupted, tiny_server):
     _, page = render_page(interrupted)
     replies, prompt, completion, cost = stored_sums(interrupted)
@@ -82,6 +84,7 @@ def test_the_report_has_a_row_for_each_stage_and_the_total(interrupted, tiny_ser
     assert f"at {tiny_server.server.url.rstrip('/')} {judged}." in page.text("lead")
 
 
+@pytest.mark.slow
 def test_a_replay_is_answered_from_the_store(folder, interrupted, tiny_server, capsys):
     offline = config(folder, tiny_server.server.url, offline=True, cache=str(interrupted / "endpoint.sqlite"), **PRICES)
     pipeline.run(offline, folder / "replay")

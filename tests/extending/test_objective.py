@@ -15,6 +15,8 @@ from jaxalign.trainers.direct import DPO
 from tests.extending.plugins import objective as plugin
 from tests.trainers.small import PAIRS, language_model
 
+pytestmark = pytest.mark.medium
+
 PLUGIN = pathlib.Path(__file__).parent / "plugins" / "objective.py"
 FIELDS = {"batch": 4, "epochs": 2, "optimizer": {"learning_rate": 1e-3, "schedule": "constant", "warmup_steps": 0}}
 

@@ -31,6 +31,7 @@ def test_a_policy_loss_trains_with_its_own_clip(registered):
     assert steps(1, policy_loss=f"{PLUGINS / 'policy_loss.py'}:OFFSET") == own
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "message"), [
     ("SCALAR", r"loss 'scalar' returned a loss of float32 and shape \(\); a float32 array of shape \(8, 8\) is expected"),
     ("ALONE", r"policy loss 'alone' returned a value of type .*Tracer.*; \(loss, SurrogateStats\) is expected"),

@@ -14,6 +14,8 @@ from jaxalign.registry.stages import STAGES, StageRecord
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.tracking.metrics import read_metrics
 
+pytestmark = pytest.mark.medium
+
 PLUGIN = f"{pathlib.Path(__file__).parent / 'plugins' / 'stage.py'}:RECORD"
 BASE = {
     "compile_cache": None,

@@ -92,6 +92,7 @@ def test_the_length_coefficient_is_the_effect_of_a_doubled_length_at_equal_quali
     assert 0 < coefficient.low < coefficient.value < coefficient.high
 
 
+@pytest.mark.medium
 def test_a_correct_judge_has_no_preference_for_length():
     """In half of the pairs the better answer is the longer one."""
     trials = [trial(i, "first", 0.9, 0.1, lengths=(20, 10) if i % 2 else (10, 20)) for i in range(40)]

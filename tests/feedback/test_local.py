@@ -224,6 +224,7 @@ def test_most_of_a_random_models_probability_is_outside_of_the_options(real):
     assert rating == Rating(None, problem="unreadable", outside=rating.outside) and 0.5 < rating.outside < 1
 
 
+@pytest.mark.medium
 def test_a_prompt_with_non_finite_logits_affects_no_other_row(real):
     """One token has an embedding of NaN, in a model with an untied head."""
     tokenizer = real.generator.tokenizer

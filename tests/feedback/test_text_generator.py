@@ -115,6 +115,7 @@ def without_sharing(generator: TextGenerator) -> TextGenerator:
     return dataclasses.replace(generator, engine=dataclasses.replace(generator.engine, share_prefix=False))
 
 
+@pytest.mark.medium
 @pytest.mark.variants(2)
 @pytest.mark.parametrize("mesh", [None, (8, 1, 1), (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])

@@ -93,6 +93,7 @@ def test_plain_attention_also_works_for_rows_split_over_context():
     np.testing.assert_allclose(found, jax.jit(tiny.model().hidden)(tiny.host_params(), tokens), atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.variants(2)
 @pytest.mark.parametrize(("local", "documents"), [(None, 1), (None, 4), (False, 3), (True, 9)])
 def test_attention_in_blocks_of_queries_equals_the_formula(local, documents):
@@ -120,6 +121,7 @@ def test_attention_in_blocks_of_queries_equals_the_formula(local, documents):
     chex.assert_trees_all_close(total(attend), total(at_once), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("stem", "branches", "way"), [(20, (15, 30), 0), (100, (60, 90), 3)])
 def test_a_branch_sees_its_stem_and_not_the_other_branch(stem, branches, way):
     """Rows of documents with two branches, against the formula on each branch after its stem, without other documents."""
@@ -162,6 +164,7 @@ def values_and_gradients(make, cap: float | None):
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.variants(6)
 @pytest.mark.parametrize(("lengths", "way"), [
     ([60] * 13, 0), ([64, 128, 128], 0), ([30, 128, 128], 1), ([40, 193, 60], 2), ([128, 128, 60, 60, 200], 2), ([700, 100], 3),

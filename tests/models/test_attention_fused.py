@@ -60,6 +60,7 @@ def compare(config, attend, segments, locals, atol: float, dtype="float32") -> N
             np.testing.assert_allclose(have.astype(np.float32), want, atol=atol * np.abs(want).max())
 
 
+@pytest.mark.medium
 @pytest.mark.variants(2)
 @pytest.mark.parametrize(("changes", "locals", "packed"), CASES.values(), ids=CASES)
 def test_splash_attention_equals_the_formula(changes, locals, packed):

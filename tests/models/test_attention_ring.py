@@ -86,6 +86,7 @@ def both(config, mesh, T: int, packed=False, locals=(None,), dtype="float32"):
     return pairs
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_results_and_gradients_equal_the_formula(size):
     """With grouped heads, packed rows, a window, a soft cap and a custom scale."""
@@ -93,6 +94,7 @@ def test_results_and_gradients_equal_the_formula(size):
         np.testing.assert_allclose(found, expected, atol=5e-6)  # sums of about 30 products of values up to 5
 
 
+@pytest.mark.medium
 def test_chunks_longer_than_a_block_are_processed_in_blocks(monkeypatch):
     monkeypatch.setattr(attention_ring, "BLOCK", 2)
     assert length_multiple(2, 24) == 2 * 2 * 2 and length_multiple(2, 8) == 4
@@ -100,6 +102,7 @@ def test_chunks_longer_than_a_block_are_processed_in_blocks(monkeypatch):
         np.testing.assert_allclose(found, expected, atol=5e-6)
 
 
+@pytest.mark.medium
 def test_bfloat16_differs_only_by_rounding():
     """Scores and sums are float32: the error is that of a few roundings by 2^-9 of results and weights, of values up to 4."""
     for found, expected in both(tiny.DECODER, Mesh(context=4), 16, dtype="bfloat16"):

@@ -33,6 +33,7 @@ def test_each_vector_is_scaled_by_its_largest_number():
     assert numbers.dtype == np.int8 and scale.dtype == np.float32
 
 
+@pytest.mark.medium
 def test_attention_over_8_bits_equals_attention_over_the_dequantised_values():
     B, S, H, K, h = 2, 7, 4, 2, 4
     q, k, v = vectors(B, 1, H, h), vectors(B, S, K, h), vectors(B, S, K, h)

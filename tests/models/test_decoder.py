@@ -222,6 +222,7 @@ def test_an_unknown_head_is_refused():
         Decoder(tiny.DECODER, "both", rngs=nnx.Rngs(0))
 
 
+@pytest.mark.medium
 @pytest.mark.cpu  # On a GPU this small model needs no less.
 def test_remat_gives_the_same_gradients_in_less_memory():
     tokens = np.random.default_rng(0).integers(0, 32, (2, 16)).astype(np.int32)

@@ -37,6 +37,7 @@ def test_experts_split_over_a_mesh_have_the_same_outputs_and_gradients(mesh):
         np.testing.assert_allclose(mine, theirs, atol=1e-5 * float(jnp.abs(theirs).max()))
 
 
+@pytest.mark.medium
 def test_no_token_is_dropped_if_all_choose_the_same_expert():
     """With a capacity most tokens would be dropped: here the output is that of the one expert, token by token."""
     model = tiny.model(experts=Experts(4, 1), layers=1)

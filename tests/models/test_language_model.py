@@ -91,6 +91,7 @@ def test_a_saved_model_is_the_same_model(folders, tmp_path):
         changed.save(tmp_path / "out")
 
 
+@pytest.mark.medium
 def test_adapters_are_saved_separately_or_merged(folders, tmp_path):
     policy = ja.load_model(folders["chat"], lora=ja.Lora(rank=2, alpha=4.0))
     assert set(policy.params) == {"adapters"} and "embedding" in policy.frozen
@@ -108,6 +109,7 @@ def test_adapters_are_saved_separately_or_merged(folders, tmp_path):
         whole.save(tmp_path / "none", adapters=True)
 
 
+@pytest.mark.medium
 def test_a_folder_of_adapters_is_recognised_and_the_remedies_of_its_message_work(folders, tmp_path):
     base, peft = folders["text"], tmp_path / "peft"
     policy = ja.load_model(base, lora=ja.Lora(rank=2))

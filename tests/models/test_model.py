@@ -78,6 +78,7 @@ def test_an_untied_head_has_its_own_weight():
     np.testing.assert_array_equal(tied.unembedding(params), params["embedding"].T)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("layered", "once"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, once, monkeypatch):

@@ -43,6 +43,7 @@ def wide():
     return model, tiny.to_host(model.init(jax.random.key(0)))
 
 
+@pytest.mark.medium
 def test_int8_errors_are_at_most_half_a_step_of_the_largest_weight_of_an_output():
     model, host = wide()
     found = quantise(tiny.place(model, host), "int8")
@@ -92,6 +93,7 @@ def logits_and_gradients(model: Model, own, base):
     return logits, gradients
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize(("kind", "distance"), [("bfloat16", 0.01), ("int8", 0.03), ("nf4", 0.4)])
 def test_logits_are_close_to_those_of_the_full_base_and_adapters_can_be_trained(kind, distance):
@@ -127,6 +129,7 @@ def test_dora_and_a_mesh():
     assert query.scale.shape == (2, 1, 4, 4) and query.scale.sharding.spec[2] == expected.spec[2]
 
 
+@pytest.mark.medium
 def test_experts_are_quantised_and_the_router_is_not():
     model = tiny.model(experts=Experts(4, 2))
     host = tiny.to_host(model.init(jax.random.key(0)))

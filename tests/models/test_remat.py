@@ -49,6 +49,7 @@ def loss_of(model: Model, fixed):
     return lambda params: jnp.sum(jnp.sin(model.hidden(join(fixed, params), TOKENS)))
 
 
+@pytest.mark.medium
 @pytest.mark.variants(2)
 @pytest.mark.parametrize("kind", GRADIENTS)
 def test_gradients_do_not_depend_on_what_is_stored(kind):

@@ -115,6 +115,7 @@ def test_any_other_failure_is_raised():
         compile_program(made(Broken()))
 
 
+@pytest.mark.medium
 def test_a_run_on_cpu_devices_reports_each_program_and_the_traffic_of_fsdp():
     changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, sft={"micro_batches": 1})
     shown = []
@@ -128,6 +129,7 @@ def test_a_run_on_cpu_devices_reports_each_program_and_the_traffic_of_fsdp():
     assert found.seconds > 0 and compile_run(changes, policy, programs=["ppo"]) == []
 
 
+@pytest.mark.medium
 def test_the_weight_of_the_head_is_gathered_once_for_any_number_of_chunks(monkeypatch):
     """Before, each of 383 chunks gathered it, as compiled programs showed. With adapters it also has no gradient."""
     monkeypatch.setattr(jaxalign.models.model, "CHUNK_FLOATS", 400)  # one position of one row per device, 16 chunks

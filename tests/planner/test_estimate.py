@@ -120,6 +120,7 @@ def test_advice_names_changes_that_fit():
     assert any("config.lora.rank=16" in words or "a larger cluster" in words for words, _ in full)
 
 
+@pytest.mark.medium
 def test_no_advice_for_a_run_that_can_never_fit():
     long = ("--config.model.max_length=131072", "--config.ppo.max_new_tokens=65536", "--config.ppo.micro_batch_tokens=0")
     assert search.advice(given("v5e:1x1", "--config.mesh.fsdp=1", *long, shape="Llama-3.1-70B")) == []

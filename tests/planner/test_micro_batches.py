@@ -118,6 +118,7 @@ def test_a_stage_without_a_placement_is_resolved_beside_one_with_it(capsys):
     assert [size["section"] for size in json.loads(capsys.readouterr().out)["micro_batches"]] == ["preference"]
 
 
+@pytest.mark.medium
 def test_a_written_config_has_the_numbers(tmp_path, capsys):
     flags = ["--config=configs/real_size.py:llama31_8b_v5e16", "--shape=Llama-3.1-8B", "--topology=v5e:4x4", "--prompt=512"]
     assert plan.main(["plan", *flags, *AUTO, "--search", f"--write-config={tmp_path / 'made.py'}", "--json"]) == 0
@@ -186,6 +187,7 @@ def test_weights_do_not_stay_gathered_where_that_is_slower_or_does_not_fit(topol
     assert made.estimate().config.mesh.keep_gathered == "never"
 
 
+@pytest.mark.medium
 def test_the_plan_prints_and_writes_the_choice_for_gathered_weights(tmp_path, capsys):
     flags = ["--config=configs/real_size.py:llama31_8b_h100x8", "--shape=Llama-3.1-8B", "--topology=h100:2x8", "--prompt=512",
              "--config.mesh.keep_gathered=auto"]

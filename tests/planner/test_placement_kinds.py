@@ -39,6 +39,7 @@ def planned(*arguments: str) -> str:
     return output.getvalue()
 
 
+@pytest.mark.medium
 def test_the_list_has_the_fastest_the_cheapest_and_one_that_a_program_can_run(prices):
     listed = json.loads(planned(prices, "--json"))["kinds"]["listed"]
     assert any(one["one_program"] for one in listed) and any(not one["one_program"] for one in listed)

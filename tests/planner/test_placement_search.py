@@ -41,6 +41,7 @@ def scheduled():
     return search_schedules(problem())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("actor", "critic", "gpus", "partition"), [
     *((size, size, gpus, published.TOGETHER) for size in ("7B", "13B") for gpus in (16, 32, 64)),
     *(("34B", "34B", gpus, published.TOGETHER) for gpus in (32, 64)),
@@ -51,6 +52,7 @@ def test_the_published_best_placement_is_within_five_percent_of_the_best(actor, 
     assert published.relative(actor, critic, gpus, partition) <= 1.05
 
 
+@pytest.mark.medium
 def test_the_devices_of_a_published_partition_of_128():
     best = next(one for one in published.placements("13B", "70B", 128) if one.partition == published.CRITIC_APART)
     assert {group.count for group in best.sets} == {64}
@@ -62,6 +64,7 @@ def test_together_is_best_on_few_devices_and_a_split_on_many():
     assert ratios[0] > 1 and ratios[1] > 1 > ratios[2]
 
 
+@pytest.mark.medium
 def test_separation_gains_on_flattening_with_the_number_of_devices():
     # Roles that share devices are best on few of them (arXiv 2312.11819). Separation takes 1.8 times the time of flattening on
     # 64 GPUs, and 1.2 times on 128.

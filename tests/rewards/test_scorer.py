@@ -25,6 +25,7 @@ def sampled():
     return Rollout(tokens, prompt, response, np.zeros((8, 6), np.float32), np.ones(8, bool))
 
 
+@pytest.mark.medium
 def test_scores_are_read_at_the_end_of_the_response_then_normalised_and_clipped():
     """By hand: the product of the head and the last hidden state, minus .1, divided by .5, clipped to between -6 and 6."""
     rollout, setup = sampled(), tiny.setup()

@@ -55,6 +55,7 @@ def failed(checks):
     return [check.name for check in checks if not check.passed]
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize(("settings", "rows"), [({}, 8), ({"temperature": 0.7, "top_k": 5, "top_p": 0.8}, 3)])
 def test_a_fresh_state_passes(settings, rows):
@@ -86,14 +87,17 @@ def test_float16_passes_with_a_reduced_loss_scale(monkeypatch):
     assert failed(checked(tiny.setup(compute_dtype="float16"))) == []
 
 
+@pytest.mark.medium
 def test_another_temperature_in_the_sampler_is_detected():
     assert failed(checked(tiny.setup(), temperature=0.7)) == ["ratio", "sampler gap"]
 
 
+@pytest.mark.medium
 def test_another_reference_is_detected():
     assert failed(checked(tiny.setup(), reference_seed=1)) == ["reference KL"]
 
 
+@pytest.mark.medium
 def test_one_wrong_log_probability_is_detected():
     def spoil(sampled):
         logprobs = sampled.logprobs.copy()
@@ -106,6 +110,7 @@ def test_one_wrong_log_probability_is_detected():
     assert checks[0].value == pytest.approx(1 - np.exp(-0.01), rel=1e-2)
 
 
+@pytest.mark.medium
 def test_garbage_after_a_response_is_not_a_gap():
     setup = tiny.setup()
     state = tiny.state(setup)
@@ -120,6 +125,7 @@ def test_garbage_after_a_response_is_not_a_gap():
     assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4
 
 
+@pytest.mark.medium
 def test_a_non_finite_gradient_is_detected():
     setup = tiny.setup()
     state, frozen = tiny.state(setup), tiny.roles(setup)

@@ -8,6 +8,8 @@ import pytest
 from jaxalign.rl.responses import response_mask
 from tests import tiny
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(scope="module", params=[{}, {"temperature": 0.7, "kl_estimator": "k3", "missing_eos": "penalty",
                                              "missing_eos_value": 0.5, "gamma": 0.9, "score_clip": 1.0}])

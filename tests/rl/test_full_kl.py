@@ -18,6 +18,8 @@ from jaxalign.rl.step_zero import step_zero_checks
 from jaxalign.rl.update import ppo_update
 from tests import tiny
 
+pytestmark = pytest.mark.medium
+
 # The same settings in several tests, so that they share programs.
 REWARD = {"kl_estimator": "full", "kl_coef": 0.3, "missing_eos": "none", "temperature": 0.7}
 LOSS = {"kl_in": "loss", "kl_estimator": "full", "advantages": "grpo", "group_size": 4, "whiten_advantages": False,

@@ -14,6 +14,8 @@ from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.update import minibatch_update, minibatches, ppo_update
 from tests import tiny
 
+pytestmark = pytest.mark.medium
+
 SGD = optax.sgd(1.0)  # an update is the gradient
 
 

@@ -27,6 +27,8 @@ from jaxalign.steps.packed import pack_answers, place_parts, rows_split
 from jaxalign.tracking.metrics import by_name
 from tests import tiny
 
+pytestmark = pytest.mark.medium
+
 SGD = optax.sgd(1.0)
 VARIANTS = {
     "grpo": {"advantages": "grpo", "group_size": 4, "kl_in": "loss", "kl_estimator": "k3", "whiten_advantages": False,

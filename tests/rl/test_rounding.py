@@ -20,6 +20,7 @@ def _made(setup, scores, reference_seed=0):
     return state, rollout, made
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("advantages", ["grpo", "rloo"])
 def test_equal_scores_give_no_advantage_although_the_kl_has_rounding_errors(advantages):
     setup = tiny.setup(advantages=advantages, group_size=4, missing_eos="none")
@@ -49,6 +50,7 @@ def test_limited_log_ratios_keep_loss_and_gradient_finite():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)) == finite
 
 
+@pytest.mark.medium
 def test_a_limit_that_is_not_reached_changes_nothing():
     losses = []
     for limit in (None, 10.0):

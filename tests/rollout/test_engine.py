@@ -69,6 +69,7 @@ def test_the_expected_responses_are_varied(expected):
     assert len(set(ids(expected))) >= 6
 
 
+@pytest.mark.medium
 @pytest.mark.variants(3)
 @pytest.mark.parametrize(("batch", "bucket"), [(8, 2), (1, 8), (3, 8), (8, 24)])
 def test_samples_equal_the_definition(params, expected, batch, bucket):
@@ -87,6 +88,7 @@ def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
     assert_same(respond(params, tiny.PROMPTS, ROWS, 2, sampling=sampling), defined(params, sampling))
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize("changes", [
     {"layers": 2, "window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
@@ -100,6 +102,7 @@ def test_samples_equal_the_definition_for_every_kind_of_layer(changes):
     assert_same(found, defined(params, sampling, **changes))
 
 
+@pytest.mark.medium
 def test_samples_equal_the_definition_with_adapters(params):
     plain = tiny.model()
     model = dataclasses.replace(plain, lora=LoraAdapters(2, 8.0, ("*",)))

@@ -45,6 +45,7 @@ def finish(session: Session):
         session.step()
 
 
+@pytest.mark.medium
 @pytest.mark.variants(3)
 @pytest.mark.parametrize(("prompts", "batch", "mesh"), [(SHORT, 4, None), (MIXED, 8, (2, 2, 2)), (MIXED, 16, None)])
 def test_without_stop_ids_the_forecast_is_exact(called, prompts, batch, mesh):
@@ -195,6 +196,7 @@ def test_the_queue_uses_the_programs_compiled_in_threads_for_a_mesh(monkeypatch)
     assert {thread.partition("_")[0] for threads in found for thread in threads} == {"compile"}
 
 
+@pytest.mark.medium
 def test_a_known_queue_is_not_forecast_again(monkeypatch):
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
@@ -221,6 +223,7 @@ def test_a_queue_whose_forecast_fails_is_answered_with_a_warning(monkeypatch, ca
     assert "sampling could not be compiled ahead;" in caplog.text and "division" in caplog.text
 
 
+@pytest.mark.medium
 def test_released_programs_are_compiled_again():
     """The second queue compiles nothing, the third everything."""
     model = tiny.model(embed=24)

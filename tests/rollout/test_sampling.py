@@ -98,6 +98,7 @@ def test_any_vocabulary_size_is_sampled_by_its_probabilities(vocab):
         assert abs(found - share) <= 5 * np.sqrt(share * (1 - share) / max(1, len(others)))
 
 
+@pytest.mark.medium
 def test_each_row_has_its_own_settings():
     """Rows with different temperature, top-k and top-p draw the tokens that they draw in a batch with equal settings."""
     rows = [Sampling(8, (), *row) for row in ((0.0,), (1.0,), (1.5, 3), (0.7, 0, 0.8), (1.0, 5, 0.5), (1.0, V + 5))]

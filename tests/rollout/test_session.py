@@ -159,6 +159,7 @@ def test_stop_ids_can_be_a_list(params):
     assert found == expected
 
 
+@pytest.mark.medium
 def test_warm_up_frees_its_copy_of_the_weights():
     """Sampling reads a copy in another dtype, which no reference cycle may keep alive."""
     model = tiny.model(compute_dtype="bfloat16")

@@ -46,6 +46,7 @@ def prefilled(monkeypatch) -> list[int]:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize(("changes", "mesh", "batch"), [
     ({}, None, 4), ({}, (8, 1, 1), 64), (WINDOWED, (2, 2, 2), 32),

@@ -60,6 +60,7 @@ def test_the_expected_responses_need_both_tiers(expected):
     assert sum(length > 22 for length in lengths) > 8 and sum(length < 20 for length in lengths) > 20
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize(("mesh", "batch"), [(None, 8), ((2, 1, 1), 8), ((1, 2, 2), 12)])
 def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh, batch):

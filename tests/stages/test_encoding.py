@@ -69,6 +69,7 @@ def test_a_pair_that_is_too_long_keeps_its_end():
     np.testing.assert_array_equal(batch.tokens[0, 1], [USER, *words("why so"), ASSISTANT, *words("y z u v"), 2][-8:])
 
 
+@pytest.mark.medium
 def test_measures_of_held_out_pairs():
     """Accuracy counts pairs whose label is not even. Both orders are used, so that the calibration plot is symmetric."""
     model, params = tiny.model(head="scalar"), tiny.host_params("scalar")

@@ -21,6 +21,8 @@ from tests.compilations import SEEN, compiled
 from tests.small_run import CONFIG, fingerprints, phases_with_operations, read, rows, run
 from tests.tracking.pages import Page, check_links
 
+pytestmark = pytest.mark.medium
+
 TRAINED = {"pretrain": 60, "sft": None, "preference": None, "ppo": 3}
 STEPS = ("lm_step", "preference_step", "(packed_experience)", "(packed_update)")
 

@@ -25,6 +25,8 @@ from jaxalign.trainers.scoring import pair_arrays
 from jaxalign.trainers.sft import packed
 from tests.finished_run import comparison, write_run
 
+pytestmark = pytest.mark.medium
+
 SETS = ("sft", "preference", "labels")
 
 

@@ -23,6 +23,8 @@ from tests.folders import write_model
 from tests.tracking.pages import render_page
 from tests.tracking.synthetic import make_run
 
+pytestmark = pytest.mark.medium
+
 JUDGES = """
 from jaxalign.config import Config
 from jaxalign.stages.shared.judge_audit import gold_pairs

@@ -20,6 +20,8 @@ from jaxalign.stages.shared.likelihoods import LikelihoodMeasures, windows
 from tests import made_tokenizers
 from tests.finished_run import write_run
 
+pytestmark = pytest.mark.medium
+
 TEXTS = ["the cat sat on the mat " * 24, "say, why?", *(f"the cat sat {i} times" for i in range(9))]
 QUESTIONS = [{"prompt": f"say, {i}", "choices": ["the cat", "why?", "the mat sat on the cat"][: 2 + i % 2], "correct": i % 2}
              for i in range(6)]

@@ -63,6 +63,7 @@ def test_stage_sft_trains_on_messages_as_the_trainer_does(tmp_path):
     assert "Fine-tuning imitated the answers of the data." in report and "chat.jsonl (answered dialogues)" in report
 
 
+@pytest.mark.medium
 def test_a_system_message_without_a_place_in_the_template_is_refused_by_the_number_of_its_row(tmp_path, capsys):
     model = write_model(tmp_path / "model", template=NO_SYSTEM)
     policy = ja.load_model(model)

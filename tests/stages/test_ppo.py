@@ -129,6 +129,7 @@ def spoiled_updates(monkeypatch):
     monkeypatch.setattr(rl_iteration, "ppo_update", update)
 
 
+@pytest.mark.medium
 def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_as_well(caplog, monkeypatch):
     spoiled_updates(monkeypatch)
     with caplog.at_level(logging.WARNING, logger="jaxalign"):

@@ -94,6 +94,7 @@ def overconfident(pairs=400, factor=3.0):
     return scores, PairBatch(empty, empty[..., 0], label, np.ones(pairs, np.float32))
 
 
+@pytest.mark.medium
 def test_a_temperature_corrects_an_overconfident_model():
     scores, pairs = overconfident()
     plain, found = measure(scores, pairs), measure(scores, pairs, temperature_fit=True)

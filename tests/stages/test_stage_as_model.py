@@ -25,6 +25,8 @@ from jaxalign.storage import LocalStorage, write_json
 from tests import made_tokenizers
 from tests.folders import write_model
 
+pytestmark = pytest.mark.medium
+
 SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 24}
 TOKENS = np.arange(2, 26, dtype=np.int32).reshape(2, 12)
 

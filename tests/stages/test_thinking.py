@@ -65,6 +65,7 @@ def test_the_prompts_of_a_run_end_as_the_template_writes_them(folder, thinking, 
     assert trained.replace("\n", "") == ("It is 4." if thinking == "off" else "<think></think>It is 4.")
 
 
+@pytest.mark.medium
 def test_a_model_that_is_loaded_from_a_run_keeps_its_setting(folder, tmp_path):
     run(config(folder, "off"), tmp_path)
     model = load_model(tmp_path / "sft")

@@ -94,6 +94,7 @@ def test_a_small_share_of_usable_pairs_stops_the_training_on_them(model, tmp_pat
     assert len(labelled_pairs(dataclasses.replace(made, config=dataclasses.replace(made.config, feedback=accepting)))) == 4
 
 
+@pytest.mark.medium
 def test_pitfall_29_the_number_of_usable_rows_is_printed_and_few_are_warned_about(model, tmp_path, capsys):
     SftStage().run(context(model, tmp_path, [revision(i, None if i < 12 else "grown") for i in range(40)], min_rows=10))
     out = capsys.readouterr().out

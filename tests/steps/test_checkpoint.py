@@ -117,6 +117,7 @@ run_to_the_end(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_limit_of_file_sizes_gives_one_error_and_no_output_of_threads(tmp_path):
     ended = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "checkpoints")], capture_output=True, text=True,

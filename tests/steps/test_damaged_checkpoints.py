@@ -62,6 +62,7 @@ def damage(path, act: str, rng: random.Random) -> None:
         path.unlink()
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize("act", ACTS)
 def test_a_damaged_checkpoint_is_never_used(intact, tmp_path, act, caplog):

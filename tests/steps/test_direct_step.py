@@ -136,6 +136,7 @@ def test_answer_logprobs_equal_those_of_the_full_softmax():
             assert found.tokens[i, side] == end - start
 
 
+@pytest.mark.medium
 def test_a_policy_that_is_its_own_reference_has_loss_log_2():
     batch = pairs()
     given = LogprobArguments(model=tiny.model(), params=tiny.host_params(), pairs=batch)
@@ -193,6 +194,7 @@ UP_TO_8 = st.integers(1, 8)
 LENGTHS = st.tuples(UP_TO_8, UP_TO_8, UP_TO_8, UP_TO_8, st.integers(0, 16), st.booleans())
 
 
+@pytest.mark.medium
 @settings(deadline=None, max_examples=15)
 @given(st.lists(LENGTHS, min_size=6, max_size=6), st.integers(0, 99))
 def test_packed_pairs_of_any_length_train_like_separate_answers(lengths, seed):
@@ -217,6 +219,7 @@ def test_packed_pairs_of_any_length_train_like_separate_answers(lengths, seed):
         chex.assert_trees_all_close(found, expected, rtol=1e-3, atol=2e-6 * max(1, largest))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("objective", ["kto", "sigmoid", "orpo"])
 def test_a_batch_without_counted_pairs_has_no_gradient(objective):
     batch = dataclasses.replace(pairs(), weight=np.zeros(4, np.float32), reference=np.full((4, 2), np.nan, np.float32))
@@ -265,6 +268,7 @@ def test_the_sft_term_adds_the_nll_of_the_better_answer():
     assert with_term["loss"] - without["loss"] == pytest.approx(0.5 * nll, rel=1e-4)
 
 
+@pytest.mark.medium
 def test_training_raises_the_better_answer_above_the_worse():
     model = tiny.model()
     batch = dataclasses.replace(pairs(), label=np.ones(4, np.float32))

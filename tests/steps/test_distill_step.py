@@ -33,6 +33,7 @@ def step(batch, objective, micro_batches=1):
     return jax.tree.map(np.subtract, tiny.host_params("scalar"), tiny.to_host(new.params)), tiny.to_host(metrics)
 
 
+@pytest.mark.medium
 def test_the_losses_by_hand(batch):
     """The mean square over both sides, the cross-entropy with the teacher's probability, and the sum of both."""
     scores, target = np.asarray(pair_scores(MODEL, tiny.host_params("scalar"), batch)).astype(np.float64), batch.target

@@ -97,6 +97,7 @@ def sent(keep: str) -> float:
     return sum(one.result * one.times for one in found if one.kind == "all-gather")
 
 
+@pytest.mark.medium
 def test_each_weight_is_gathered_once_instead_of_in_each_pass_and_micro_batch():
     model = on(Mesh(fsdp=8), "always")
     split = [leaf.size for leaf in jax.tree.leaves(model.abstract()) if "fsdp" in jax.tree.leaves(tuple(leaf.sharding.spec))]

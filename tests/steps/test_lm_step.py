@@ -52,6 +52,7 @@ def whole(packed):
     return padded(packed, 4, 24)
 
 
+@pytest.mark.medium
 def test_the_loss_is_the_weighted_mean_over_all_documents(whole):
     total = weight = 0.0
     model, params = tiny.model(), tiny.host_params()
@@ -82,6 +83,7 @@ def summed(model, params, batch):
     return jax.value_and_grad(lambda params: lm_loss(model, params, batch, 1.0)[0])(params)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.sampled_from([12, 17, 24]), st.integers(0, 99))
@@ -108,6 +110,7 @@ def test_tokens_without_weight_do_not_affect_the_loss(whole):
     assert step(type(whole)(changed, *jax.tree.leaves(whole)[1:]))[0] == step(whole)[0]
 
 
+@pytest.mark.medium
 def test_the_loss_falls(packed):
     model, optimizer = tiny.model(), make_optimizer(Optimizer(learning_rate=1e-2), 40)
     state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))

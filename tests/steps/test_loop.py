@@ -109,6 +109,7 @@ def test_only_steps_after_the_newest_checkpoint_are_repeated(tmp_path):
     assert again == [] and int(state.step) == STEPS
 
 
+@pytest.mark.medium
 def test_an_interrupted_run_traces_the_step_once(tmp_path, monkeypatch):
     """`lm_step` calls `gradient_step` once each time it is traced."""
     jax.clear_caches()

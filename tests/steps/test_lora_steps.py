@@ -97,6 +97,7 @@ def assert_unchanged(base, host):
     chex.assert_trees_all_equal(tiny.to_host(base), host)
 
 
+@pytest.mark.medium
 @pytest.mark.variants(1)
 @pytest.mark.parametrize("kind", STEPS)
 def test_an_update_follows_the_chain_rule_and_leaves_the_base_unchanged(kind):

@@ -89,6 +89,7 @@ def test_gradients_are_unscaled_and_small_ones_do_not_underflow():
     assert not np.asarray(lost).any()
 
 
+@pytest.mark.medium
 def test_the_gradient_equals_that_of_float32():
     """About 20 roundings through two layers and back, each by at most 2^-11 of the largest numbers."""
     gradients = {}

@@ -188,6 +188,7 @@ def test_every_optimizer_gives_the_same_updates_on_a_mesh_as_on_one_device(kind)
     chex.assert_trees_all_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_sophia_by_hand():
     """The curvature of a loss sum(h x^2) / 2 has the diagonal h, and Hutchinson's estimate is exact: x falls by the rate times
     m / max(0.01 e, eps), clipped to 1, where e is the average of h over updates 0, 10, 20 ..."""

@@ -50,6 +50,7 @@ def expected_scores(batch):
     return scores
 
 
+@pytest.mark.medium
 def test_the_score_is_read_at_the_last_token_given_by_the_length(pairs):
     params, expected = tiny.host_params("scalar"), expected_scores(pairs)
     np.testing.assert_allclose(pair_scores(MODEL, params, pairs), expected, atol=1e-5)
@@ -75,6 +76,7 @@ def test_the_accuracy_of_pairs_without_a_preference_is_unknown(pairs, tokens):
     assert (metrics.skipped, metrics.grad_norm > 0) == (0, True)
 
 
+@pytest.mark.medium
 def test_a_margin_by_hand(pairs):
     """The better answer must lead by the margin, whichever side the label favours; an array of zeros is no margin."""
     margin = np.linspace(0, 2, 8).astype(np.float32)

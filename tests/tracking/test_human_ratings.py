@@ -297,6 +297,7 @@ def test_the_outcomes_of_the_judge_and_of_the_scores(run):
     assert score_outcomes(answers, ("base", "ppo")) == {"a": "ppo", "b": None}
 
 
+@pytest.mark.medium
 def test_the_report_shows_raters_agreement_and_old_ratings(capsys, run, tmp_path):
     """Ann prefers ppo in 22 of 29 pairs and Bo base in the same pairs; both see a tie in the other 7."""
     sheet = exported(capsys, run, tmp_path / "sheet")

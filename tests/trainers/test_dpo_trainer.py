@@ -16,6 +16,8 @@ from tests import tiny
 from tests.compilations import SEEN
 from tests.trainers.small import JUDGED, PAIRS, language_model
 
+pytestmark = pytest.mark.medium
+
 FIELDS = {
     "batch": 4,
     "epochs": 4,

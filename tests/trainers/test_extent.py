@@ -58,6 +58,7 @@ def test_a_rate_that_suits_only_small_models_is_told(model, rate, large, usual):
     assert rate_warning(Optimizer(kind="adafactor", learning_rate=rate), model, large) is None
 
 
+@pytest.mark.medium
 def test_a_trainer_tells_both_before_its_first_step(caplog):
     trainer = SFT(language_model(), steps=1, batch_rows=1, row_length=48, optimizer=Optimizer(learning_rate=0.0))
     next(trainer.fit(EXAMPLES * 4))

@@ -47,6 +47,7 @@ def test_the_loss_of_sft_is_the_mean_over_the_answer_tokens_of_the_held_out_rows
     assert trainer.measure_held_out() == {"held_out_loss": pytest.approx(expected, rel=1e-5)}
 
 
+@pytest.mark.medium
 def test_held_out_rows_do_not_change_the_training():
     plain, measured = (SFT(language_model(), **SFT_FIELDS) for _ in range(2))
     expected = list(plain.fit(EXAMPLES[:4]))
@@ -55,6 +56,7 @@ def test_held_out_rows_do_not_change_the_training():
     chex.assert_trees_all_equal(tiny.to_host(measured.policy.params), tiny.to_host(plain.policy.params))
 
 
+@pytest.mark.medium
 def test_the_loss_and_the_accuracy_of_dpo_are_those_of_its_formula():
     trainer = DPO(language_model(), **DPO_FIELDS)
     *_, last = trainer.fit(PAIRS[:4], PAIRS[4:])
@@ -79,6 +81,7 @@ def test_a_reward_model_without_early_stopping_is_measured_too():
     assert {name: last.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_early_stopping_of_dpo_keeps_the_weights_with_the_lowest_loss():
     """The held-out pairs have the opposite labels, so their loss rises as the model learns."""
     trainer = DPO(language_model(), **DPO_FIELDS)

@@ -30,6 +30,7 @@ def test_a_missing_method_does_not_name_a_config_field():
         ja.Judge(Failing(), RULES, reasoning=False).rate(["Hello"], ["Hi."])
 
 
+@pytest.mark.medium
 def test_revise_gives_the_call_for_a_model_without_a_chat_template(tmp_path):
     model = ja.load_model(write_model(tmp_path / "model", template=None, max_length=512))
     for judge, name in ((None, "model"), (model, "judge")):

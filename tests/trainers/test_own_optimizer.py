@@ -20,6 +20,8 @@ from jaxalign.trainers.sft import SFT
 from tests import tiny
 from tests.trainers.small import EXAMPLES, PAIRS, language_model, tokenizer
 
+pytestmark = pytest.mark.medium
+
 RATE, MOMENTUM = 0.05, 0.9
 FIELDS = {"epochs": 4, "batch_rows": 1, "row_length": 48, "checkpoint_every": 1}
 

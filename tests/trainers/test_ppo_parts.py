@@ -59,6 +59,7 @@ def test_a_list_of_rewards_is_their_weighted_sum_and_each_mean_is_a_metric():
     assert metrics["score_tokens"] >= 1 and metrics["score"] == pytest.approx(parts, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_a_reward_model_with_another_tokenizer_of_the_same_size_is_refused(tmp_path):
     policy, pairs = language_model(), [{"prompt": "Warum?", "chosen": "Weil es so ist.", "rejected": "Nein, nie im Leben!"}] * 2
     train_tokenizer([text for row in pairs for text in row.values()] * 4, 120, tmp_path / "tokenizer.model")

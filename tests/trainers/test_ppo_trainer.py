@@ -19,6 +19,8 @@ from tests import tiny
 from tests.compilations import SEEN
 from tests.trainers.small import PAIRS, language_model
 
+pytestmark = pytest.mark.medium
+
 PROMPTS = [row["prompt"] for row in PAIRS]
 FIELDS = {"iterations": 4, "batch": 8, "max_new_tokens": 8, "checkpoint_every": 2, "epochs": 1, "minibatches": 1,
           "missing_eos": "none", "advantages": "rloo", "group_size": 2}

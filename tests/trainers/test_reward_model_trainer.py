@@ -16,6 +16,8 @@ from jaxalign.trainers.scoring import all_scores
 from tests.compilations import SEEN
 from tests.trainers.small import PAIRS, language_model, tokenizer
 
+pytestmark = pytest.mark.medium
+
 FIELDS = {
     "batch": 3,
     "epochs": 6,

@@ -18,6 +18,8 @@ from jaxalign.trainers.sft import SFT, held_out_loss, packed
 from tests import tiny
 from tests.trainers.small import EXAMPLES, language_model, tokenizer
 
+pytestmark = pytest.mark.medium
+
 FIELDS = {
     "epochs": 4,
     "batch_rows": 2,

@@ -24,6 +24,7 @@ def losses(steps):
     return [step.metrics["loss"] for step in steps]
 
 
+@pytest.mark.medium
 def test_a_resumed_run_in_windows_equals_an_uninterrupted_one(tmp_path):
     trainer = SFT(language_model(), steps=7, **FIELDS)
     whole = losses(trainer.fit(ROWS, window=3))
