@@ -128,10 +128,14 @@ def test_a_run_that_fails_leaves_a_page_without_refresh_and_its_reason(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Trains(waits_for_page(tmp_path), KeyboardInterrupt()))
     assert RunView(tmp_path).status().state == "interrupted"
+    page = (tmp_path / "report.html").read_text()
+    assert "refresh" not in page and "The run was interrupted in stage ppo. The same command resumes it." in page
     with pytest.raises(OSError):
         run(tmp_path, Trains(waits_for_page(tmp_path), OSError(errno.ENOSPC, "No space left on device")))
     assert RunView(tmp_path).status().note == ("The run failed: the disk is full ([Errno 28] No space left on device); free "
                                                "some space and run the same command again to resume")
+    page = (tmp_path / "report.html").read_text()
+    assert "run the same command again to resume.</p>" in page and "interrupted" not in page
 
 
 @pytest.mark.parametrize("seconds", [0, 60])

@@ -161,6 +161,18 @@ def test_a_field_that_no_stage_reads_changes_nothing(stages, tmp_path):
     assert starts(stages) == [1, 1, 1]
 
 
+def test_limits_and_the_interval_of_checkpoints_can_be_changed_in_and_after_a_stage(stages, tmp_path):
+    def with_sft(**fields):
+        return config(sft={"epochs": 1, "optimizer": {"b1": 0.9}} | fields)
+
+    stages["sft"].stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    pipeline.run(with_sft(checkpoint_every=7, required_share=0.0), tmp_path, load=stages.__getitem__)
+    pipeline.run(with_sft(checkpoint_every=8, required_rows=3), tmp_path, load=stages.__getitem__)
+    assert starts(stages) == [1, 2, 1]
+
+
 def test_a_stage_that_now_has_another_input_is_out_of_date(stages, tmp_path):
     """The inputs of a stage can depend on a field outside its config fields, such as the stages of the run."""
     ppo = stages["ppo"]

@@ -19,8 +19,8 @@ from jaxalign.pipeline.graph import Load, loader, read_graph
 from jaxalign.registry.judges import judge_field, judge_file
 from jaxalign.stages.shared.manifest import (
     DONE,
-    NO_RESULT,
     Manifest,
+    decides_results,
     file_fingerprint,
     find_manifest,
     leaves_of,
@@ -159,8 +159,8 @@ def _is_last_config(config: Config, storage: Storage) -> bool:
 def _differences(manifest: Manifest, config: Config, moved: MovedFiles) -> list[str]:
     """The differences between the stage's recorded config and files and the current ones: "config.NAME was OLD and is NEW".
 
-    A field that did not exist then and has its default now does not count: defaults keep the earlier behaviour. A path does
-    not count if its files were only moved to another folder.
+    A field that cannot change results does not count, nor one that did not exist then and has its default now: defaults keep
+    the earlier behaviour. A path does not count if its files were only moved to another folder.
     """
     before = manifest.fields()
     usual: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _differences(manifest: Manifest, config: Config, moved: MovedFiles) -> list[
                 leaves |= leaves_of(schema.to_plain(schema.get(of_config, name)), name)
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
     differences, moved_away = [], set[str]()
-    for leaf in sorted((before.keys() | after.keys()).difference(NO_RESULT)):
+    for leaf in sorted(filter(decides_results, before.keys() | after.keys())):
         was, now = (repr(side[leaf]) if leaf in side else "absent" for side in (before, after))
         if was != now:
             files = moved.find(before.get(leaf), after.get(leaf))

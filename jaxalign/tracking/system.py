@@ -30,22 +30,29 @@ FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFailure:
-    """The error that ended a run: the label of the stage, and a sentence on the reason, which may be empty."""
+class RunEnd:
+    """The end of a run that did not finish.
 
+    Attributes:
+      event: FAILED or INTERRUPTED.
+      stage: the label of the stage.
+      reason: a sentence; it may be empty.
+    """
+
+    event: str
     stage: str
     reason: str
 
 
-def read_failure(workdir: Path) -> RunFailure | None:
-    """The failure of the run; None if the last row of `system.jsonl` is damaged or records no failure."""
+def read_end(workdir: Path) -> RunEnd | None:
+    """The end of a run that did not finish; None if the last row of `system.jsonl` is damaged or records no such end."""
     last = next((line for line in reversed(jsonl.read_lines(workdir / FILE)) if line.strip()), "{}")
     row: dict[str, Any] = {}
     with contextlib.suppress(UserError):
         row = jsonl.parse_row(last, workdir / FILE, 1)
-    if row.get("event") != FAILED:
+    if row.get("event") not in (FAILED, INTERRUPTED):
         return None
-    return RunFailure(str(row.get("stage") or ""), str(row.get("error") or ""))
+    return RunEnd(row["event"], str(row.get("stage") or ""), str(row.get("error") or ""))
 
 
 class SystemLog:
@@ -66,10 +73,10 @@ class SystemLog:
         self._lock, self._ended = threading.Lock(), False
 
     def begin(self, stage: str) -> None:
-        """Names the first stage. If the file ends with a failure, appends a row: the run has been resumed."""
+        """Names the first stage. If the file says that the run failed or was interrupted, appends a row: it is resumed."""
         self.stage = stage
         with contextlib.suppress(OSError):
-            if read_failure(self.path.parent) is not None:
+            if read_end(self.path.parent) is not None:
                 self.write()
 
     def write(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from jaxalign.tracking.device_times import IterationTimes, read_device_times
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.judge_audit import FILE
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.tracking.system import RunFailure, read_failure
+from jaxalign.tracking.system import FAILED, RunEnd, read_end
 from jaxalign.tracking.timing import PhaseTotal, read_timing
 
 
@@ -63,7 +63,7 @@ class RunFiles:
       audit: the audit of the judge; empty if there is none.
       later: the files of the stages of each round after the first (`config.rounds`), by round and name.
       used: the stages whose output another stage read (`used_stages`).
-      failure: the error that ended the run; None if it finished, goes on or was stopped in another way.
+      end: how the run ended if it failed or was interrupted; None if it finished, goes on or was killed.
     """
 
     path: Path
@@ -75,7 +75,12 @@ class RunFiles:
     audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     later: Mapping[int, Mapping[str, StageFiles]] = dataclasses.field(default_factory=dict)
     used: frozenset[str] = frozenset()
-    failure: RunFailure | None = None
+    end: RunEnd | None = None
+
+    @property
+    def failure(self) -> RunEnd | None:
+        """The error that ended the run; None if none did."""
+        return self.end if self.end is not None and self.end.event == FAILED else None
 
     @property
     def by_round(self) -> Mapping[int, Mapping[str, StageFiles]]:
@@ -162,8 +167,8 @@ def read_run(workdir: str | Path) -> RunFiles:
     asked = stages_in_order(config.get("stages") or (), f"{path / 'config.json'}: stages")
     names = dict.fromkeys([*(record.name for record in asked), *STAGES.names(), *sorted(present)])
     stages = {name: _read_stage(path / name) for name in names}
-    failure = read_failure(path)
-    if failure is None and not any(stage.started for name, stage in stages.items() if name != "report"):
+    end = read_end(path)
+    if (end is None or end.event != FAILED) and not any(stage.started for name, stage in stages.items() if name != "report"):
         raise UserError(f"There is nothing to report in {path}: no stage has written anything yet; "
                         f"run `python -m jaxalign.train --workdir={path}` first.")
     evaluation = read_object(path / "summary.json") or stages["evaluate"].summary
@@ -178,7 +183,7 @@ def read_run(workdir: str | Path) -> RunFiles:
         repeated = rounds.repeated(config["stages"], (config.get("reward") or {}).get("source") or "preference")
         later[number] = {name: _read_stage(path / rounds.folder(name, number)) for name in repeated}
     return RunFiles(path, config, evaluation, stages, planned, ordered(records), read_object(path / FILE), later,
-                    frozenset(planned) if used is None else used, failure)
+                    frozenset(planned) if used is None else used, end)
 
 
 MANIFEST = "manifest.json"

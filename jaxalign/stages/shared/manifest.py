@@ -28,8 +28,11 @@ FILE = "manifest.json"
 _ARRAYS = "_CHECKPOINT_METADATA"  # Orbax's file in a folder of parameters, which contains their checksums.
 _WORKDIR = "../"  # Begins the name of an output in the work directory itself.
 _NO_OUTPUT = (FILE, "timing.jsonl", device_times.FILE, "speed.json", "trackers.json", identity.FILE, MICRO_BATCHES)
-NO_RESULT = ("preference.on_failure",)
-"""Fields that decide only whether a run continues after a stage: changing them leaves its results valid."""
+_NO_RESULT = (
+    "data.max_bad_share", "preference.on_failure", "reward.retries", "reward.timeout_s", "reward.backoff_s",
+    "reward.max_dropped_share",
+)
+_NO_RESULT_IN_ANY_SECTION = ("checkpoint_every", "required_share", "required_rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +176,15 @@ def output_changes(storage: Storage, folder: str, manifest: Manifest) -> list[st
         elif now[file] != recorded:
             differences.append(f"its output {file} has changed since the stage ended")
     return differences
+
+
+def decides_results(field: str) -> bool:
+    """Whether the results of a stage that ends can depend on a config field, by its dotted name.
+
+    They do not depend on fields that say when a run stops with an error, how often a failed call is repeated, or how often
+    weights are saved. These can be changed while a stage is unfinished and after it ends.
+    """
+    return field not in _NO_RESULT and field.rpartition(".")[2] not in _NO_RESULT_IN_ANY_SECTION
 
 
 def leaves_of(value: Any, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
-from jaxalign.stages.shared.manifest import NO_RESULT, fingerprint, read_manifest
+from jaxalign.stages.shared.manifest import decides_results, fingerprint, read_manifest
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.loop import Loop
 from jaxalign.tracking.metrics import read_metrics
@@ -42,7 +42,7 @@ def stage_inputs(
     settings |= {"peak": peak_flops(model), "profile": context.config.profile}
     manifest = read_manifest(context.directory)
     if manifest is not None:
-        fields = {name: value for name, value in manifest.fields().items() if name not in NO_RESULT}
+        fields = {name: value for name, value in manifest.fields().items() if decides_results(name)}
         place = (settings | loop)["directory"].relative_to(context.workdir)
         settings["run_id"] = fingerprint([str(place), fields])
     settings |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}

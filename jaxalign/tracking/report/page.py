@@ -82,7 +82,7 @@ def _page(run: RunFiles, refresh: float | None) -> str:
         name=run.path.resolve().name,
         seed=run.config.get("seed", run.evaluation.get("seed")),
         stages=[(name, _state(run, name)) for name in run.runs if name != "report"],
-        failure=prose.failure_sentence(run),
+        end=prose.end_sentence(run),
         lead=prose.lead(run),
         live=live_sentences(run, status) if status else (),
         headlines=headlines(run),

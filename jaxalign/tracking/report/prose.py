@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from jaxalign.config import rounds
 from jaxalign.reasons import without_verdict
 from jaxalign.tracking.alerts import alerts_of
@@ -17,6 +19,8 @@ from jaxalign.tracking.report.roles import joined, role_sentences
 from jaxalign.tracking.report.rubrics import rubric_sentences, second_judge_sentence
 from jaxalign.tracking.report.usable import loss_sentences, row_sentences, warnings
 from jaxalign.tracking.workdir import RunFiles
+
+_RESUMES = re.compile(r"run (the (same )?command )?again")  # A reason that ends with its own remedy.
 
 
 def lead(run: RunFiles) -> list[str]:
@@ -40,13 +44,16 @@ def lead(run: RunFiles) -> list[str]:
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
-def failure_sentence(run: RunFiles) -> str:
-    """The stage in which the run failed, the reason, and how to resume it; "" for a run that did not fail."""
-    if run.failure is None:
+def end_sentence(run: RunFiles) -> str:
+    """The stage in which the run failed or was interrupted, the reason, and how to resume it; "" for other runs."""
+    if run.end is None:
         return ""
-    where = f" in stage {run.failure.stage}" if run.failure.stage else ""
-    reason = run.failure.reason.rstrip(".") or "the log of the run has the reason"
-    return f"The run failed{where}: {reason}. When the cause is corrected, the same command resumes the run."
+    where = f" in stage {run.end.stage}" if run.end.stage else ""
+    reason = run.end.reason.rstrip(".")
+    if run.failure is None:
+        return f"The run was interrupted{where}{': ' * bool(reason)}{reason}. The same command resumes it."
+    remedy = "" if _RESUMES.search(reason) else " When the cause is corrected, the same command resumes the run."
+    return f"The run failed{where}: {reason or 'the log of the run has the reason'}.{remedy}"
 
 
 def _rate_sentences(run: RunFiles) -> list[str]:
