@@ -55,7 +55,7 @@ def test_a_quarter_of_faults_of_all_kinds_changes_no_reply_and_pauses_nothing(tm
     assert server.most <= 32
 
 
-def test_silence_beyond_the_timeout_is_repeated(tmp_path):
+def test_pitfall_24_silence_beyond_the_timeout_is_repeated(tmp_path):
     with Server(fault_of=lambda number, _: silence if number == 0 else None) as server:
         with Running(tmp_path, server.url, timeout=0.3) as client:
             assert [reply.text for reply in client.ask(requests(1))] == expected(requests(1))
@@ -101,7 +101,7 @@ def test_a_server_that_asks_to_wait_longer_than_max_down_ends_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("max_retries", [0, 3])
-def test_a_request_is_sent_once_and_max_retries_times_more(tmp_path, max_retries):
+def test_pitfall_24_a_request_is_sent_once_and_max_retries_times_more(tmp_path, max_retries):
     with Server(fault_of=lambda number, _: status(500)) as server:
         with Running(tmp_path, server.url, max_retries=max_retries) as client:
             with pytest.raises(UserError, match=f"config.endpoint.max_retries={max_retries}"):
@@ -152,7 +152,7 @@ def test_a_failure_that_cannot_pass_ends_the_call_at_once_and_keeps_the_replies(
     assert raised.value.__cause__ is None and raised.value.__context__ is None
 
 
-def test_replies_in_flight_are_stored_before_a_failure_ends_the_call(tmp_path):
+def test_pitfall_27_replies_in_flight_are_stored_before_a_failure_ends_the_call(tmp_path):
     with Server(delay=0.3, fault_of=lambda number, _: status(400, "odd") if number == 5 else None) as server:
         with Running(tmp_path, server.url, concurrency=6) as client:
             with pytest.raises(UserError, match="odd"):

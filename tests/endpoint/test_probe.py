@@ -80,7 +80,7 @@ SERVERS = {
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_abilities_follow_from_at_most_three_requests(name):
+def test_pitfall_23_abilities_follow_from_at_most_three_requests(name):
     server, expected = SERVERS[name]
     assert probe(server, "model") == expected
     assert len(server.requests) == (3 if name == "refuses log-probabilities" else 2)

@@ -119,7 +119,7 @@ def placed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "variant"), CASES)
-def test_every_placement_gives_the_tokens_and_the_metrics_of_one_device(place, variant, placed):
+def test_pitfall_30_every_placement_gives_the_tokens_and_the_metrics_of_one_device(place, variant, placed):
     run = placed(place, variant)
     _, wanted, wanted_tokens, _ = expected(variant)
     for found, want in zip(run.tokens, wanted_tokens, strict=True):

@@ -62,7 +62,7 @@ def whole(start, tmp_path_factory):
     return run(start, tmp_path_factory.mktemp("whole") / "run", stages=("pretrain", "ppo", "report"))
 
 
-def test_a_collapse_of_the_length_fires_the_alarm_and_ends_rl(whole):
+def test_pitfall_32_a_collapse_of_the_length_fires_the_alarm_and_ends_rl(whole):
     alarms, metrics = read(whole / "summary.json")["alarms"], read_metrics(whole / "metrics.jsonl")
     (fired,) = [one for one in alarms["fired"] if one["alarm"] == "short"]
     lengths = [one["length"] for one in alarms["measurements"]]

@@ -89,7 +89,7 @@ AHEAD = {"ppo": {"checks": {"step_zero": False}, "iterations": 4, "batch": 8, "m
 
 
 @pytest.mark.slow
-def test_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a_resume(folder, monkeypatch):
+def test_pitfall_31_responses_that_are_sampled_ahead_do_not_depend_on_the_placement_or_on_a_resume(folder, monkeypatch):
     pipeline.run(from_config_dict(config(folder, **AHEAD)), folder / "ahead")
     versions, received = [], Iteration._received
 

@@ -160,7 +160,7 @@ def test_a_diverged_run_does_not_end_as_if_all_were_well():
 LONG = "Name the colour red. " * 40
 
 
-def test_a_row_whose_response_would_be_cut_entirely_is_refused_by_number():
+def test_pitfall_28_a_row_whose_response_would_be_cut_entirely_is_refused_by_number():
     rows = [EXAMPLES[0], {"prompt": LONG, "response": "yes"}, EXAMPLES[1], {"prompt": LONG, "response": "yes"}]
     with pytest.raises(UserError, match=r"SFT.fit\(rows\): 2 of 4 rows would lose their whole response, because row_length is "
                                         r"48 and their prompts have \d+ tokens or more; .*\(numbers from 0: 1, 3\)"):
