@@ -173,6 +173,21 @@ def test_limits_and_the_interval_of_checkpoints_can_be_changed_in_and_after_a_st
     assert starts(stages) == [1, 2, 1]
 
 
+def test_calls_of_a_reward_can_be_changed_only_while_its_stage_is_unfinished(stages, tmp_path):
+    def with_reward(**fields):
+        return config(reward={"source": "callable", "callable": "mine.py:score"} | fields)
+
+    stages["ppo"] = ppo = Counting("ppo", ("reward",), ("sft",))
+    ppo.stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(with_reward(), tmp_path, load=stages.__getitem__)
+    pipeline.run(with_reward(timeout_s=9.0, retries=0), tmp_path, load=stages.__getitem__)
+    pipeline.run(with_reward(timeout_s=9.0, retries=0, backoff_s=2.0), tmp_path, load=stages.__getitem__)
+    assert starts(stages) == [1, 1, 2]
+    with pytest.raises(UserError, match="config.reward.timeout_s was 9.0 and is 60.0"):
+        pipeline.run(with_reward(), tmp_path, load=stages.__getitem__)
+
+
 def test_a_stage_that_now_has_another_input_is_out_of_date(stages, tmp_path):
     """The inputs of a stage can depend on a field outside its config fields, such as the stages of the run."""
     ppo = stages["ppo"]
@@ -539,12 +554,12 @@ def test_a_path_with_an_unknown_user_was_not_moved():
     assert MovedFiles([], None, None).find("~no-such-user/model", "/elsewhere/model") == set()
 
 
-@pytest.mark.parametrize(("done", "later", "released"), [
+@pytest.mark.parametrize(("ended", "later", "released"), [
     ("revise", ["sft"], True), ("revise", ["sft", "evaluate", "report"], False), ("evaluate", ["report"], False),
     ("pretrain", ["sft"], False), ("ppo", [], False),
 ])
-def test_programs_of_sampling_are_released_if_later_stages_only_train(done, later, released, monkeypatch):
+def test_programs_of_sampling_are_released_if_later_stages_only_train(ended, later, released, monkeypatch):
     calls = []
     monkeypatch.setattr(forecast, "release_programs", lambda: calls.append(1))
-    running._release_programs(from_config_dict({"stages": [done, *later]}), done, later)
+    running._release_programs(from_config_dict({"stages": [ended, *later]}), ended, later)
     assert len(calls) == released

@@ -122,7 +122,7 @@ class CheckedJudge:
         """Warns about the failed requests of one call. Raises UserError if there are too many.
 
         Args:
-          asked: how many of the `count` requests the judge got, one by one, before too many had failed.
+          asked: the number of requests that the judge has received; below `count` if the run stops early.
         """
         share = self.settings.max_failed_share
         if failed > share * count:

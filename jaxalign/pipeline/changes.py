@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxalign.config import Config, rounds, schema, to_dict
 from jaxalign.config.arguments import as_path
+from jaxalign.config.results import REPEATED_CALLS, decides_results
 from jaxalign.config.root import require_config
 from jaxalign.data.chat.model_style import check_data, resolve_auto
 from jaxalign.errors import UserError
@@ -20,7 +21,6 @@ from jaxalign.registry.judges import judge_field, judge_file
 from jaxalign.stages.shared.manifest import (
     DONE,
     Manifest,
-    decides_results,
     file_fingerprint,
     find_manifest,
     leaves_of,
@@ -87,7 +87,7 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
         if manifest.status != DONE and name not in planned:
             raise UserError(f"stage {rounds.label(name)} is unfinished in {storage.path()}, and a later stage reads it; add "
                             f"{rounds.parse(name)[0]} to config.stages")
-        manifest = with_current_judge(manifest, config)
+        manifest = with_current_judge(with_current_calls(manifest, config), config)
         differences = _differences(manifest, config, moved)
         if manifest.status == DONE:
             differences += output_changes(storage, name, manifest)
@@ -104,6 +104,15 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
             changed[name] = differences
         output[name] = manifest.output_hash
     return Changes(changed, frozenset(extended))
+
+
+def with_current_calls(manifest: Manifest, config: Config) -> Manifest:
+    """The manifest of a stage, with the current values of `REPEATED_CALLS` if the stage is unfinished."""
+    if manifest.status == DONE or not isinstance(manifest.config.get("reward"), dict):
+        return manifest
+    names = [field.partition(".")[2] for field in REPEATED_CALLS]
+    now = {name: getattr(config.reward, name) for name in names if name in manifest.config["reward"]}
+    return dataclasses.replace(manifest, config=manifest.config | {"reward": manifest.config["reward"] | now})
 
 
 def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
@@ -159,8 +168,8 @@ def _is_last_config(config: Config, storage: Storage) -> bool:
 def _differences(manifest: Manifest, config: Config, moved: MovedFiles) -> list[str]:
     """The differences between the stage's recorded config and files and the current ones: "config.NAME was OLD and is NEW".
 
-    A field that cannot change results does not count, nor one that did not exist then and has its default now: defaults keep
-    the earlier behaviour. A path does not count if its files were only moved to another folder.
+    A field that may change does not count (`config/results.py`), nor one that did not exist then and has its default now:
+    defaults keep the earlier behaviour. A path does not count if its files were only moved to another folder.
     """
     before = manifest.fields()
     usual: dict[str, Any] = {}

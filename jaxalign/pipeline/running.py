@@ -17,7 +17,15 @@ from jaxalign.config.root import require_config
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
-from jaxalign.pipeline.changes import CONFIG, Changes, compare_stages, refusal, with_current_judge, with_style
+from jaxalign.pipeline.changes import (
+    CONFIG,
+    Changes,
+    compare_stages,
+    refusal,
+    with_current_calls,
+    with_current_judge,
+    with_style,
+)
 from jaxalign.pipeline.companions import Companions, accompanied
 from jaxalign.pipeline.graph import Load, inputs, loader, unread
 from jaxalign.registry.judges import judge_file
@@ -277,6 +285,7 @@ def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | No
     if manifest is None:
         read = {source: find_manifest(storage, source).output_hash for source in inputs(config, name, load)}
         manifest = new_manifest(load(rounds.parse(name)[0]), config, read)
+    manifest = with_current_calls(manifest, config)
     current = with_current_judge(manifest, config)
     if current != manifest:
         judge = judge_file(config, manifest.stage).name

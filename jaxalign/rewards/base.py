@@ -147,8 +147,8 @@ class DroppedRows:
         if dropped > self.max_share * rows:
             if not self.in_run:
                 raise UserError(f"{sentence}, more than the allowed share of {self.max_share}; fix the cause") from cause
-            raise UserError(f"{sentence}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause, "
-                            "or raise the share, and run the command again to resume") from cause
+            raise UserError(f"{sentence}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause "
+                            "and run the same command again, or run it with a larger share; both resume the run") from cause
         if not self._warned:
             logging.getLogger("jaxalign").warning(
                 "%s; these rows are left out, and the metric 'kept' counts the others", sentence

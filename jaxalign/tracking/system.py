@@ -35,7 +35,7 @@ class RunEnd:
 
     Attributes:
       event: FAILED or INTERRUPTED.
-      stage: the label of the stage.
+      stage: the label of the stage, which may be empty.
       reason: a sentence; it may be empty.
     """
 
@@ -73,7 +73,7 @@ class SystemLog:
         self._lock, self._ended = threading.Lock(), False
 
     def begin(self, stage: str) -> None:
-        """Names the first stage. If the file says that the run failed or was interrupted, appends a row: it is resumed."""
+        """Names the first stage. Appends a row if the file says that the run failed or was interrupted: it is resumed now."""
         self.stage = stage
         with contextlib.suppress(OSError):
             if read_end(self.path.parent) is not None:

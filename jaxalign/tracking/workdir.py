@@ -144,7 +144,10 @@ class RunFiles:
         if failed == stage:
             return f"The {stage} stage failed; once it has finished in a resumed run, this section will show {content}."
         if status == "running":
-            return f"The {stage} stage has not finished yet; once it has, this section will show {content}."
+            interrupted = self.end is not None and self.end.stage == stage
+            state = "was interrupted; once it has finished in a resumed run" if interrupted else (
+                "has not finished yet; once it has")
+            return f"The {stage} stage {state}, this section will show {content}."
         if status == "done":
             return f"The {stage} stage finished without recording {content}."
         reason = f", because the run failed in stage {failed}" if failed else ""

@@ -113,7 +113,7 @@ def test_a_mesh_does_not_change_dpo(direct, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["dpo", "online_dpo"])
-def test_an_interrupted_stage_ends_in_the_same_metrics(direct, tmp_path, stage):
+def test_an_interrupted_stage_ends_in_the_same_metrics_with_another_interval_of_checkpoints(direct, tmp_path, stage):
     again = tmp_path / "again"
     shutil.copytree(direct, again)
     folder = again / stage
@@ -121,7 +121,7 @@ def test_an_interrupted_stage_ends_in_the_same_metrics(direct, tmp_path, stage):
     shutil.rmtree(folder / "checkpoints" / str(newest))
     manifest = read(folder / "manifest.json") | {"status": "running"}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    run(again, **CHANGES)
+    run(again, **CHANGES | {stage: CHANGES[stage] | {"checkpoint_every": 1}})
     assert (folder / "metrics.jsonl").read_bytes() == (direct / stage / "metrics.jsonl").read_bytes()
 
 

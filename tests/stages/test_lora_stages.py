@@ -73,7 +73,7 @@ def test_the_checks_pass_and_the_reference_is_the_initial_policy_of_rl(adapted_r
         assert np.isfinite(losses).all()
 
 
-def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(adapted_run, tmp_path):
+def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one_with_another_interval_of_checkpoints(adapted_run, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(adapted_run, workdir)
     shutil.rmtree(workdir / "ppo" / "checkpoints" / "3")
@@ -81,7 +81,7 @@ def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(adapted_run, tmp_
     manifest = read(workdir / "ppo" / "manifest.json") | {"status": "running"}
     (workdir / "ppo" / "manifest.json").write_text(json.dumps(manifest))
     stages = [stage for stage in STAGES if stage not in ("evaluate", "report")]
-    run(workdir, **LORA | {"stages": stages})
+    run(workdir, **LORA | {"stages": stages, "ppo": CONFIG["ppo"] | {"checkpoint_every": 1}})
     model = model_of()
     found, expected = (tiny.to_host(load_params(folder / "ppo" / "params", model)) for folder in (workdir, adapted_run))
     chex.assert_trees_all_equal(found, expected)

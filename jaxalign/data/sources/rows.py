@@ -141,9 +141,8 @@ def _folder_files(path: pathlib.Path) -> list[pathlib.Path]:
         if not names or not all(isinstance(name, str) and name and pathlib.Path(name).name == name for name in names):
             raise UserError(f"{path / _STATE} does not list the data files of a saved data set; save the data set again")
         if missing := [name for name in names if not (path / name).is_file()]:
-            others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-            raise UserError(f"{path / missing[0]}{others} of the {len(names)} data files that {path / _STATE} lists cannot be "
-                            "found; copy all files of the saved data set")
+            raise UserError(f"{len(missing)} of the {len(names)} data files that {path / _STATE} lists cannot be found, the "
+                            f"first is {path / missing[0]}; copy all files of the saved data set")
         return [path / name for name in names]
     if (path / _SPLITS).is_file():
         splits = sorted(folder.name for folder in path.iterdir() if (folder / _STATE).is_file())

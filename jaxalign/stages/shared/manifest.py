@@ -1,7 +1,8 @@
 """The manifest of a stage's folder, from which the pipeline knows whether the stage is done, interrupted or out of date.
 
-A manifest records the config fields, the files and the outputs of earlier stages that the stage was run with. Outputs are
-deterministic, so a stage's output hash is the hash of its inputs; computing it reads no large output files.
+A manifest records the config fields, the files and the outputs of earlier stages that the stage was run with. A field that may
+change while the stage is unfinished (`config/results.py`) has the value of the first start. Outputs are deterministic, so a
+stage's output hash is the hash of its inputs; computing it reads no large output files.
 """
 
 from __future__ import annotations
@@ -28,11 +29,6 @@ FILE = "manifest.json"
 _ARRAYS = "_CHECKPOINT_METADATA"  # Orbax's file in a folder of parameters, which contains their checksums.
 _WORKDIR = "../"  # Begins the name of an output in the work directory itself.
 _NO_OUTPUT = (FILE, "timing.jsonl", device_times.FILE, "speed.json", "trackers.json", identity.FILE, MICRO_BATCHES)
-_NO_RESULT = (
-    "data.max_bad_share", "preference.on_failure", "reward.retries", "reward.timeout_s", "reward.backoff_s",
-    "reward.max_dropped_share",
-)
-_NO_RESULT_IN_ANY_SECTION = ("checkpoint_every", "required_share", "required_rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,15 +174,6 @@ def output_changes(storage: Storage, folder: str, manifest: Manifest) -> list[st
     return differences
 
 
-def decides_results(field: str) -> bool:
-    """Whether the results of a stage that ends can depend on a config field, by its dotted name.
-
-    They do not depend on fields that say when a run stops with an error, how often a failed call is repeated, or how often
-    weights are saved. These can be changed while a stage is unfinished and after it ends.
-    """
-    return field not in _NO_RESULT and field.rpartition(".")[2] not in _NO_RESULT_IN_ANY_SECTION
-
-
 def leaves_of(value: Any, name: str) -> dict[str, Any]:
     """Returns the values inside nested dicts by dotted name, or {name: value}."""
     if isinstance(value, dict):
@@ -211,6 +198,8 @@ def file_fingerprint(path: Path, field: str) -> str:
             return fingerprint([identity, [[file.name, file_fingerprint(file, field)] for file in files]])
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except UserError as error:
+        raise UserError(str(error) if str(error).startswith("config.") else f"config.{field}: {error}") from None
     except OSError as error:
         raise UserError(f"config.{field}: {path} cannot be read ({error.strerror or error}); set it to an existing "
                         "file") from None

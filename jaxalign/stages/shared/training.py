@@ -10,13 +10,14 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import BestOfNConfig, PretrainConfig, SFTConfig, to_dict
+from jaxalign.config.results import REPEATED_CALLS
 from jaxalign.data.windows import WindowedRows
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext, write_json
-from jaxalign.stages.shared.manifest import decides_results, fingerprint, read_manifest
+from jaxalign.stages.shared.manifest import fingerprint, read_manifest
 from jaxalign.steps.checkpoint import save_params
 from jaxalign.steps.loop import Loop
 from jaxalign.tracking.metrics import read_metrics
@@ -42,7 +43,8 @@ def stage_inputs(
     settings |= {"peak": peak_flops(model), "profile": context.config.profile}
     manifest = read_manifest(context.directory)
     if manifest is not None:
-        fields = {name: value for name, value in manifest.fields().items() if decides_results(name)}
+        excluded = ("preference.on_failure", *REPEATED_CALLS)  # They may change; the other fields keep their first values.
+        fields = {name: value for name, value in manifest.fields().items() if name not in excluded}
         place = (settings | loop)["directory"].relative_to(context.workdir)
         settings["run_id"] = fingerprint([str(place), fields])
     settings |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import rounds
+from jaxalign.config.results import decides_results
 from jaxalign.errors import UserError
 from jaxalign.tracking.estimates import EvaluatedModel
 from jaxalign.tracking.workdir import RunFiles, leaves, read_object, read_run
@@ -105,7 +106,7 @@ def setting_differences(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
 
 def affects_results(name: str) -> bool:
     """Whether results can depend on a setting."""
-    return name.split(".")[0] not in NO_RESULT
+    return name.split(".")[0] not in NO_RESULT and decides_results(name)
 
 
 def file_differences(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:

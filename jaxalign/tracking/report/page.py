@@ -96,8 +96,10 @@ def _page(run: RunFiles, refresh: float | None) -> str:
 
 def _state(run: RunFiles, label: str) -> str:
     """The state of a stage in words, by its label in `RunFiles.runs`."""
-    failed = run.failure is not None and run.failure.stage == label
-    return "failed" if failed else run.runs[label].status or "not run"
+    status = run.runs[label].status
+    if run.end is not None and run.end.stage == label and (run.failure is not None or status != "done"):
+        return run.end.event
+    return status or "not run"
 
 
 def sections(run: RunFiles, running: str = "") -> list[ReportSection]:

@@ -20,7 +20,8 @@ from jaxalign.tracking.report.rubrics import rubric_sentences, second_judge_sent
 from jaxalign.tracking.report.usable import loss_sentences, row_sentences, warnings
 from jaxalign.tracking.workdir import RunFiles
 
-_RESUMES = re.compile(r"run (the (same )?command )?again")  # A reason that ends with its own remedy.
+_REMEDY = re.compile(r"run the same command again|run again: a stage continues|again with --overwrite")
+"""What the reason of a failure says if it has the remedy itself."""
 
 
 def lead(run: RunFiles) -> list[str]:
@@ -52,7 +53,7 @@ def end_sentence(run: RunFiles) -> str:
     reason = run.end.reason.rstrip(".")
     if run.failure is None:
         return f"The run was interrupted{where}{': ' * bool(reason)}{reason}. The same command resumes it."
-    remedy = "" if _RESUMES.search(reason) else " When the cause is corrected, the same command resumes the run."
+    remedy = "" if _REMEDY.search(reason) else " When the cause is corrected, the same command resumes the run."
     return f"The run failed{where}: {reason or 'the log of the run has the reason'}.{remedy}"
 
 
