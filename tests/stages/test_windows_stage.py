@@ -70,7 +70,7 @@ def test_the_summary_counts_the_rows_of_the_windows_that_were_read(runs):
     assert data["counts"]["empty_prompts"] == 1 and data["pairs"] == 89 and 0 < data["held_out"] < 40
     assert data["unit"] == "row"
     page = (runs / "tables" / "report.html").read_text()
-    assert "90 rows, 89 pairs kept (1 with an empty question, dropped)" in page
+    assert "were kept; 1 (1.1%) with an empty question, dropped" in page
 
 
 def test_no_dialogue_is_both_trained_on_and_held_out(runs):

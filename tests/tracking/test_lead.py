@@ -84,8 +84,9 @@ def test_the_model_and_the_files_of_a_users_run_are_named(tmp_path):
     assert "The base model (“starting model”) is models/m; it answered the prompts of stage revise." in lead
     assert ("Data: red.jsonl (prompts whose answers are revised), help.csv (prompts that are answered without revision) and "
             "eval.jsonl (prompts for evaluation only).") in lead
-    assert ("in/red.jsonl: 2,312 rows, 2,310 prompts kept (2 with the dialogue of an earlier row, dropped; 116 used only for "
-            "evaluation).") in lead
+    assert ("Of the 2,312 rows of in/red.jsonl, 2,310 (99.9%) were kept; 2 (0.1%) with the dialogue of an earlier row, "
+            "dropped.") in lead
+    assert "in/red.jsonl: 2,312 rows, 2,310 prompts kept (116 used only for evaluation)." in lead
 
 
 def test_the_lead_counts_usable_rows_and_explains_the_others(full):

@@ -47,7 +47,7 @@ def test_every_section_has_a_heading_and_nothing_is_missing(full):
     ("behaviour", "Preference score before normalisation"),
     ("rl", "60 iterations of PPO, 2 of which the KL limit ended early."), ("rl", "sampler passed 2e-06 0.0001"),
     ("rl", "k1 0.00 → 2.95; k3 0.00 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
-    ("losses", "The last loss of a stage is the mean of its last 10 steps."),
+    ("losses", "The last loss of a stage is the mean of its last 10 steps, or of all if it has fewer."),
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
     ("time", "Stage ppo: config.ppo.micro_batch_tokens=auto: 768 tokens per device."),
     ("time", "5:36 in total."), ("time", "pretrain all 0:24 250,000 10,204"), ("config", "config.ppo.kl_coef = 0.05"),

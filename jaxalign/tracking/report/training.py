@@ -132,6 +132,6 @@ def losses(run: RunFiles) -> ReportSection:
         fields = ("steps", "tokens", "loss_first", "loss_last", "held_out_loss")
         rows.append([label, *(number(stage.summary.get(field)) for field in fields)])
     header = ["Stage", "Steps", "Tokens", "First loss", "Last loss", "Held-out loss"]
-    intro = "The last loss of a stage is the mean of its last 10 steps." if rows else ""
+    intro = "The last loss of a stage is the mean of its last 10 steps, or of all if it has fewer." if rows else ""
     return ReportSection("losses", "Pretraining and fine-tuning", intro, tuple(missing), tuple(figures),
                    (Table("Losses in nats per token", header, rows),) if rows else (), nav="Losses", order=LAST)

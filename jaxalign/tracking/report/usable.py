@@ -78,6 +78,7 @@ def loss_sentences(run: RunFiles) -> list[str]:
     sentences = []
     for name, content in _files(run):
         reasons = [f"{share(count, content['rows'])} {meaning.replace('; ', ', ')}"
+                   f"{_first(content) if field == 'broken' else ''}"
                    for field, meaning in (_REPORTS[name][0].reasons | WINDOW_REASONS).items()
                    if field not in _NO_LOSS and (count := rows_of_reason(content, field))]
         if reasons:
@@ -210,11 +211,11 @@ def _revised(run: RunFiles) -> Mapping[str, Any]:
 
 
 def _file_sentences(run: RunFiles) -> Iterator[str]:
-    """What was read from each file, once."""
+    """What was read from each file, once. `loss_sentences` counts the rows that were dropped or cut."""
     for field, content in _files(run):
         report, kept = _REPORTS[field]
-        reasons = [f"{count} {meaning.replace('; ', ', ')}{_first(content) if name == 'broken' else ''}"
-                   for name, meaning in (report.reasons | WINDOW_REASONS).items() if (count := rows_of_reason(content, name))]
+        reasons = [f"{count} {meaning.replace('; ', ', ')}" for name, meaning in (report.reasons | WINDOW_REASONS).items()
+                   if name in _NO_LOSS and (count := rows_of_reason(content, name))]
         listed = f" ({'; '.join(reasons)})" if reasons else ""
         yield f"{content['path']}: {content['rows']:,} rows, {kept.format_map(content)}{listed}."
 
