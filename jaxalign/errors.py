@@ -13,7 +13,7 @@ from collections.abc import Callable
 _GRACE_SECONDS = 5.0
 _LONGEST_LINE = 1500  # Characters of a line of a message.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG, errno.ESTALE,
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ESTALE,
              errno.ENAMETOOLONG)
 """Errors of the file system that the user can correct. ENOENT is not one of them: it may also be a mistake in the program."""
 
@@ -56,6 +56,10 @@ def run_error(error: BaseException) -> str | None:
         return str(error)
     if is_full(error):
         return f"the disk is full ({error}); free some space and run the same command again to resume"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return (f"{error.filename or 'a file of the run'} cannot be written, because a file would exceed the limit of this "
+                "process or of the file system; raise the limit (`ulimit -f`), or choose a --workdir on another file system, "
+                "and run the same command again to resume")
     if isinstance(error, OSError) and error.errno in _UNUSABLE:
         return (f"{error.filename or 'a file of the run'} cannot be used ({error.strerror}); correct it or its permissions, "
                 "or choose another --workdir, and run the same command again to resume")

@@ -346,7 +346,7 @@ def test_the_file_of_a_judge_may_change_while_its_stage_is_unfinished(judged, st
     old = read_manifest(tmp_path / "run" / "compare").files[str(path)]
     path.write_text(path.read_text() + "# corrected")
     run()
-    line = "[compare] judge.py has changed since this stage began; rows written before are kept"
+    line = "[compare] judge.py has changed since this stage began; its finished rows are kept"
     assert capsys.readouterr().out.count(line) == 1 and starts(stages)[1:] == [1, 1, 2]
     assert (tmp_path / "run" / "compare" / "steps").read_text() == "0 1 2 "
     assert read_manifest(tmp_path / "run" / "compare").files[str(path)] != old
@@ -375,6 +375,24 @@ def test_the_file_of_a_judge_that_is_also_a_reward_may_not_change(judged, stages
     path.write_text(path.read_text() + "# corrected")
     with pytest.raises(UserError, match="the content of .*judge.py has changed"):
         run(**reward)
+
+
+def test_the_file_of_a_reward_may_change_while_its_stage_is_unfinished(stages, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text("def score(prompts, responses): raise ValueError")
+    stages["ppo"] = ppo = Counting("ppo", ("reward",), ("sft",), {path: "reward.callable"})
+    values = config(reward={"source": "callable", "callable": f"{path}:score"})
+    ppo.stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(values, tmp_path / "run", load=stages.__getitem__)
+    path.write_text("def score(prompts, responses): return [0.0] * len(responses)")
+    pipeline.run(values, tmp_path / "run", load=stages.__getitem__)
+    assert "[ppo] mine.py has changed since this stage began; its finished iterations are kept" in capsys.readouterr().out
+    pipeline.run(values, tmp_path / "run", load=stages.__getitem__)
+    assert starts(stages) == [1, 1, 2]
+    path.write_text("def score(prompts, responses): return [1.0] * len(responses)")
+    with pytest.raises(UserError, match=r"the content of .*mine\.py has changed"):
+        pipeline.run(values, tmp_path / "run", load=stages.__getitem__)
 
 
 def test_a_missing_file_is_reported_before_anything_is_computed(stages, tmp_path):

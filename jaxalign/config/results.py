@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 _LIMITS = (
     "data.max_bad_share", "feedback.required_share", "sft.required_share", "sft.required_rows", "best_of_n.required_share",
     "ppo.required_share", "online_dpo.required_share", "reward.max_dropped_share", "preference.on_failure",
@@ -20,3 +23,26 @@ def decides_results(field: str) -> bool:
     the interval of checkpoints.
     """
     return field not in _WITHOUT_EFFECT
+
+
+def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The changes of a trainer's settings on which its results can depend, as "NAME was OLD and is NEW".
+
+    Args:
+      old, new: the values of one section's fields, and dictionaries of those of its parts.
+    """
+    limits = {field.rpartition(".")[2] for field in _WITHOUT_EFFECT}
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    return [f"{name} was {before.get(name, 'absent')!r} and is {after.get(name, 'absent')!r}" for name in before | after
+            if name not in limits and before.get(name, _ABSENT) != after.get(name, _ABSENT)]
+
+
+_ABSENT = object()
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

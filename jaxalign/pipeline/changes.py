@@ -87,7 +87,7 @@ def compare_stages(config: Config, workdir: str | os.PathLike | Storage, load: L
         if manifest.status != DONE and name not in planned:
             raise UserError(f"stage {rounds.label(name)} is unfinished in {storage.path()}, and a later stage reads it; add "
                             f"{rounds.parse(name)[0]} to config.stages")
-        manifest = with_current_judge(with_current_calls(manifest, config), config)
+        manifest = with_current_code(with_current_calls(manifest, config), config)
         differences = _differences(manifest, config, moved)
         if manifest.status == DONE:
             differences += output_changes(storage, name, manifest)
@@ -115,20 +115,24 @@ def with_current_calls(manifest: Manifest, config: Config) -> Manifest:
     return dataclasses.replace(manifest, config=manifest.config | {"reward": manifest.config["reward"] | now})
 
 
-def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
-    """The manifest of a stage, with the current hash of its judge's file if the stage is unfinished.
+def with_current_code(manifest: Manifest, config: Config) -> Manifest:
+    """The manifest of a stage, with the current hashes of the files of its judge and its reward if the stage is unfinished.
 
-    A judge that raised an error can then be corrected without discarding the rows that it has answered. A file that another
-    config field of the stage names too, such as a reward in the same file, keeps its recorded hash.
+    Code that raised an error can then be corrected without discarding the finished rows or iterations. A file that another
+    config field of the stage names too, such as a data source in the same file, keeps its recorded hash.
     """
-    path, field = judge_file(config, manifest.stage), judge_field(config, manifest.stage)
-    if manifest.status == DONE or path is None or str(path) not in manifest.files or not path.exists():
+    if manifest.status == DONE:
         return manifest
-    values = manifest.fields()
-    others = [value for leaf, value in values.items() if isinstance(value, str) and leaf not in ("feedback.judge", field)]
-    if any(Path(value.rpartition(":")[0]).expanduser() == path for value in others):
-        return manifest
-    return dataclasses.replace(manifest, files=manifest.files | {str(path): file_fingerprint(path, field)})
+    field = judge_field(config, manifest.stage)
+    files, code = {judge_file(config, manifest.stage): field}, {"feedback.judge", field}
+    if isinstance(manifest.config.get("reward"), dict):
+        files[Path(config.reward.callable.rpartition(":")[0]).expanduser()] = "reward.callable"
+        code.add("reward.callable")
+    others = {Path(value.rpartition(":")[0]).expanduser() for leaf, value in manifest.fields().items()
+              if isinstance(value, str) and leaf not in code}
+    now = {str(path): file_fingerprint(path, name) for path, name in files.items()
+           if path is not None and path not in others and str(path) in manifest.files and path.exists()}
+    return dataclasses.replace(manifest, files=manifest.files | now)
 
 
 def with_style(config: Config, storage: Storage) -> Config:

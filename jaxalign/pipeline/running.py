@@ -23,12 +23,11 @@ from jaxalign.pipeline.changes import (
     compare_stages,
     refusal,
     with_current_calls,
-    with_current_judge,
+    with_current_code,
     with_style,
 )
 from jaxalign.pipeline.companions import Companions, accompanied
 from jaxalign.pipeline.graph import Load, inputs, loader, unread
-from jaxalign.registry.judges import judge_file
 from jaxalign.registry.stages import STAGES
 from jaxalign.stages.shared import manifest as manifests
 from jaxalign.stages.shared.base import Stage, StageContext
@@ -286,10 +285,11 @@ def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | No
         read = {source: find_manifest(storage, source).output_hash for source in inputs(config, name, load)}
         manifest = new_manifest(load(rounds.parse(name)[0]), config, read)
     manifest = with_current_calls(manifest, config)
-    current = with_current_judge(manifest, config)
-    if current != manifest:
-        judge = judge_file(config, manifest.stage).name
-        print(f"[{title}] {judge} has changed since this stage began; rows written before are kept", flush=True)
+    current = with_current_code(manifest, config)
+    for path, mark in current.files.items():
+        if mark != manifest.files[path]:
+            print(f"[{title}] {Path(path).name} has changed since this stage began; its finished "
+                  f"{'iterations' if 'reward' in manifest.config else 'rows'} are kept", flush=True)
     # A run may be resumed on another mesh; the manifest records the last mesh.
     dataclasses.replace(current, mesh=schema.to_plain(config.mesh)).write(storage, name)
     print(f"[{title}] {'continuing' if resumed else 'starting'}", flush=True)

@@ -216,7 +216,8 @@ def _clean(entries: list[Any], counts: Sequence[int] | None) -> tuple[np.ndarray
         elif kept[row]:
             scores[row] = numbers[0]
         elif first is None:
-            first = f"the score of row {row} is {_text(entry)} ({type(entry).__name__})"
+            shown = repr(_text(entry)) if isinstance(entry, (str, bytes)) else _text(entry)
+            first = f"the score of row {row} is {shown} ({type(entry).__name__}); a finite number is expected"
     return scores, kept, first
 
 

@@ -68,7 +68,8 @@ class Monitor:
         why = f"the other responses of iteration {step} have no stop token within ppo.max_new_tokens ({config.max_new_tokens})"
         few = too_few(total, usable, "ppo.required_share", config.required_share)
         if few:
-            raise UserError(f"{few}: {why}; {longer}, or {other}")
+            again = " and start the stage again with --overwrite" if step else ""
+            raise UserError(f"{few}: {why}; {longer}, or {other}{again}; or lower ppo.required_share to go on")
         if usable < MOSTLY * total and config.missing_eos != "none" and not self._warned:
             self._warned = True
             logging.getLogger("jaxalign").warning(

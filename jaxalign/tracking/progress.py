@@ -119,7 +119,7 @@ class Progress(contextlib.AbstractContextManager):
             self._bar.close()
             self._bar = None
         elif not self._terminal:
-            verb = "stopped at" if failed else "finished"
+            verb = "stopped at" if failed or self.count < self.total else "finished"
             parts = [f"[{self.stage}] {verb} {self.count:,}/{self.total:,} {self.unit}s", self._text,
                      f"took {formatting.seconds(now - self._began)}"]
             print(", ".join(filter(None, parts)), file=self._stream, flush=True)

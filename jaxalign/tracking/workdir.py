@@ -141,13 +141,11 @@ class RunFiles:
             return f"This run has no stage {stage}, which writes {content}."
         status = self.stage(stage).status
         failed = self.failure.stage if self.failure else ""
-        if failed == stage:
-            return f"The {stage} stage failed; once it has finished in a resumed run, this section will show {content}."
+        if self.end is not None and self.end.stage == stage and (failed or status != "done"):
+            how = "failed" if failed else "was interrupted"
+            return f"The {stage} stage {how}; once it has finished in a resumed run, this section will show {content}."
         if status == "running":
-            interrupted = self.end is not None and self.end.stage == stage
-            state = "was interrupted; once it has finished in a resumed run" if interrupted else (
-                "has not finished yet; once it has")
-            return f"The {stage} stage {state}, this section will show {content}."
+            return f"The {stage} stage has not finished yet; once it has, this section will show {content}."
         if status == "done":
             return f"The {stage} stage finished without recording {content}."
         reason = f", because the run failed in stage {failed}" if failed else ""

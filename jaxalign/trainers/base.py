@@ -16,6 +16,7 @@ import numpy as np
 from jaxalign.config import PretrainConfig
 from jaxalign.config.arguments import make_folder
 from jaxalign.config.constraints import at_least
+from jaxalign.config.results import setting_changes
 from jaxalign.config.schema import checked
 from jaxalign.data.loader import EpochLoader, InOrder, RowsOnDemand, take
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -237,9 +238,12 @@ class Trainer:
             hosts.once(lambda: write_atomically(path, text))
         elif recorded != text:
             new = parse_json(text)
-            differs = [name for name in new if old.get(name) != new[name]]
-            raise UserError(f"{self.name}(directory) is {str(directory)!r}, which contains a run with different "
-                            f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")
+            changed = setting_changes(old.get("settings") or {}, new["settings"])
+            differs = [name for name in new if name != "settings" and old.get(name) != new[name]]
+            differs += [f"settings ({', '.join(changed)})"] if changed else []
+            if differs:
+                raise UserError(f"{self.name}(directory) is {str(directory)!r}, which contains a run with different "
+                                f"{' and '.join(differs)}; give the same values to resume it, or another directory")
 
 
 def _model_hash(model: LanguageModel) -> str:

@@ -47,7 +47,7 @@ def test_rows_without_a_score_are_reported_with_the_first_reason():
     scores.add([(1, response(4)), (0, response(4))])
     found, kept, report = scores.result(2)
     assert found.tolist() == [0.5, 0] and kept.tolist() == [True, False]
-    assert report.first_error == "the score of row 0 is None (NoneType)"
+    assert report.first_error == "the score of row 0 is None (NoneType); a finite number is expected"
 
 
 def test_an_error_for_the_user_is_raised_where_the_scores_are_needed():

@@ -104,7 +104,7 @@ def test_a_stage_continues_after_its_judge_was_corrected(done, tmp_path, capsys)
     path.write_text(BROKEN.replace("max(draw.rows) >= 16", "False").replace("0.25", "0.1").replace("0.75", "0.9"))
     run(tmp_path, **own)
     out = capsys.readouterr().out
-    assert "[compare] judge.py has changed since this stage began; rows written before are kept" in out
+    assert "[compare] judge.py has changed since this stage began; its finished rows are kept" in out
     assert "[revise] done, nothing to compute" in out
     after = rows(tmp_path, "compare")
     values = [{row["label_ab"] for row in part if row["label_ab"] is not None} for part in (after[:16], after[16:])]

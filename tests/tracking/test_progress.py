@@ -77,7 +77,7 @@ def test_resumed_stage_continues_the_count_and_says_so():
     assert stream.getvalue().splitlines() == [
         "[pretrain] continues at step 120 of 420",
         "[pretrain] step 140/420 (33%), 2:20 left",
-        "[pretrain] finished 140/420 steps, took 0:10"]
+        "[pretrain] stopped at 140/420 steps, took 0:10"]
 
 
 def test_values_are_not_waited_for_between_lines():
@@ -86,7 +86,7 @@ def test_values_are_not_waited_for_between_lines():
     with Progress("ppo", total=3, stream=stream, clock=_Clock()) as progress:
         progress.update(reward=_Unready())
         progress.update(reward=0.5)
-    assert stream.getvalue().endswith("[ppo] finished 2/3 steps, reward 0.5, took 0:00\n")
+    assert stream.getvalue().endswith("[ppo] stopped at 2/3 steps, reward 0.5, took 0:00\n")
 
 
 def test_texts_are_counted_before_the_first_unit_is_complete():
@@ -100,7 +100,7 @@ def test_texts_are_counted_before_the_first_unit_is_complete():
     assert stream.getvalue().splitlines() == [
         "[revise] prompt 0/1,280 (0%), 150 texts, 200 tokens/s",
         "[revise] prompt 0/1,280 (0%), 300 texts, 200 tokens/s",
-        "[revise] finished 512/1,280 prompts, 300 texts, took 0:12",
+        "[revise] stopped at 512/1,280 prompts, 300 texts, took 0:12",
     ]
 
 

@@ -240,7 +240,7 @@ def test_the_reason_of_the_first_broken_row_is_shown(tmp_path, unit, place):
     run, broken = make_run(tmp_path), [{"line": 31, "reason": "weight is '-1'; a number of at least 0 is expected"}]
     report = {"path": "in/pairs.jsonl", "rows": 80, "pairs": 79, "broken": broken, **unit}
     change(run / "preference" / "summary.json", data=report)
-    expected = f"1 (1.3%) broken, dropped, {place}: weight is '-1', a number of at least 0 is expected."
+    expected = f"1 (1.2%) broken, dropped, {place}: weight is '-1', a number of at least 0 is expected."
     text = lead(run)
     assert f"Of the 80 rows of in/pairs.jsonl, 79 (98.8%) were kept; {expected}" in text
     assert "in/pairs.jsonl: 80 rows, 79 pairs kept." in text

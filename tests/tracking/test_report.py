@@ -175,9 +175,12 @@ def test_every_part_of_a_run_can_be_reported(tmp_path, count):
 
 @pytest.mark.parametrize(("rows", "notice"), [
     (['{"event": "failed", "stage": "compare", "error": "too few <pairs>."}'],
-     "The run failed in stage compare: too few <pairs>. When the cause is corrected, the same command resumes the run."),
+     "The run failed in stage compare: too few <pairs>. When the cause is corrected, the same command resumes the run, "
+     "or lists the stages that the change makes out of date."),
     (['{"event": "failed", "stage": "compare"}'], "The run failed in stage compare: the log of the run has the reason."),
     (['{"event": "failed", "stage": "compare"}', '{"stage": "compare"}'], ""),
+    (['{"event": "failed", "stage": "compare", "error": "a call failed; fix the cause and run the same command again"}'],
+     "The run failed in stage compare: a call failed; fix the cause and run the same command again."),
     (['{"event": "interrupted", "stage": "compare"}'], ""),
     (["\x00"], ""),
 ])
@@ -188,6 +191,9 @@ def test_a_failed_run_states_the_stage_and_the_reason_until_it_is_resumed(tmp_pa
     source, page = render_page(run)
     header = html.unescape(source.partition("<main>")[0])
     assert notice in header and bool(notice) == ("The run failed" in header) == ("compare: failed" in header)
+    interrupted = "The run was interrupted in stage compare. The same command resumes it." in header
+    assert interrupted == ("compare: interrupted" in header) == ("interrupted" in rows[-1])
+    assert interrupted == ("The compare stage was interrupted; once it has finished" in page.text("labels"))
     assert ("The compare stage failed; once it has finished" in page.text("labels")) == bool(notice)
     later = "has not run yet, because the run failed in stage compare" if notice else "has not run yet; once it has"
     assert f"The ppo stage {later}" in page.text("rl")

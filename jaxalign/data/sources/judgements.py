@@ -117,5 +117,5 @@ def read_judgements(
     else:
         report = DemonstrationReport(answers=len(read.records), **shared)
     if not read.records:
-        raise UserError(f"no {'judged ' * judged}answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
+        raise UserError(f"no {'judged ' * judged}answer is left: {'; '.join(report.sentences())}; {report.remedy()}")
     return read.records, report

@@ -122,7 +122,7 @@ def read_preferences(
     read = read_records(path, columns, reader, uncut, max_bad_share, limit, counts=lambda pair: bool(pair.margin))
     report = PreferenceReport(str(path), read.rows, len(read.records), **read.lines, unit=read.unit)
     if not read.records:
-        raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; give a file with usable rows")
+        raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; {report.remedy()}")
     if margins and not read.counted:
         raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight requires "
                         "margins; set it to 0, or give a file with margins")

@@ -37,6 +37,13 @@ class FileReport:
         left_out = {"unit": None if self.names_unit else "line", "total_rows": 0}
         return {name: value for name, value in values.items() if name not in left_out or value != left_out[name]}
 
+    def remedy(self) -> str:
+        """What to do if no row is kept."""
+        if len(getattr(self, "too_long", ())) > self.rows / 2:
+            return ("raise model.max_length, and preference.max_length for pairs and judged answers, or give a file with "
+                    "shorter rows")
+        return "give a file with usable rows"
+
     def sentences(self) -> list[str]:
         """The numbers of rows read and kept, a sentence for each reason that applies to a row, and warnings if more than half
         of the rows were dropped or many contradict others."""

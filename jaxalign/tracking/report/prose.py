@@ -53,7 +53,9 @@ def end_sentence(run: RunFiles) -> str:
     reason = run.end.reason.rstrip(".")
     if run.failure is None:
         return f"The run was interrupted{where}{': ' * bool(reason)}{reason}. The same command resumes it."
-    remedy = "" if _REMEDY.search(reason) else " When the cause is corrected, the same command resumes the run."
+    remedy = "" if _REMEDY.search(reason) else (
+        " When the cause is corrected, the same command resumes the run, or lists the stages that the change makes out of "
+        "date.")
     return f"The run failed{where}: {reason or 'the log of the run has the reason'}.{remedy}"
 
 
