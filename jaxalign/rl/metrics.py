@@ -63,8 +63,8 @@ class ExperienceMetrics:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateMetrics(GradientMetrics):
     """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran and have a
-    response with a weight, unless noted; NaN in an iteration without such a response, except for
-    `explained_variance`, the largest gap and the gradients, which are 0 then.
+    response with a weight, unless noted. In an iteration without such a response these means and `ratio_max` are NaN, and the
+    norms of the gradients are 0.
 
     `grad_norm` and `loss_scale` are the policy's; `skipped` and `overflowed` are sums over policy and critic.
 
