@@ -27,7 +27,7 @@ from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.rewards.scorer import LearntScore, normalised, raw_row_scores
 from jaxalign.rl.arguments import ExperienceArguments, OutputArguments
 from jaxalign.rl.estimators import AdvantageInputs, estimate, estimator_of
-from jaxalign.rl.metrics import ExperienceMetrics
+from jaxalign.rl.metrics import ExperienceMetrics, mean_of
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats, response_values
 from jaxalign.rl.state import PPOSetup
 from jaxalign.steps.packed import each_part, pack_rollout
@@ -238,13 +238,13 @@ def _from_outputs(
 def _metrics(
     config: PPOConfig, rollout: Rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl
 ) -> ExperienceMetrics:
-    """Metrics of the rollout without those of importance weights: means over its scored responses, except the counts `kept`
-    and `tokens`."""
+    """Metrics of the rollout without those of importance weights: means over its scored responses, except the counts `kept`,
+    `no_score` and `tokens`."""
     full_in_reward = config.kl_estimator == "full" and config.kl_in == "reward"
     k1, k3 = (masked_sum(kl_penalty(logprobs, reference, kind), mask, axis=1) for kind in ("k1", "k3"))
 
     def mean(x):
-        return masked_mean(x.astype(jnp.float32), scored)
+        return mean_of(x, scored)
 
     scores = scores if scores.ndim == 1 else jnp.sum(scores, axis=1)
     return ExperienceMetrics(
@@ -256,6 +256,7 @@ def _metrics(
         response_length=mean(rollout.response_length),
         eos_rate=mean(rollout.ended),
         kept=jnp.sum(kept).astype(jnp.float32),
+        no_score=jnp.sum((rollout.prompt_length > 0) & ~scored).astype(jnp.float32),
         tokens=jnp.sum(rollout.response_length).astype(jnp.float32),
         kl_full=mean(masked_sum(kl, mask, axis=1)) if full_in_reward else None,
         score_changed=None if config.missing_eos == "none" else mean(~rollout.ended),
@@ -264,12 +265,12 @@ def _metrics(
 
 def _importance(config: PPOConfig, logprobs, sampled, mask, counted, kept):
     """(importance weights [B, N] of the trainer's over the sampler's probabilities, correction_outside,
-    effective_sample_share)."""
+    effective_sample_share); the shares are NaN if no response counts."""
     if config.sampler_correction == "none":
         return mask.astype(jnp.float32), None, None
     importance, weights = importance_weights(
         logprobs, sampled, mask, config.correction_level, config.sampler_correction, high=config.correction_cap
     )
     each = (importance, counted) if config.correction_level == "token" else (importance[:, 0], kept)
-    outside = masked_mean(weights.outside.astype(jnp.float32), counted)
-    return importance, outside, effective_sample_share(*each)
+    shares = masked_mean(weights.outside.astype(jnp.float32), counted), effective_sample_share(*each)
+    return importance, *(jnp.where(jnp.any(kept), share, jnp.nan) for share in shares)

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxalign.algorithms.masked import masked_mean
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models import flops
@@ -28,7 +27,7 @@ from jaxalign.rewards.base import Listener, Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.estimators import check_estimates, estimator_of
 from jaxalign.rl.experience import greedy_baseline, make_experience
-from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
+from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics, mean_of
 from jaxalign.rl.monitor import Monitor, OnChecks
 from jaxalign.rl.program_times import RunProgram, unrecorded
 from jaxalign.rl.sampled_ahead import AheadRollouts
@@ -117,14 +116,15 @@ class Scoring(NamedTuple):
 
 
 def part_means(parts: Mapping[str, Any], counted) -> dict[str, jax.Array]:
-    """The mean of each part of a reward, by metric name, over the counted responses with a score of this part.
+    """The mean of each part of a reward, by metric name, over the counted responses with a score of this part; NaN
+    if there are none.
 
     Args:
       parts: float32 [B] or [B, N] by name, not finite where a response has no score; a part of weight 0 may lack some.
       counted: bool [B].
     """
     totals = {name: x if jnp.ndim(x) == 1 else jnp.sum(jnp.asarray(x), axis=1) for name, x in parts.items()}
-    return {f"score_{name}": masked_mean(x, counted & jnp.isfinite(jnp.asarray(x))) for name, x in totals.items()}
+    return {f"score_{name}": mean_of(x, counted & jnp.isfinite(jnp.asarray(x))) for name, x in totals.items()}
 
 
 class Iteration:

@@ -9,14 +9,16 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
+from jaxalign.algorithms.masked import masked_mean
 from jaxalign.steps.metrics import GradientMetrics
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperienceMetrics:
-    """Metrics of `experience.packed_experience`, means over the scored responses unless noted.
+    """Metrics of `experience.packed_experience`, means over the scored responses unless noted; NaN if no response has a score.
 
     Attributes:
       score: the score of a response, in the reward's unit.
@@ -27,6 +29,7 @@ class ExperienceMetrics:
       response_length: the number of tokens of a response.
       eos_rate: the share of responses that ended, 0 to 1.
       kept: the number of responses that have a weight in the update, not a mean.
+      no_score: the number of responses to which the reward gave no score, not a mean.
       tokens: the number of response tokens, not a mean.
       sampler_gap: the largest difference between the sampler's and the trainer's log-probability of a token, in nats; None
         unless `setup.recomputes`, and for responses of older weights.
@@ -47,6 +50,7 @@ class ExperienceMetrics:
     response_length: jax.Array
     eos_rate: jax.Array
     kept: jax.Array
+    no_score: jax.Array
     tokens: jax.Array
     sampler_gap: jax.Array | None = None
     correction_outside: jax.Array | None = None
@@ -59,7 +63,8 @@ class ExperienceMetrics:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateMetrics(GradientMetrics):
     """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran and have a
-    response with a weight, unless noted.
+    response with a weight, unless noted. In an iteration without such a response these means and `ratio_max` are NaN, and the
+    norms of the gradients are 0.
 
     `grad_norm` and `loss_scale` are the policy's; `skipped` and `overflowed` are sums over policy and critic.
 
@@ -106,3 +111,16 @@ class IterationMetrics:
 
     experience: ExperienceMetrics
     update: UpdateMetrics
+
+
+def mean_of(x, rows) -> jax.Array:
+    """The mean of a quantity over some responses.
+
+    Args:
+      x: real or bool [B].
+      rows: bool [B], the responses.
+
+    Returns:
+      A float32 scalar; NaN without such a response.
+    """
+    return jnp.where(jnp.any(rows), masked_mean(jnp.asarray(x, jnp.float32), rows), jnp.nan)

@@ -238,10 +238,16 @@ def iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran, counted) -> 
       setup: models, optimizers and options.
       metrics: the metrics of each minibatch.
       ran: 1 for the minibatches that ran.
-      counted: `with_counted_responses`; the other minibatches have no loss and no statistics of responses.
+      counted: `with_counted_responses`; the other minibatches have no loss and no statistics of responses, which are NaN if
+        there is no other.
     """
     stopped, averaged = jnp.sum(ran) < len(ran), ran * counted
-    means = jax.tree.map(lambda values: jnp.sum(values * averaged) / jnp.maximum(jnp.sum(averaged), 1), metrics)
+    count = jnp.sum(averaged)
+    means = jax.tree.map(lambda values: jnp.sum(values * averaged) / count, metrics)
+    gradients = {
+        name: jnp.where(count > 0, values, 0)
+        for name in ("grad_norm", "critic_grad_norm") if (values := getattr(means, name)) is not None
+    }
     of_updates = {
         name: jnp.sum(values * ran) / jnp.sum(ran)
         for name in ("skipped", "overflowed", "loss_scale", "critic_loss_scale")
@@ -249,8 +255,9 @@ def iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran, counted) -> 
     }
     return dataclasses.replace(
         means,
+        **gradients,
         **of_updates,
-        ratio_max=jnp.max(metrics.ratio_max),
+        ratio_max=jnp.where(count > 0, jnp.max(metrics.ratio_max), jnp.nan),
         # Only the first minibatch uses the weights of the sampler: its gap is numerical, while later gaps include learning.
         sampler_gap=metrics.sampler_gap[0],
         epochs_run=jnp.sum(ran) / setup.config.minibatches,

@@ -7,6 +7,8 @@ its student is part of the reward. The stage writes checkpoints, the policy's pa
 
 from __future__ import annotations
 
+import math
+
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.planner.programs import Run
@@ -96,8 +98,10 @@ class PPOStage(BuiltinStage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         checks = read_object(context.directory / CHECKS, list)
         summary = {"iterations": len(rows), "checks": checks, "stopped_early": int(sum(r["stopped_early"] for r in rows))}
-        summary |= {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"]}
-        summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}
-        summary |= {"ended_share_first": rows[0]["eos_rate"], "ended_share_last": rows[-1]["eos_rate"]}
+        ends = {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"],
+                "score_first": rows[0]["score"], "score_last": rows[-1]["score"],
+                "ended_share_first": rows[0]["eos_rate"], "ended_share_last": rows[-1]["eos_rate"]}
+        # JSON has no NaN, the means of an iteration in which no response has a score.
+        summary |= {name: None if math.isnan(value) else value for name, value in ends.items()}
         summary |= {"sampler_gap_max": max(row["sampler_gap"] for row in rows if "sampler_gap" in row)}
         return summary | (alarms.summary(context, rows) if context.config.ppo.alarms.every else {})

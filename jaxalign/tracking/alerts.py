@@ -34,6 +34,8 @@ _STALL_SECONDS, _STALL_STEPS = 120.0, 10.0
 SCORE, KL, LENGTH = ("score",), ("kl_full", "kl_k3", "kl"), ("response_length", "length")
 """The metrics with the reward, the KL to the reference and the length of answers, by which the stages name them."""
 
+_OF_UPDATES = ("policy_loss", "value_loss", "entropy")
+"""Metrics of RL that are means over the responses with a weight in the update, whose number is "kept"."""
 _FINITE = ("loss", "policy_loss", "value_loss", "score", "reward", "kl_k1", "kl_k3", "kl_full", "kl", "entropy", "margin")
 
 
@@ -151,7 +153,10 @@ def _mean(rows: Iterable[Mapping[str, Any]], names: tuple[str, ...], count: int)
 def _not_finite(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
     if row.get("overflowed"):  # The loss scale explains it, and falls.
         return None
-    wrong = [name for name in _FINITE if isinstance(row.get(name), float) and not math.isfinite(row[name])]
+    if math.isnan(row.get("response_length", 0)):  # No response has a score, so there are none to take a mean over.
+        return None
+    names = [name for name in _FINITE if not (name in _OF_UPDATES and row.get("kept") == 0)]
+    wrong = [name for name in names if isinstance(row.get(name), float) and not math.isfinite(row[name])]
     if not wrong:
         return None
     return Alert("not_finite", row["step"], f"{wrong[0]} is {row[wrong[0]]} at step {row['step']:,}",

@@ -18,10 +18,8 @@ from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.reasons import MOSTLY
 from jaxalign.tracking.formatting import percent
+from jaxalign.tracking.schedules import low_rate_sentence
 from jaxalign.trainers.rows import Record, compared_texts
-
-_LEAST_PEAK = 0.9
-"""A warm-up that ends training at a smaller share of the peak learning rate needs a warning."""
 
 
 def read_share(rows: int, batch: int, steps: int) -> float:
@@ -41,13 +39,7 @@ def schedule_warning(optimizer: Optimizer | optax.GradientTransformation, steps:
     """A sentence if the learning rate is 0, or if training ends long before its warm-up; None for a user's optimizer."""
     if not isinstance(optimizer, Optimizer):
         return None
-    if optimizer.learning_rate == 0:
-        return "the learning rate is 0, so no weight changes"
-    reached = steps / max(1, optimizer.warmup_steps)
-    if reached >= _LEAST_PEAK:
-        return None
-    return (f"the warm-up has {optimizer.warmup_steps:,} steps but training {steps:,}, so the learning rate reaches only "
-            f"{percent(reached)} of its peak; lower warmup_steps")
+    return low_rate_sentence(optimizer.learning_rate, optimizer.warmup_steps, steps)
 
 
 def warn_of_same_rows(where: str, rows: Iterable[Record], held_out: Sequence[Record]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import chex
 import jax
@@ -24,6 +25,7 @@ from jaxalign.rl.metrics import IterationMetrics, UpdateMetrics
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
 from jaxalign.rl.update import iteration_metrics, minibatch_update, minibatches, ppo_update
 from jaxalign.steps.packed import pack_answers, place_parts, rows_split
+from jaxalign.tracking.alerts import alerts_of
 from jaxalign.tracking.metrics import by_name
 from tests import tiny
 
@@ -196,15 +198,22 @@ def test_if_every_score_was_dropped_there_is_no_gradient(experience):
     setup = tiny.setup(**VARIANTS["grpo"])
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
-    made, _ = make_experience(
+    made, measured = make_experience(
         setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, np.full(8, np.nan), np.zeros(8, bool)
     )
     learnt, _, metrics = gradients(setup, filled(tiny.to_host(made), experience))
     assert metrics.policy_loss == metrics.grad_norm == metrics.skipped == 0
     assert not any(leaf.any() for leaf in jax.tree.leaves(learnt))
     # The controller must not take the KL of no responses for a small KL.
-    after, _ = ppo_update(setup, state, made)
+    after, metrics = ppo_update(setup, state, made)
     assert float(after.kl_coef) == np.float32(setup.config.kl_coef)
+    # A mean over no responses is undefined, and not 0.
+    row = {name: float(value) for name, value in by_name(IterationMetrics(experience=measured, update=metrics)).items()}
+    undefined = {"score", "score_std", "reward", "kl_k1", "kl_k3", "response_length", "eos_rate", "policy_loss", "entropy",
+                 "ratio_mean", "ratio_max", "clip_fraction", "approx_kl"}
+    assert undefined <= {name for name, value in row.items() if math.isnan(value)} <= undefined | {"score_changed"}
+    assert (row["kept"], row["no_score"], row["grad_norm"]) == (0, 8, 0) and row["tokens"] > 0
+    assert alerts_of([{"step": 0} | row]) == []
 
 
 def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
@@ -252,7 +261,7 @@ def test_a_dropped_score_does_not_count():
         )
         _, learnt = ppo_update(setup, fresh(setup), experience)
         found.append(by_name(IterationMetrics(experience=metrics, update=learnt)))
-        assert not np.asarray(experience.advantages)[2].any() and float(metrics.kept) == 7
+        assert not np.asarray(experience.advantages)[2].any() and (float(metrics.kept), float(metrics.no_score)) == (7, 1)
     chex.assert_tree_all_finite(found[0])
     assert found[0] == found[1]
 
@@ -310,7 +319,7 @@ def test_a_minibatch_without_responses_counts_among_the_skipped_updates_and_not_
     assert (found.policy_loss, found.grad_norm) == (4.0, 3.0)
     assert (found.skipped, found.overflowed, found.loss_scale) == (0.5, 0.5, 8.0)
     none = iteration_metrics(setup, UpdateMetrics(**two), jnp.ones(2), jnp.zeros(2))
-    assert (none.policy_loss, none.loss_scale) == (0.0, 8.0)
+    assert np.isnan(none.policy_loss) and (none.grad_norm, none.loss_scale) == (0.0, 8.0)
 
 
 def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():

@@ -107,6 +107,31 @@ def test_a_callable_that_fails_stops_the_run_with_a_sentence(done, tmp_path):
         run(workdir, **changes(path, max_dropped_share=0.5))
 
 
+SCORES_TWICE = """
+import pathlib
+def score(prompts, responses, **columns):
+    calls = pathlib.Path(__file__).with_suffix(".calls")
+    calls.write_text(calls.read_text() + "." if calls.exists() else ".")
+    return [float(len(r)) for r in responses] if len(calls.read_text()) < 3 else [None] * len(responses)
+"""
+
+
+@pytest.mark.slow
+def test_an_iteration_without_a_score_is_not_shown_as_a_score_of_0(done, tmp_path):
+    path, workdir = tmp_path / "mine.py", started(done, tmp_path / "run")
+    path.write_text(SCORES_TWICE)
+    run(workdir, **changes(path) | {"stages": STAGES[:4]})
+    *before, last = read_metrics(workdir / "ppo" / "metrics.jsonl")
+    assert [row["no_score"] for row in (*before, last)] == [0, 0, 8] and last["kept"] == 0
+    assert np.isnan([last[name] for name in ("score", "reward", "kl_k1", "response_length", "policy_loss", "entropy")]).all()
+    summary = read(workdir / "ppo" / "summary.json")
+    assert (summary["score_first"], summary["score_last"]) == (before[0]["score"], None)
+    page = render_report(workdir).read_text()
+    assert "in stage ppo, 8 of 24 responses (33.3%) had no score" in page
+    assert f"{before[0]['score']:.2f} in the first iteration with a score and {before[1]['score']:.2f} in the last" in page
+    assert "is nan at step" not in page
+
+
 @pytest.mark.parametrize(
     ("reward", "ppo", "message"),
     [

@@ -298,13 +298,53 @@ def test_the_settings_of_a_judge_that_was_asked_are_among_those_with_an_effect(t
     assert "config.judge.retries = 2" in read and ("config.endpoint.url" in read) == served != ("config.endpoint.url" in unused)
 
 
-def test_rl_without_an_evaluation_says_where_it_started_and_how_the_score_moved(tmp_path):
+@pytest.mark.parametrize(("scores", "said"), [
+    ([0.5, -0.25], "; the mean score of its answers in training was 0.50 in the first iteration and -0.25 in the last. 2 "
+                   "iterations are too few to show a trend."),
+    (["nan", 0.5, 1.0, "nan"], "; the mean score of its answers in training was 0.50 in the first iteration with a score and "
+                               "1.00 in the last. 2 iterations are too few to show a trend."),
+    ([0.5], "; the mean score of its answers in training was 0.50 in the only iteration."),
+    (["nan", "nan"], "; no answer in training had a score."),
+])
+def test_rl_without_an_evaluation_says_where_it_started_and_the_first_and_last_score_of_few_iterations(tmp_path, scores, said):
     run = make_run(tmp_path, ("sft", "ppo", "report"))
-    write_rows(run / "ppo" / "metrics.jsonl", [{"step": 0, "score": 0.5}, {"step": 1, "score": -0.25}])
+    write_rows(run / "ppo" / "metrics.jsonl", [{"step": step, "score": score} for step, score in enumerate(scores)])
     shown = lead(run)
-    assert ("RL started from the model after fine-tuning; the mean score of its answers in training fell: 0.50 in the first "
-            "iteration, -0.25 in the last.") in shown
+    assert f"RL started from the model after fine-tuning{said}" in shown
     assert "Fine-tuning loss 1.490 → before, then 0.610 fell" in shown
+
+
+@pytest.mark.parametrize(("optimizer", "said"), [
+    ({"learning_rate": 1e-3, "warmup_steps": 10}, "the warm-up has 10 steps but training 4, so the learning rate reaches only "
+                                                  "40.0% of its peak; lower warmup_steps."),
+    ({"learning_rate": 0, "warmup_steps": 0}, "the learning rate is 0, so no weight changes."),
+    ({"learning_rate": 1e-3, "warmup_steps": 4}, None),
+])
+@pytest.mark.parametrize(("stage", "section", "summary"), [
+    ("sft", {}, {"steps": 4}),
+    ("ppo", {"iterations": 1, "epochs": 2, "minibatches": 2}, {"iterations": 1}),
+])
+def test_a_learning_rate_that_stays_low_is_a_warning(tmp_path, stage, section, summary, optimizer, said):
+    run = make_run(tmp_path)
+    change(run / "config.json", **{stage: section | {"optimizer": optimizer}})
+    change(run / stage / "summary.json", **summary)
+    found = [sentence for sentence in warnings(read_run(run)) if "learning rate" in sentence]
+    assert found == ([] if said is None else [f"Warning: in stage {stage}, {said}"])
+
+
+@pytest.mark.parametrize(("unscored", "said"), [
+    ([2, 0, 0], "In stage ppo, 2 of 48 responses (4.2%) had no score from the reward and were not trained on."),
+    ([0, 0, 16], "Warning: in stage ppo, 16 of 48 responses (33.3%) had no score from the reward and were not trained on; the "
+                 "log has the reason."),
+    ([0, 0, 0], None),
+])
+def test_the_responses_of_rl_without_a_score_are_counted(tmp_path, unscored, said):
+    run = make_run(tmp_path)
+    change(run / "config.json", ppo={"batch": 16})
+    rows = [{"step": step, "score": 0.5 if count < 16 else "nan", "no_score": count} for step, count in enumerate(unscored)]
+    write_rows(run / "ppo" / "metrics.jsonl", rows)
+    shown = lead(run)
+    assert shown.count("no score from the reward") == (said is not None) and (said or "") in shown
 
 
 def test_a_single_model_is_not_said_to_be_compared(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from jaxalign.config import rounds
@@ -114,16 +115,23 @@ def no_rates(run: RunFiles) -> str:
 
 
 def _reward_sentence(run: RunFiles) -> list[str]:
-    """The score of the first and the last iteration of RL, for a run without an evaluation. With enough iterations for an
-    interval, the section on changes states the score: single iterations may differ by noise only."""
-    _, scores = run.stage("ppo").column("score")
-    if not scores:
+    """The score of the first and the last iteration of RL with a score, for a run without an evaluation. With enough iterations
+    for an interval, the section on changes states the score: single iterations may differ by noise only."""
+    _, iterations = run.stage("ppo").column("score")
+    if not iterations:
         return []
-    start, first, last = model_phrase(run.start_of("ppo"), run.used), scores[0], scores[-1]
+    start = f"RL started from {model_phrase(run.start_of('ppo'), run.used)}"
+    scores = [score for score in iterations if math.isfinite(score)]
+    if not scores:
+        return [f"{start}; no answer in training had a score."]
     if drift(scores) is not None:
-        return [f"RL started from {start}."]
-    return [f"RL started from {start}; the mean score of its answers in training "
-            f"{moved(first, last, 2)}: {decimal(first, 2)} in the first iteration, {decimal(last, 2)} in the last."]
+        return [f"{start}."]
+    scored = "" if len(scores) == len(iterations) else " with a score"
+    first, last = (decimal(score, 2) for score in (scores[0], scores[-1]))
+    if len(scores) == 1:
+        return [f"{start}; the mean score of its answers in training was {first} in the only iteration{scored}."]
+    return [f"{start}; the mean score of its answers in training was {first} in the first iteration{scored} and {last} in the "
+            f"last. {len(scores)} iterations are too few to show a trend."]
 
 
 def _score_sentences(run: RunFiles) -> list[str]:

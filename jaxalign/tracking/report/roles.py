@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
@@ -156,7 +157,7 @@ def _training_sentences(run: RunFiles) -> list[str]:
         phrases = [_reward_phrase(run, part) for part in parts]
         sentences.append(f"The reward of RL was {phrases[0]}." if len(phrases) == 1 else
                          f"The reward of RL was the sum of {joined(phrases)}.")
-    _, changed = run.stage("ppo").column("score_changed")
+    changed = [share for share in run.stage("ppo").column("score_changed")[1] if math.isfinite(share)]
     if parts and changed and (mean := sum(changed) / len(changed)) > MOSTLY:
         setting = (run.config.get("ppo") or {}).get("missing_eos")
         sentences.append(f"But ppo.missing_eos ({setting}) changed the scores of {percent(mean)} of the responses, which have "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,6 +34,7 @@ from jaxalign.tracking.accuracy import uninformative, unlearnt
 from jaxalign.tracking.formatting import capitalized, percent, share
 from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report.roles import joined
+from jaxalign.tracking.schedules import low_rate_sentence
 from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _REPORTS = {
@@ -74,7 +76,8 @@ def _partly_read(run: RunFiles) -> Iterator[str]:
 
 
 def loss_sentences(run: RunFiles) -> list[str]:
-    """Counts the rows that were dropped or cut and the answers that did not end, with their shares."""
+    """Counts the rows that were dropped or cut, the few responses without a score and the answers that did not end, with their
+    shares."""
     sentences = []
     for name, content in _files(run):
         reasons = [f"{share(count, content['rows'])} {meaning.replace('; ', ', ')}"
@@ -89,6 +92,7 @@ def loss_sentences(run: RunFiles) -> list[str]:
         for rows, count in stage.left_out.items():
             parts = [f"{share(count[part], count['total'])} were {words}" for part, words in _LEFT_OUT.items() if count[part]]
             sentences.append(f"Of the {count['total']:,} rows of {rows} in stage {label}, {' and '.join(parts)}.")
+    sentences += [f"{capitalized(sentence)}." for sentence in _unscored(run, large=False)]
     sentences += _incomplete(run)
     return sentences
 
@@ -97,6 +101,24 @@ _NO_LOSS = ("evaluated", "in_red_team", "bad_margins", "repeated", "contradicted
 """Reasons of rows that are used, and whose text is not changed."""
 _LEFT_OUT = {"dropped": "dropped because they did not fit or the text format rejected them",
              "cut": "cut at their oldest turns"}
+
+
+_LARGE_UNSCORED = 0.05
+"""The share of responses without a score from which a warning is needed."""
+
+
+def _unscored(run: RunFiles, large: bool) -> Iterator[str]:
+    """A sentence, without a full stop, for each round of stage ppo in which responses have no score.
+
+    large: whether to select the rounds in which their share needs a warning, or the others.
+    """
+    batch = (run.config.get("ppo") or {}).get("batch")
+    for label, stage in run.runs.items():
+        _, counts = stage.column("no_score")
+        unscored, total = int(sum(counts)), (batch or 0) * len(counts)
+        if stage.name == "ppo" and unscored and total and (unscored / total >= _LARGE_UNSCORED) == large:
+            yield (f"in stage {label}, {unscored:,} of {total:,} responses ({percent(unscored / total)}) had no score from the "
+                   "reward and were not trained on")
 
 
 def _incomplete(run: RunFiles) -> Iterator[str]:
@@ -113,7 +135,7 @@ def _incomplete(run: RunFiles) -> Iterator[str]:
                "them as complete.")
     for stage, words in (("online_dpo", "answers of the last iteration of online DPO"),
                          ("ppo", "responses of the last iteration of RL")):
-        _, ended = run.stage(stage).column("eos_rate")
+        ended = [rate for rate in run.stage(stage).column("eos_rate")[1] if math.isfinite(rate)]
         if ended and ended[-1] < 1:
             yield f"{percent(1 - ended[-1])} of the {words} did not end within {stage}.max_new_tokens."
     ended_by_model = run.evaluation.get("complete") or {}
@@ -145,9 +167,10 @@ def _cut(run: RunFiles) -> Iterator[str]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """Sentences that start with "Warning", if rows were ignored, few can be used, the judge's verdicts say little, or the
-    preference model or stage dpo learnt nothing that the held-out pairs show."""
-    problems, revised = [*_ignored(run), *_dropped(run), *_mostly_unread(run)], _revised(run)
+    """Sentences that start with "Warning", if rows were ignored, few can be used, a learning rate is low, many responses have
+    no score, the judge's verdicts say little, or the preference model or stage dpo learnt nothing that the held-out pairs
+    show."""
+    problems, revised = [*_ignored(run), *_dropped(run), *_mostly_unread(run), *_low_rates(run)], _revised(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
         sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
@@ -162,6 +185,7 @@ def warnings(run: RunFiles) -> list[str]:
     for place, stage in _rounds(run, "dpo"):
         if sentence := "held_out" in stage.summary and unlearnt(stage.summary):
             problems.append(place + sentence)
+    problems += [f"{sentence}; the log has the reason" for sentence in _unscored(run, large=True)]
     for row in run.evaluation.get("win_rates") or []:
         pair = joined([model_phrase(row[side], run.used) for side in ("model", "against")])
         problems.append(verdict_warning(row, pair) if row.get("total") else None)
@@ -197,6 +221,18 @@ def _mostly_unread(run: RunFiles) -> Iterator[str]:
     for label, stage in run.runs.items():
         if (read := stage.summary.get("read_share", 1.0)) < MOSTLY:
             yield f"stage {label} read only {percent(read)} of its rows; raise its steps or epochs"
+
+
+def _low_rates(run: RunFiles) -> Iterator[str]:
+    """A sentence for each stage whose learning rate is 0 or stays far below its peak."""
+    for label, stage in run.runs.items():
+        section = run.config.get(stage.name) or {}
+        optimizer, steps = section.get("optimizer") or {}, stage.summary.get("steps")
+        if stage.summary and "minibatches" in section:  # An iteration has several steps of the optimizer.
+            steps = section["iterations"] * section["epochs"] * section["minibatches"]
+        if steps and {"learning_rate", "warmup_steps"} <= optimizer.keys():
+            if sentence := low_rate_sentence(optimizer["learning_rate"], optimizer["warmup_steps"], steps):
+                yield f"in stage {label}, {sentence}"
 
 
 def _revised(run: RunFiles) -> Mapping[str, Any]:
