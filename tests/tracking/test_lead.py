@@ -110,8 +110,8 @@ def test_missing_verdicts_are_counted_in_the_lead_and_in_the_table_of_the_judge(
 def test_training_that_diverges_is_a_warning_at_the_beginning(tmp_path):
     run = make_run(tmp_path)
     write_rows(run / "sft" / "metrics.jsonl", [{"step": n, "loss": loss} for n, loss in enumerate((2.86, 4499.0, 1151.0))])
-    assert ("Warning: stage sft, step 2. The mean loss of 3 steps rose to 1884, from 2.86 at the first step. Training diverges: "
-            "lower optimizer.learning_rate of this stage") in render_page(run)[1].text("lead")
+    assert ("Warning: stage sft, step 2. The mean loss of 3 steps rose to 1884, from 2.86 at the first step. Training "
+            "diverges: lower optimizer.learning_rate of this stage") in render_page(run)[1].text("lead")
 
 
 def test_few_usable_rows_are_warnings_at_the_beginning(tmp_path):
