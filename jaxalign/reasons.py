@@ -165,6 +165,15 @@ def pairs_sentence(summary: Mapping[str, Any]) -> str:
     return decided + (f"; the others: {others}" if others else "")
 
 
+def missing_verdicts_sentence(summary: Mapping[str, Any]) -> str | None:
+    """Says how many of the verdicts that the judge was asked for are missing, and why; None if there are all, or if the summary
+    is an older one that does not count them. summary: that of stage compare."""
+    problems = summary.get("problems")
+    if not problems:
+        return None
+    return f"{sum(problems.values()):,} of {summary['requests']:,} verdicts are missing: {listed(problems, PROBLEMS)}"
+
+
 def self_agreement_sentence(summary: Mapping[str, Any]) -> str:
     """Says how often the judge agrees with itself, and which margin its labels have. summary: that of stage compare."""
     agreement, calibration = summary["order_agreement"], summary["calibration"]

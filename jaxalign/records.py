@@ -83,7 +83,8 @@ class PrincipleLabel:
 
     ab: P(response_a is better) with response_a shown first; ba: the same with response_a shown second; None if there is no
     verdict, or if this order was not asked. tie: the probability that neither is better, averaged over the orders, if the judge
-    may say so. reasoning_ab, reasoning_ba: the texts before the verdicts, if any.
+    may say so. reasoning_ab, reasoning_ba: the texts before the verdicts, if any. problem_ab, problem_ba: why an order that was
+    asked has no verdict, a name in `reasons.PROBLEMS`.
     """
 
     principle: str
@@ -92,6 +93,13 @@ class PrincipleLabel:
     tie: float | None = None
     reasoning_ab: str | None = None
     reasoning_ba: str | None = None
+    problem_ab: str | None = None
+    problem_ba: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether each order that was asked has a verdict."""
+        return self.ab is not None and self.problem_ba is None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,11 +140,9 @@ def _comparison(
     """A pair with its verdicts, before it is decided. verdicts: under each principle, with response_a first and second; the
     latter is None if it was not asked."""
     each = [verdict for both in verdicts for verdict in both if verdict is not None]
-    failed = [verdict for verdict in each if verdict.probability is None]
-    complete = any(
-        ab.probability is not None and (ba is None or ba.probability is not None) for ab, ba in verdicts
-    )
-    problem = None if complete or not failed else failed[0].problem or "none"
+    labels = tuple(_principle_label(rule, *both) for rule, both in zip(rules, verdicts, strict=False))
+    problems = [problem for verdict in each if (problem := _problem(verdict)) is not None]
+    problem = None if not problems or any(label.complete for label in labels) else problems[0]
     outside = _known(verdict.outside for verdict in each)
     apart = _known(verdict.disagreement for verdict in each)
     return Comparison(
@@ -158,7 +156,7 @@ def _comparison(
         outside=float(np.mean(outside)) if outside else None,
         notes=tuple(dict.fromkeys(note for verdict in each for note in verdict.notes)),
         disagreement=max(apart) if apart else None,
-        labels=tuple(_principle_label(rule, *both) for rule, both in zip(rules, verdicts, strict=False)),
+        labels=labels,
         incomplete=pair.incomplete,
     )
 
@@ -172,7 +170,14 @@ def _principle_label(rule: Principle, ab: Verdict, ba: Verdict | None) -> Princi
         tie=float(np.mean(ties)) if ties else None,
         reasoning_ab=ab.reasoning,
         reasoning_ba=None if ba is None else ba.reasoning,
+        problem_ab=_problem(ab),
+        problem_ba=None if ba is None else _problem(ba),
     )
+
+
+def _problem(verdict: Verdict) -> str | None:
+    """Why a result has no verdict: a name in `reasons.PROBLEMS`; None if it has one."""
+    return None if verdict.probability is not None else verdict.problem or "none"
 
 
 def choose_pair(answers: Sequence[PolicyAnswer], how: str) -> tuple[int, int] | None:

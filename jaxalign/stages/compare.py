@@ -25,7 +25,15 @@ from jaxalign.feedback.decisions import Calibration, calibrate, decide, is_tie
 from jaxalign.feedback.labeller import Pair, choose_pair, incomplete_sides
 from jaxalign.feedback.text_generator import TextGenerator
 from jaxalign.parallel import hosts
-from jaxalign.reasons import COMPARISON, advice, label_warnings, listed, pairs_sentence, self_agreement_sentence
+from jaxalign.reasons import (
+    COMPARISON,
+    advice,
+    label_warnings,
+    listed,
+    missing_verdicts_sentence,
+    pairs_sentence,
+    self_agreement_sentence,
+)
 from jaxalign.records import Comparison, PrincipleLabel, Prompt
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import STAGES, Batch
@@ -74,8 +82,9 @@ class CompareStage(BuiltinStage):
             _label(context, prompts, shards, left)
         calibration = _decide(config, shards, every)
         summary = summarise(list(shards.read()), calibration)
-        print(f"[{context.title}] {pairs_sentence(summary)}", flush=True)
-        print(f"[{context.title}] {self_agreement_sentence(summary)}", flush=True)
+        for sentence in (pairs_sentence(summary), missing_verdicts_sentence(summary), self_agreement_sentence(summary)):
+            if sentence is not None:
+                print(f"[{context.title}] {sentence}", flush=True)
         for warning in label_warnings(summary, config.compare.max_new_tokens):
             print(f"[{context.title}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | shares | sources.data_summary(sets))
@@ -218,6 +227,8 @@ def summarise(rows: Sequence[Mapping[str, Any]], calibration: Calibration) -> di
         "undecided": sum(not pair.decided for pair in asked),
         "unparsable": sum(pair.problem is not None for pair in asked),
         "outcomes": count_outcomes(row.get("outcome") for row in rows),
+        "requests": sum(1 + (label.ba is not None or label.problem_ba is not None) for label in labels),
+        "problems": count_outcomes(problem for label in labels for problem in (label.problem_ab, label.problem_ba)),
         "decided_share": sum(pair.decided for pair in asked) / max(1, len(rows)),
         "outside_mass": _mean(outside),
         **({"disagreement": _mean(apart)} if apart else {}),
@@ -229,10 +240,11 @@ def summarise(rows: Sequence[Mapping[str, Any]], calibration: Calibration) -> di
 
 
 def _principle(name: str, asked: Sequence[Comparison]) -> dict[str, Any]:
-    """The part of one principle: under how many pairs it was asked, how it answered, and how many labels it decided."""
+    """The part of one principle: for how many pairs it has all verdicts that were asked for, how it answered, and how many
+    labels it decided."""
     labels = [label for pair in asked for label in pair.labels if label.principle == name]
     return {
-        "pairs": len(labels),
+        "pairs": sum(label.complete for label in labels),
         "decides": sum(pair.principle == name for pair in asked),
         "mean_confidence": _mean([abs((x.ab + x.ba) / 2 - 0.5) + 0.5 for x in labels if x.ab is not None and x.ba is not None]),
         **_self_agreement(labels),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxalign.config import Config, default_config, from_config_dict
 from jaxalign.starter.facts import ALWAYS_THINKS, BASE, MARKED, THINKS, ModelFacts
 from jaxalign.starter.memory import MOST_DEVICES
-from jaxalign.trainers.extent import RL, SUPERVISED, usual_rate
+from jaxalign.trainers.extent import RL, SMALL, SUPERVISED, usual_rate
 
 STAGES = ("revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 LONGEST = 1024
@@ -131,10 +131,12 @@ def _sizes() -> tuple[Setting, ...]:
 
 
 def _rates(facts: ModelFacts, choice: StarterChoice) -> tuple[Setting, ...]:
+    if facts.parameters < SMALL:
+        return ()
     fields = {f"{stage}.optimizer": SUPERVISED for stage in ("sft", "preference")}
     fields |= {"ppo.optimizer": RL, "ppo.critic_optimizer": SUPERVISED}
-    rates = {field: usual_rate(facts.parameters, bool(choice.storage.settings), large) for field, large in fields.items()}
-    return tuple(Setting(f"{field}.learning_rate", float(f"{rate:.0e}")) for field, rate in rates.items() if rate is not None)
+    rates = {field: usual_rate(facts.parameters, bool(choice.storage.settings), each) for field, each in fields.items()}
+    return tuple(Setting(f"{field}.learning_rate", float(f"{rate:.0e}")) for field, rate in rates.items())
 
 
 def own_judge(facts: ModelFacts, choice: StarterChoice) -> SettingBlock:

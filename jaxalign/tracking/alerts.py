@@ -29,6 +29,9 @@ _LEAST_EFFECTIVE = 0.3
 _FEW_ROWS = 3  # Rows that show that training learns nothing, or something else than the reward.
 _EQUAL = 1e-6  # The largest standard deviation of equal scores, over their size or 1: float32 means are rounded.
 _NOISES = 2.0  # Standard deviations of one row; the means of `WINDOW` rows differ by 4.5 standard errors then.
+_LOSS_RATIO, _LOSS_RISE = 1.5, 1.0  # Limits of a steady rise: a factor, and an absolute one for losses near 0.
+_LOSS_NOISES = 3.0  # As `_NOISES`; the means of `_FEW_ROWS` and of `WINDOW` rows differ by 4.5 standard errors then.
+_LEAP_RATIO, _LEAP_RISE = 10.0, 5.0  # Limits of a leap, wide enough for the noise of the first row alone.
 _STALL_SECONDS, _STALL_STEPS = 120.0, 10.0
 
 SCORE, KL, LENGTH = ("score",), ("kl_full", "kl_k3", "kl"), ("response_length", "length")
@@ -36,6 +39,8 @@ SCORE, KL, LENGTH = ("score",), ("kl_full", "kl_k3", "kl"), ("response_length", 
 
 _OF_UPDATES = ("policy_loss", "value_loss", "entropy")
 """Metrics of RL that are means over the responses with a weight in the update, whose number is "kept"."""
+_LOSS = ("loss",)
+_OF_RL = (*SCORE, *KL, "reward", "policy_loss", "value_loss")  # Metrics of stages whose loss need not fall.
 _FINITE = ("loss", "policy_loss", "value_loss", "score", "reward", "kl_k1", "kl_k3", "kl_full", "kl", "entropy", "margin")
 
 
@@ -68,6 +73,7 @@ class Alerts:
         self._first: list[Mapping[str, Any]] = []
         self._last: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=_BEFORE + _SHORT)
         self._score = _Score()
+        self._loss_noise = _Noise()
 
     def update(self, row: Mapping[str, Any]) -> list[Alert]:
         """Reads the next row, and returns the alerts that it raises for the first time."""
@@ -75,14 +81,15 @@ class Alerts:
             self._first.append(row)
         self._last.append(row)
         self._score.update(_value(row, SCORE))
+        self._loss_noise.update(_value(row, _LOSS))
         known = {alert.name for alert in self.raised}
         new = [alert for name, check in _CHECKS.items() if name not in known and (alert := check(self, row)) is not None]
         self.raised += new
         return new
 
-    def start(self, names: tuple[str, ...]) -> float | None:
-        """The mean of a metric over the first rows."""
-        return _mean(self._first, names, WINDOW)
+    def start(self, names: tuple[str, ...], count: int = WINDOW) -> float | None:
+        """The mean of a metric over the first `count` rows, at most `WINDOW`; None with fewer rows."""
+        return _mean(self._first[:count], names, count)
 
     def last(self, names: tuple[str, ...], count: int = WINDOW) -> float | None:
         """The mean of a metric over the last `count` rows; None with fewer rows."""
@@ -93,19 +100,38 @@ class Alerts:
         return _mean(list(self._last)[:-_SHORT], names, _BEFORE)
 
 
+class _Noise:
+    """The noise of a metric around its trend."""
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+        self._squares, self._count = 0.0, 0
+
+    def update(self, value: float | None) -> None:
+        if value is None or not math.isfinite(value):
+            return
+        if self._before is not None:  # Differences of neighbours, because a trend does not add to them.
+            self._squares, self._count = self._squares + (value - self._before) ** 2, self._count + 1
+        self._before = value
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the metric of one row around its trend."""
+        return math.sqrt(self._squares / (2 * self._count)) if self._count else math.inf
+
+
 class _Score:
     """The mean score of the first, the best and the last `WINDOW` rows, and the noise of one row."""
 
     def __init__(self) -> None:
         self._last: collections.deque[float] = collections.deque(maxlen=WINDOW)
         self.first = self.best = self.mean = math.nan
-        self._squares, self._count = 0.0, 0
+        self._noise = _Noise()
 
     def update(self, score: float | None) -> None:
         if score is None or not math.isfinite(score):
             return
-        if self._last:  # Differences of neighbours, because a trend does not add to them.
-            self._squares, self._count = self._squares + (score - self._last[-1]) ** 2, self._count + 1
+        self._noise.update(score)
         self._last.append(score)
         if len(self._last) == WINDOW:
             self.mean = statistics.fmean(self._last)
@@ -115,7 +141,7 @@ class _Score:
     @property
     def noise(self) -> float:
         """The standard deviation of the score of one row around its trend."""
-        return math.sqrt(self._squares / (2 * self._count)) if self._count else math.inf
+        return self._noise.deviation
 
 
 def alerts_of(rows: Iterable[Mapping[str, Any]]) -> list[Alert]:
@@ -162,6 +188,23 @@ def _not_finite(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
     return Alert("not_finite", row["step"], f"{wrong[0]} is {row[wrong[0]]} at step {row['step']:,}",
                  "stop the run, resume from the last checkpoint with a lower optimizer.learning_rate or more warmup_steps, and "
                  "check the rows of this step")
+
+
+def _loss(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
+    if _value(row, _OF_RL) is not None:
+        return None
+    remedy = "training diverges: lower optimizer.learning_rate of this stage, or raise its warmup_steps"
+    first, few = alerts.start(_LOSS, 1), alerts.last(_LOSS, _FEW_ROWS)
+    if first is not None and few is not None and few - first > max(_LEAP_RISE, (_LEAP_RATIO - 1) * abs(first)):
+        return Alert("loss", row["step"], f"the mean loss of {_FEW_ROWS} steps rose to {few:.4g}, from {first:.4g} at the "
+                     "first step", remedy)
+    start, now = alerts.start(_LOSS, _FEW_ROWS), alerts.last(_LOSS)
+    if start is None or now is None:
+        return None
+    if now - start > max(_LOSS_RISE, (_LOSS_RATIO - 1) * abs(start), _LOSS_NOISES * alerts._loss_noise.deviation):
+        return Alert("loss", row["step"], f"the mean loss of {WINDOW} steps rose to {now:.4g}, from {start:.4g} in the first "
+                     f"{_FEW_ROWS}", remedy)
+    return None
 
 
 def _skipped(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
@@ -257,7 +300,7 @@ def _no_gradient(alerts: Alerts, row: Mapping[str, Any]) -> Alert | None:
 
 
 _CHECKS: dict[str, Callable[[Alerts, Mapping[str, Any]], Alert | None]] = {
-    "not_finite": _not_finite, "skipped": _skipped, "kl": _kl, "reward": _reward, "length": _length, "entropy": _entropy,
-    "effective_samples": _effective, "score_changed": _score_changed, "constant_score": _constant_score,
+    "not_finite": _not_finite, "loss": _loss, "skipped": _skipped, "kl": _kl, "reward": _reward, "length": _length,
+    "entropy": _entropy, "effective_samples": _effective, "score_changed": _score_changed, "constant_score": _constant_score,
     "no_gradient": _no_gradient,
 }

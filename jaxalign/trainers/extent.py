@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import optax
@@ -56,38 +57,55 @@ def warn_of_same_rows(where: str, rows: Iterable[Record], held_out: Sequence[Rec
                               "measures are too good; remove them from one of the two")
 
 
+class UsualRates(NamedTuple):
+    """Usual learning rates of AdamW for all weights (docs/python.md).
+
+    Attributes:
+      small: that of a model below `SMALL` parameters, which the default rates suit.
+      large: that of a model of `LARGE` parameters or more, as in TRL, OpenRLHF and the papers.
+    """
+
+    small: float
+    large: float
+
+
 SMALL, LARGE = 3e7, 3e8
 """Parameters from which the default learning rates are too high, and from which the rates of large models apply."""
-SUPERVISED, RL = 1e-5, 1e-6
-"""Usual learning rates of AdamW for all weights of large models, as in TRL, OpenRLHF and the papers (docs/python.md)."""
+SUPERVISED, RL = UsualRates(1e-3, 1e-5), UsualRates(1.5e-4, 1e-6)
 _FAR = 10
 """A rate needs a warning if it is more than so many times the usual one."""
 
 
-def usual_rate(parameters: int, adapters: bool, large: float = SUPERVISED) -> float | None:
-    """The usual learning rate for a model; None for a small one, which the default rates suit.
+def usual_rate(parameters: int, adapters: bool, rates: UsualRates = SUPERVISED) -> float:
+    """The usual learning rate for a model.
 
     Args:
       parameters: the number of the model's parameters.
-      adapters: whether only adapters are trained, which take about ten times the rate.
-      large: the rate for all weights of a large model, `SUPERVISED` or `RL`.
+      adapters: whether only adapters are trained, which take about ten times the rate if the model is not small.
+      rates: `SUPERVISED` or `RL`.
     """
     if parameters < SMALL:
-        return None
-    return large * (10 if adapters else 1) * (10 if parameters < LARGE else 1)
+        return rates.small
+    return rates.large * (10 if adapters else 1) * (10 if parameters < LARGE else 1)
 
 
-def rate_warning(optimizer: Optimizer | optax.GradientTransformation, model: Model, large: float = SUPERVISED) -> str | None:
-    """A sentence if AdamW's learning rate is far above the usual one for a model. large: as in `usual_rate`."""
+def rate_warning(
+    optimizer: Optimizer | optax.GradientTransformation, model: Model, rates: UsualRates = SUPERVISED
+) -> str | None:
+    """A sentence if AdamW's learning rate is far above the usual one for a model. rates: as in `usual_rate`."""
     if not isinstance(optimizer, Optimizer) or optimizer.kind != "adamw":
         return None
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.base.abstract()))
-    usual = usual_rate(parameters, model.lora is not None, large)
-    if usual is None or optimizer.learning_rate <= _FAR * usual * (1 + 1e-6):
+    usual = usual_rate(parameters, model.lora is not None, rates)
+    if optimizer.learning_rate <= _FAR * usual * (1 + 1e-6):
         return None
     trained = "adapters of a model" if model.lora is not None else "all weights of a model"
-    return (f"the learning rate is {optimizer.learning_rate:g}, but about {usual:.0e} is usual for {trained} of "
-            f"{parameters / 1e9:.2g} billion parameters; lower optimizer.learning_rate, or the model may lose what it knows")
+    if parameters < SMALL:
+        size, harm = f"{parameters:,} parameters", "training may diverge"
+    else:
+        size, harm = f"{parameters / 1e9:.2g} billion parameters", "the model may lose what it knows"
+    return (f"the learning rate is {optimizer.learning_rate:g}, but about {usual:.2g} is usual for {trained} of {size}; lower "
+            f"optimizer.learning_rate, or {harm}")
 
 
 def warn_of_extent(stage: str, *sentences: str | None) -> None:

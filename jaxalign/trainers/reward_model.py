@@ -130,12 +130,15 @@ class RewardModel(Trainer):
             scores are then normalised on the first window, and early_stopping needs `held_out`.
 
         Raises:
-          UserError: there are no rows, or a row is malformed.
+          UserError: there are no rows, a row is malformed, or without a window no label prefers an answer.
         """
         if checked(window, int, "RewardModel.fit(window)", at_least(0)):
             return self._fit_windows(pairs, held_out, eval_every, patience, window)
         section, seed, measured = self.section, self.inputs.seed, None
         train = as_pairs(pairs, "RewardModel.fit(pairs)")
+        if not any(pair.weight and abs(pair.label - 0.5) > 1e-6 for pair in train):
+            raise UserError("RewardModel.fit(pairs): no pair with a weight above 0 has a label that prefers an answer, so "
+                            "there is nothing to learn; give some pairs a label other than 0.5")
         if held_out is not None:
             kept = as_pairs(held_out, "RewardModel.fit(held_out)")
             warn_of_same_rows("RewardModel.fit", train, kept)

@@ -214,7 +214,16 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
 
 
 def as_example(row: Any, where: str) -> Example:
-    """One text or answered prompt. Raises UserError, which names `where`, if the row is neither."""
+    """One text or answered prompt. Raises UserError, which names `where`, if the row is neither, or if its answer is empty."""
+    messages, answer = _example(row, where)
+    if not answer.strip():
+        raise UserError(f"{where} has the empty answer {answer!r}, so only the end of an answer would be learnt; remove the "
+                        "row")
+    return messages, answer
+
+
+def _example(row: Any, where: str) -> Example:
+    """`as_example` without the check of the answer."""
     if isinstance(row, str) and row.strip():
         return None, as_text(row, where)
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], str):
@@ -229,7 +238,7 @@ def as_example(row: Any, where: str) -> Example:
         return with_system(row, messages), answer
     key = next((name for name in ANSWER_KEYS if name in row), None)
     if key is None and isinstance(row.get("text"), str):
-        return as_example(row["text"], where)
+        return _example(row["text"], where)
     try:
         prompt = asked(row)
     except ValueError as error:

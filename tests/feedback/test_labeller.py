@@ -238,6 +238,16 @@ def test_after_a_tie_the_judge_is_not_asked_again(second_order):
     assert asked_once == ({"rule-1"} if second_order == "unless_tie" else set())
 
 
+def test_each_missing_verdict_has_its_reason_also_if_another_principle_decides():
+    made, found = scripted({("rule-0", "good"): Verdict(0.9), ("rule-0", "bad"): Verdict(0.2),
+                            ("rule-1", "good"): Verdict(0.9), ("rule-1", "bad"): Verdict(None, problem="refused"),
+                            ("rule-2", "good"): Verdict(None), ("rule-2", "bad"): Verdict(None)})
+    assert len(made.asked) == 2 and found.decided and found.problem is None
+    reasons = {label.principle: (label.problem_ab, label.problem_ba) for label in found.labels}
+    assert reasons == {"rule-0": (None, None), "rule-1": (None, "refused"), "rule-2": ("none", "none")}
+    assert {label.principle for label in found.labels if label.complete} == {"rule-0"}
+
+
 def test_several_chains_of_thought_are_averaged():
     """Of the three samples in each order, one has no verdict with the good answer first."""
     def sure(call):

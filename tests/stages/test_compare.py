@@ -10,7 +10,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.feedback.critique import PolicyAnswer
 from jaxalign.feedback.decisions import Calibration
-from jaxalign.reasons import incomplete_answers
+from jaxalign.reasons import incomplete_answers, missing_verdicts_sentence
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
 from jaxalign.stages.compare import summarise
@@ -55,7 +55,7 @@ def test_the_summary_by_hand(shards):
     assert found["principles"]["q"] == {"pairs": 1, "decides": 0, "mean_confidence": pytest.approx(0.8), "ties": None,
                                         "position_bias": pytest.approx(0), "order_agreement": 1.0}
     principle = found["principles"]["p"]
-    assert (principle["pairs"], principle["decides"], principle["ties"]) == (4, 2, None)
+    assert (principle["pairs"], principle["decides"], principle["ties"]) == (3, 2, None)  # The unread pair has no verdict.
     assert principle["mean_confidence"] == pytest.approx((0.8 + 0.8 + 0.5) / 3)
 
 
@@ -64,6 +64,29 @@ def test_a_summary_without_readable_answers(tmp_path):
     found = summarise(list(Shards(tmp_path).read()), Calibration(0.1))
     assert found["unparsable"] == 1 and found["principles"]["p"]["decides"] == 0
     assert found["position_bias"] is None and found["order_agreement"] is None
+
+
+def test_missing_verdicts_are_counted_also_if_their_pair_has_a_label():
+    """Three pairs under two principles in both orders: 11 requests, since the last pair was not asked again after a tie under
+    "q". The first pair lacks one verdict under "q", the second both."""
+    def labels(**q):
+        return [{"principle": "p", "ab": 0.9, "ba": 0.7}, {"principle": "q", **q}]
+
+    given = [{"ab": 0.9, "problem_ba": "none"}, {"problem_ab": "none", "problem_ba": "refused"}, {"ab": 0.5, "tie": 0.9}]
+    rows = [row(i, 0.9, 0.7) | {"labels": labels(**q)} for i, q in enumerate(given)]
+    found = summarise(rows, Calibration(0.1))
+    assert found["requests"] == 11 and found["problems"] == {"none": 2, "refused": 1}
+    assert found["principles"]["p"]["pairs"] == 3 and found["principles"]["q"]["pairs"] == 1
+    assert found["outcomes"] == {} and found["unparsable"] == 0
+    assert missing_verdicts_sentence(found) == (
+        "3 of 11 verdicts are missing: 2 none (the judge returned None), 1 refused (the judge declined to answer)")
+    read = [comparison_row(row_comparison(made))["labels"] for made in rows]
+    assert read == [made["labels"] for made in rows]
+
+
+def test_a_summary_without_missing_verdicts_has_no_sentence_on_them():
+    assert missing_verdicts_sentence(summarise([row(0, 0.9, 0.7)], Calibration(0.1))) is None
+    assert missing_verdicts_sentence({"pairs": 1}) is None  # The summary of an older work directory.
 
 
 def test_the_stage_stops_if_no_pair_has_a_verdict():

@@ -59,6 +59,40 @@ def test_a_score_that_loses_its_gain_raises_an_alert_and_noise_does_not():
     assert alerts_of(rl_rows(150, score=lambda n: noise.gauss(0, 1))) == []
 
 
+def losses(count, loss, **more):
+    return [{"step": n, "loss": loss(n), **more} for n in range(count)]
+
+
+@pytest.mark.parametrize(("count", "loss", "step", "says"), [
+    # Stage sft with a learning rate of 10 on three pairs; (2.86 + 4499 + 1151) / 3 = 1884.3.
+    (3, lambda n: (2.86, 4499.0, 1151.0)[n], 2, "the mean loss of 3 steps rose to 1884, from 2.86 at the first step"),
+    # The start is 3. A loss of 8 from step 4 on has a mean of 10 steps of 6 in row 9, which is higher by less than three
+    # standard deviations, 3 * sqrt(5^2 / (2 * 9)) = 3.54, and of (3 * 3 + 7 * 8) / 10 = 6.5 in row 10, where they are 3.35.
+    (40, lambda n: 3.0 if n < 4 else 8.0, 10, "the mean loss of 10 steps rose to 6.5, from 3 in the first 3"),
+    # DPO from log 2: the rows are 0.02 n higher. The mean over n - 9 to n is log 2 + 0.02 (n - 4.5), that of the first three
+    # log 2 + 0.02: it is higher by more than 1 from n = 56 on.
+    (100, lambda n: math.log(2) + 0.02 * n, 56, "from 0.7131 in the first 3"),
+])
+def test_a_loss_that_rises_far_above_its_start_raises_an_alert(count, loss, step, says):
+    raised = alerts_of(losses(count, loss))
+    assert [(alert.name, alert.step) for alert in raised] == [("loss", step)]
+    assert says in raised[0].sentence and "lower optimizer.learning_rate" in raised[0].remedy
+
+
+@pytest.mark.parametrize("start", [math.log(2), 2.9, 9.0])
+def test_a_loss_with_the_noise_of_small_batches_raises_no_alert(start):
+    for seed in range(20):
+        noise = random.Random(seed)
+        factors = [noise.lognormvariate(0, 0.4) for _ in range(200)]
+        assert alerts_of([{"step": n, "loss": start * factor} for n, factor in enumerate(factors)]) == []
+        assert alerts_of([{"step": n, "loss": start * 0.98**n * factor} for n, factor in enumerate(factors)]) == []
+
+
+@pytest.mark.parametrize("metric", ["score", "reward", "kl", "policy_loss"])
+def test_the_loss_of_rl_may_rise(metric):
+    assert alerts_of(losses(100, lambda n: 0.1 * n, **{metric: 0.5})) == []
+
+
 def test_a_skipped_update_that_the_loss_scale_explains_raises_no_alert():
     rows = [{"step": n, "loss": 1.0, "grad_norm": math.inf, "skipped": 1.0, "overflowed": 1.0} for n in range(30)]
     assert alerts_of(rows) == []

@@ -99,6 +99,21 @@ def test_the_lead_counts_usable_rows_and_explains_the_others(full):
     assert "Warning" not in lead
 
 
+def test_missing_verdicts_are_counted_in_the_lead_and_in_the_table_of_the_judge(tmp_path):
+    run = make_run(tmp_path)
+    _change(run / "compare" / "summary.json", lambda summary: summary.update(requests=72, problems={"none": 24}))
+    page = render_page(run)[1]
+    assert "24 of 72 verdicts are missing: 24 none (the judge returned None)." in page.text("lead")
+    assert "Missing verdicts 24 (33.3%) none: the judge returned None" in page.text("labels")
+
+
+def test_training_that_diverges_is_a_warning_at_the_beginning(tmp_path):
+    run = make_run(tmp_path)
+    write_rows(run / "sft" / "metrics.jsonl", [{"step": n, "loss": loss} for n, loss in enumerate((2.86, 4499.0, 1151.0))])
+    assert ("Warning: stage sft, step 2. The mean loss of 3 steps rose to 1884, from 2.86 at the first step. Training "
+            "diverges: lower optimizer.learning_rate of this stage") in render_page(run)[1].text("lead")
+
+
 def test_few_usable_rows_are_warnings_at_the_beginning(tmp_path):
     run = make_run(tmp_path)
     few = {"total": 25, "usable": 7, "reasons": {"cut_off": 18}}

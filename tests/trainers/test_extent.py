@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 import pytest
 
-from jaxalign.config import Mesh, Optimizer
+from jaxalign.config import Mesh, Optimizer, PPOConfig, PreferenceConfig
 from jaxalign.data.loader import EpochLoader, InOrder
 from jaxalign.models.adapters.lora import LoraAdapters
 from jaxalign.models.architecture import DecoderConfig
@@ -44,18 +44,25 @@ def model_of(layers: int, embed: int, adapters: bool = False) -> Model:
 
 
 # 12 * layers * embed^2 weights: 1.6 million, 38 million and 6.4 billion.
-@pytest.mark.parametrize(("model", "rate", "large", "usual"), [
-    (model_of(8, 128), 1.0, SUPERVISED, None),
-    (model_of(12, 512), 2e-3, SUPERVISED, "1e-04"), (model_of(12, 512), 1e-3, SUPERVISED, None),
+@pytest.mark.parametrize(("model", "rate", "rates", "usual"), [
+    (model_of(8, 128), 10.0, SUPERVISED, "0.001"), (model_of(8, 128), 1e-2, SUPERVISED, None),
+    (model_of(8, 128), 2e-3, RL, "0.00015"), (model_of(8, 128), 1.5e-3, RL, None),
+    (model_of(12, 512), 2e-3, SUPERVISED, "0.0001"), (model_of(12, 512), 1e-3, SUPERVISED, None),
     (model_of(32, 4096), 5e-4, SUPERVISED, "1e-05"), (model_of(32, 4096), 1e-4, SUPERVISED, None),
-    (model_of(32, 4096, adapters=True), 2e-4, SUPERVISED, None), (model_of(32, 4096, adapters=True), 2e-3, SUPERVISED, "1e-04"),
+    (model_of(32, 4096, adapters=True), 2e-4, SUPERVISED, None),
+    (model_of(32, 4096, adapters=True), 2e-3, SUPERVISED, "0.0001"),
     (model_of(32, 4096), 1.5e-4, RL, "1e-06"), (model_of(32, 4096), 1e-5, RL, None),
 ])
-def test_a_rate_that_suits_only_small_models_is_told(model, rate, large, usual):
-    said = rate_warning(Optimizer(learning_rate=rate), model, large)
+def test_a_rate_more_than_ten_times_the_usual_one_is_told(model, rate, rates, usual):
+    said = rate_warning(Optimizer(learning_rate=rate), model, rates)
     assert said is None if usual is None else f"the learning rate is {rate:g}, but about {usual} is usual for " in said
-    assert rate_warning(optax.sgd(rate), model, large) is None
-    assert rate_warning(Optimizer(kind="adafactor", learning_rate=rate), model, large) is None
+    assert rate_warning(optax.sgd(rate), model, rates) is None
+    assert rate_warning(Optimizer(kind="adafactor", learning_rate=rate), model, rates) is None
+
+
+def test_the_usual_rates_are_the_defaults_of_small_models():
+    """The table of docs/python.md: `RewardModel` and `PPO`."""
+    assert (PreferenceConfig().optimizer.learning_rate, PPOConfig().optimizer.learning_rate) == (SUPERVISED.small, RL.small)
 
 
 @pytest.mark.medium

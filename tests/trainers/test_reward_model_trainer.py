@@ -170,6 +170,14 @@ def test_pairs_that_are_equal_after_the_cut_are_refused_and_cut_sequences_are_co
     assert trainer.cut == 1
 
 
+@pytest.mark.parametrize("rows", [
+    [row | {"label": 0.5} for row in PAIRS], [row | {"label": 0.5} for row in PAIRS] + [PAIRS[0] | {"weight": 0}]])
+def test_pairs_without_a_preference_are_refused(rows):
+    with pytest.raises(UserError, match=r"RewardModel.fit\(pairs\): no pair with a weight above 0 has a label that prefers an "
+                                        "answer, so there is nothing to learn; give some pairs a label other than 0.5"):
+        RewardModel(language_model(), **FIELDS).fit(rows)
+
+
 def test_pairs_without_a_weight_are_refused():
     with pytest.raises(UserError, match=r"RewardModel.fit\(pairs\): every pair has the weight 0, so there is nothing to learn"):
         RewardModel(language_model(), **FIELDS).fit([row | {"weight": 0} for row in PAIRS])

@@ -167,6 +167,17 @@ def test_pitfall_28_a_row_whose_response_would_be_cut_entirely_is_refused_by_num
         SFT(language_model(), **FIELDS).fit(rows)
 
 
+@pytest.mark.parametrize("row", [
+    {"prompt": "the cat", "response": ""}, {"prompt": "the cat", "response": " \n"},
+    {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": ""}]}])
+@pytest.mark.parametrize("window", [0, 2])
+def test_a_row_whose_response_is_empty_is_refused_by_number(row, window):
+    """Only the end token would be learnt from it."""
+    with pytest.raises(UserError, match=r"SFT.fit\(rows\)\[1\] has the empty answer '.*', so only the end of an answer would "
+                                        "be learnt; remove the row"):
+        SFT(language_model(), **FIELDS).fit([EXAMPLES[0], row, EXAMPLES[1]], window=window)
+
+
 def test_rows_that_are_cut_are_counted_in_a_warning(caplog):
     trainer = SFT(language_model(), **FIELDS)
     next(trainer.fit([*EXAMPLES, {"prompt": "the cat", "response": LONG}]))

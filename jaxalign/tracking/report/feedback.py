@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from jaxalign.reasons import COMPARISON, NOTES, REVISION, gold_labels_sentence, incomplete_answers
+from jaxalign.reasons import COMPARISON, NOTES, PROBLEMS, REVISION, gold_labels_sentence, incomplete_answers
 from jaxalign.tracking import judge_audit
 from jaxalign.tracking.formatting import capitalized, number, percent, share, short_percent
 from jaxalign.tracking.report import examples, plots
@@ -65,8 +65,8 @@ def labels(run: RunFiles) -> ReportSection:
     tables = [Table("The judge", ["Quantity", "Value", "Meaning"], _judge_rows(summary))]
     principles = summary.get("principles") or {}
     if principles:
-        tables.append(Table("By principle", ["Principle", "Pairs", "Labels decided", "Ties", "Same verdict in both orders",
-                                             "Position bias", "Mean confidence"],
+        tables.append(Table("By principle", ["Principle", "Pairs with verdicts", "Labels decided", "Ties",
+                                             "Same verdict in both orders", "Position bias", "Mean confidence"],
                             [[name, number(row.get("pairs")), number(row.get("decides")), percent(row.get("ties")),
                               percent(row.get("order_agreement")), _bias(row.get("position_bias")),
                               number(row.get("mean_confidence"))] for name, row in principles.items()]))
@@ -85,6 +85,8 @@ def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
             ["Identical answers", share(summary.get("identical_pairs"), total), "these pairs are not compared"],
             ["Undecided", share(outcomes.get("undecided", 0), total), COMPARISON["undecided"]],
             *([name, share(count, total), COMPARISON.get(name, "")] for name, count in problems.items()),
+            *(["Missing verdicts", share(count, summary["requests"]), f"{name}: {PROBLEMS[name]}"]
+              for name, count in (summary.get("problems") or {}).items()),
             ["Same verdict in both orders", percent(agreement),
              "the share of verdicts in both orders for which the judge prefers the same answer whichever is shown first"],
             ["Position bias", _bias(summary.get("position_bias")),

@@ -23,6 +23,7 @@ from jaxalign.reasons import (
     few_usable,
     incomplete_answers,
     label_warnings,
+    missing_verdicts_sentence,
     mostly_dropped,
     often_contradicted,
     pairs_sentence,
@@ -62,6 +63,8 @@ def row_sentences(run: RunFiles) -> list[str]:
     sentences += _partly_read(run)
     if compared.get("pairs"):
         sentences.append(pairs_sentence(compared) + ".")
+        if missing := missing_verdicts_sentence(compared):
+            sentences.append(missing + ".")
         if "margin" in compared["calibration"]:
             sentences.append(capitalized(self_agreement_sentence(compared)) + ".")
     return sentences
