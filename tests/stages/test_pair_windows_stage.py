@@ -85,7 +85,7 @@ def test_the_summaries_count_the_rows_that_were_read(runs):
     assert summary["early_stopping"]["choosing_pairs"] > 0 and len(summary["members"]) == 2
     assert (folder / "tables" / "preference" / "member-1" / "windows.jsonl").exists()
     page = (folder / "tables" / "report.html").read_text()
-    assert "59 pairs kept (1 with an empty question, dropped)" in page
+    assert "59 pairs kept." in page and "were kept; 1 (1.7%) with an empty question, dropped" in page
 
 
 def test_margins_that_the_first_window_lacks_are_refused(runs, tmp_path):

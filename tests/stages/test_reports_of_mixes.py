@@ -69,7 +69,7 @@ def test_dropped_rows_of_a_file_of_which_only_prompts_are_used_are_on_the_page_o
         (report,) = json.loads((tmp_path / "run" / stage / "summary.json").read_text())["data"]["files"]
         assert (report["rows"], report["pairs"]) == (15, 6), stage
     shown = render_page(tmp_path / "run")[1].text("lead")
-    assert shown.count("mostly.jsonl: 15 rows, 6 pairs kept (9 with two equal answers, dropped)") == 1
+    assert shown.count("mostly.jsonl: 15 rows, 6 pairs kept.") == shown.count("9 (60.0%) with two equal answers, dropped") == 1
     assert shown.count("Warning: only 6 of 15 rows of ") == 1
 
 
