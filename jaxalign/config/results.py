@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from jaxalign.config.schema import leaves
 
 _LIMITS = (
     "data.max_bad_share", "feedback.required_share", "sft.required_share", "sft.required_rows", "best_of_n.required_share",
@@ -32,17 +34,6 @@ def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
       old, new: the values of one section's fields, and dictionaries of those of its parts.
     """
     limits = {field.rpartition(".")[2] for field in _WITHOUT_EFFECT}
-    before, after = dict(_leaves(old)), dict(_leaves(new))
+    before, after = dict(leaves(old)), dict(leaves(new))
     return [f"{name} was {before.get(name, 'absent')!r} and is {after.get(name, 'absent')!r}" for name in before | after
-            if name not in limits and before.get(name, _ABSENT) != after.get(name, _ABSENT)]
-
-
-_ABSENT = object()
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+            if name not in limits and (name in before, before.get(name)) != (name in after, after.get(name))]

@@ -13,7 +13,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -111,6 +111,15 @@ def flatten(instance: Any, prefix: str = "") -> dict[str, Any]:
         value = getattr(instance, name)
         result.update(flatten(value, f"{prefix}{name}.") if dataclasses.is_dataclass(kind) else {f"{prefix}{name}": value})
     return result
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name and the value of each field of a config that is given as dictionaries."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def from_mapping(default: Any, values: Mapping[str, Any], path: str = "config", root: Any = None) -> Any:

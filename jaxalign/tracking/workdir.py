@@ -260,15 +260,6 @@ def read_config(workdir: Path) -> dict[str, Any]:
     return config
 
 
-def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted name and the value of each field of a config."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _read_manifest(path: Path) -> dict[str, Any]:
     """The content of a manifest. Raises UserError if a field that is read here has another type than expected."""
     manifest = read_object(path)

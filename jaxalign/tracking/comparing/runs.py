@@ -11,9 +11,10 @@ from typing import Any
 
 from jaxalign.config import rounds
 from jaxalign.config.results import decides_results
+from jaxalign.config.schema import leaves
 from jaxalign.errors import UserError
 from jaxalign.tracking.estimates import EvaluatedModel
-from jaxalign.tracking.workdir import RunFiles, leaves, read_object, read_run
+from jaxalign.tracking.workdir import RunFiles, read_object, read_run
 
 MOST = 6
 """The largest number of runs: so many curves can be told apart."""

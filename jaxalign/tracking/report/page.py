@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from jaxalign.config.root import unread_fields
+from jaxalign.config.schema import leaves
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import StageRecord
 from jaxalign.storage import write_atomically
@@ -32,7 +33,7 @@ from jaxalign.tracking.report.roles import judging_stages
 from jaxalign.tracking.report.rounds import across_rounds
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.watching.run import RunView
-from jaxalign.tracking.workdir import RunFiles, leaves, read_run
+from jaxalign.tracking.workdir import RunFiles, read_run
 
 # Characters that HTML forbids or a terminal would interpret; each becomes the replacement character.
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
